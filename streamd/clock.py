@@ -1,0 +1,51 @@
+"""Time as an argument: the wall clock for production, a hand-moved one for tests."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What streamd needs to know about time."""
+
+    def now_us(self) -> int:
+        """Wall time in microseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards, for measuring waits."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that a test moves by hand; owner: the test."""
+
+    def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
+        self._now_us = now_us
+        self._monotonic = 0.0
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self._now_us += int(seconds * 1e6)
+        self._monotonic += seconds

@@ -1,0 +1,85 @@
+"""Every error streamd raises on purpose.
+
+    StreamdError
+    |-- SettingsError          a setting is unknown, of the wrong type, or two settings contradict one another
+    |-- DataDirectoryError     the data directory cannot be used as it is
+    |   |-- LockedError        another process owns the directory
+    |   |-- JournalError       the journal is damaged before its last line, or was written under other settings
+    |   `-- CorruptionError    bytes that were committed differ from their checksum
+    |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
+    |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
+    |-- KafkaError             the broker cannot be used as configured
+    |   `-- DataLossError      Kafka no longer has what the log expects to read next
+    |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
+    |-- VersionError           a model version is unknown, half written, or does not fit the log
+    |-- DeviceError            the device asked for cannot be used
+    `-- DemoError              the demo did not reach its end as promised
+
+Each message says what, where, and after "Operator action:" what to do. `docs/errors.md` lists them.
+"""
+
+
+class StreamdError(Exception):
+    """Root of all errors raised on purpose; the command line prints it as one line and exits with status 2."""
+
+    def __init__(self, message: str, action: str = "") -> None:
+        super().__init__(f"{message} Operator action: {action}" if action else message)
+
+
+class SettingsError(StreamdError):
+    """When a setting is unknown, of the wrong type, or contradicts another. The operator corrects the file or variable."""
+
+
+class DataDirectoryError(StreamdError):
+    """When the data directory cannot be read or written as it is. The operator follows the message."""
+
+
+class LockedError(DataDirectoryError):
+    """When another process holds the directory. The operator stops it or names another directory."""
+
+
+class JournalError(DataDirectoryError):
+    """When the journal is damaged before its last line or belongs to other settings. The operator restores or renames."""
+
+
+class CorruptionError(DataDirectoryError):
+    """When committed bytes differ from their checksum. The operator restores the named file from a backup."""
+
+
+class TGUFError(StreamdError):
+    """When a file is not a trustworthy TGUF version 1 file. The operator rewrites or restores it."""
+
+
+class CapacityError(StreamdError):
+    """When rows do not fit into what is left of a file. The writer rolls over to a new segment."""
+
+
+class KafkaError(StreamdError):
+    """When the broker cannot be used as configured. The operator checks address, credentials and topics."""
+
+
+class DataLossError(KafkaError):
+    """When Kafka lost what the log needs next. The operator decides whether to start a new log or restore the topic."""
+
+
+class BadEvent(StreamdError):
+    """When one event does not fit the stream; it becomes a dead letter with this reason. The producer is corrected.
+
+    reason: one of `streamd.ingest.deadletter.REASONS`, a bounded set that metrics may use as a label.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class VersionError(StreamdError):
+    """When a model version is unknown, half written or does not fit. The operator picks one of `streamd models list`."""
+
+
+class DeviceError(StreamdError):
+    """When the device asked for is absent or unsupported. The operator sets `device: cpu` or installs what is missing."""
+
+
+class DemoError(StreamdError):
+    """When the demo cannot start or did not reach its end as promised. The operator reads the log it names."""

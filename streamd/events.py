@@ -1,0 +1,105 @@
+"""The events that travel from Kafka to the log, first one by one, then as columns."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Key = str | int
+MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+MAX_TIME_US = 2**62
+"""Later times are refused, so that sums of two times stay inside int64."""
+
+EDGE, NODE, LABEL = 0, 1, 2
+
+
+class Event(NamedTuple):
+    """One decoded, valid event. Tuples sort in the log's order: time, then topic and partition, offset, index.
+
+    time: int64 microseconds (a node event has its partition's newest time). source: number of the topic-partition in
+    sorted order. kind: EDGE (a = src, b = dst), NODE (a = node) or LABEL (a = node). values: features or target.
+    """
+
+    time: int
+    source: int
+    offset: int
+    index: int
+    kind: int
+    a: Key
+    b: Key
+    values: tuple[float, ...] | list[float]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Widths that hold for the life of a log."""
+
+    edge_feature_dim: int = 0
+    node_feature_dim: int = 0
+    label_dim: int = 0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where to read on in one partition: event `index` of the record at `offset`, less those appended ahead of it.
+
+    ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending order.
+    """
+
+    offset: int
+    index: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What Kafka was and how far it was read: topic -> partition -> Position, with the ids that tell topics apart."""
+
+    cluster_id: str = ""
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    positions: dict[str, dict[int, Position]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """Columns of one commit, in log order; ids are dense. Shapes: E edges, L labels, F feature rows, K new keys.
+
+    src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*: int64[L], float32[L, dim].
+    node_F: int64, node_row_F: int64 row of each feature update among all rows of the commit, node_edge_F: int64 number
+    of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first seen here, in id order.
+    late_*: edges that got the watermark as their time (index among this commit's edges) with the time they came with.
+    """
+
+    src_E: Int64
+    dst_E: Int64
+    time_E: Int64
+    msg_ED: Float32
+    label_node_L: Int64
+    label_time_L: Int64
+    label_target_L: Float32
+    node_F: Int64
+    node_row_F: Int64
+    node_edge_F: Int64
+    node_values_F: Float32
+    new_keys: tuple[Key, ...] = ()
+    late_edge: tuple[int, ...] = ()
+    late_time: tuple[int, ...] = ()
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.src_E)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.src_E) + len(self.label_node_L) + len(self.node_F)
+
+
+def empty_batch(schema: Schema) -> EventBatch:
+    """A batch without rows, for commits that only move positions or the watermark."""
+    none = np.zeros(0, np.int64)
+    return EventBatch(none, none, none, np.zeros((0, schema.edge_feature_dim), np.float32), none, none,
+                      np.zeros((0, schema.label_dim), np.float32), none, none, none,
+                      np.zeros((0, schema.node_feature_dim), np.float32))

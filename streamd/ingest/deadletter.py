@@ -1,0 +1,96 @@
+"""Where events go that do not fit: a topic, or bounded local files; acknowledged before the commit that passes them."""
+
+import base64
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from streamd.errors import KafkaError
+
+REASONS = (
+    "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
+    "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "tombstone",
+    "unsupported", "node_limit", "late",
+)
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One event that was not taken. index: place in a batched record, -1 for the whole value. time_us: wall clock."""
+
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    reason: str
+    error: str
+    time_us: int
+    value: bytes
+
+
+class DeadLetters(Protocol):
+    """Takes dead letters; after `flush` they survive a crash."""
+
+    def add(self, letter: DeadLetter) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class LocalDeadLetters:
+    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the poll thread."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._half = folder, max(max_bytes // 2, 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._current = folder / "current.jsonl"
+        self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        self._dirty = False
+
+    def add(self, letter: DeadLetter) -> None:
+        fields = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "index": letter.index,
+                  "reason": letter.reason, "error": letter.error[:500], "time_us": letter.time_us,
+                  "num_bytes": len(letter.value),
+                  "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode()}
+        line = msgspec.json.encode(fields) + b"\n"
+        if os.fstat(self._fd).st_size + len(line) > self._half:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._current.replace(self._folder / "previous.jsonl")
+            self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._fd, view):]
+        self._dirty = True
+
+    def flush(self) -> None:
+        if self._dirty:
+            os.fsync(self._fd)
+            self._dirty = False
+
+
+class TopicDeadLetters:
+    """Dead letters as records of a topic: the raw value, with provenance in the headers."""
+
+    def __init__(self, producer: Any, topic: str) -> None:
+        self._producer, self._topic = producer, topic
+        self._sent: list[Any] = []
+
+    def add(self, letter: DeadLetter) -> None:
+        headers = [(name, str(getattr(letter, name)).encode())
+                   for name in ("topic", "partition", "offset", "index", "reason", "error")]
+        self._sent.append(self._producer.send(self._topic, value=letter.value[:900_000], headers=headers))
+
+    def flush(self) -> None:
+        if not self._sent:
+            return
+        self._producer.flush()
+        for future in self._sent:
+            try:
+                future.get(timeout=30)
+            except Exception as error:  # noqa: BLE001 - whatever the client raises, the letter is not acknowledged
+                raise KafkaError(f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
+                                 "check the topic and its permissions; ingest resumes where it stopped.") from error
+        self._sent.clear()

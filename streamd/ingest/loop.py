@@ -1,0 +1,197 @@
+"""The poll thread: poll, decode, merge, commit; nothing else in the product writes to the log."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from streamd.clock import Clock
+from streamd.errors import KafkaError
+from streamd.events import Event, EventBatch, Key, Position, Progress, Schema, empty_batch
+from streamd.ingest.columns import build_batch
+from streamd.ingest.consumer import KafkaSource
+from streamd.ingest.deadletter import DeadLetter, DeadLetters
+from streamd.ingest.decode import Decoder, Origin, Rejected, Rules
+from streamd.ingest.merge import Merger
+from streamd.settings import Settings
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+log = structlog.get_logger()
+MAX_COMMIT_EVENTS = 20_000
+POLL_SECONDS = 0.2
+LAG_SECONDS = 1.0
+
+
+class Log(Protocol):
+    """What ingest needs of the log; `streamd.segments.log.LogWriter` is it."""
+
+    keys: dict[Key, int]
+    schema: Schema
+    watermark: int
+    num_edges: int
+    progress: Progress
+
+    def room(self) -> int: ...
+
+    def commit(self, batch: EventBatch, progress: Progress, watermark: int) -> None: ...
+
+
+class IngestLoop:
+    """Runs until told to stop; a restart continues at the journal's positions. Owner: the ingest process."""
+
+    def __init__(self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat) -> None:
+        s = settings.ingest
+        self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
+        rules = Rules(log_writer.schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes,
+                      s.max_record_bytes, s.max_record_events)
+        self._decoder = Decoder(rules)
+        self._width_us = settings.windows.width_seconds * 1_000_000
+        self._num_letters = 0
+        self._closed_until = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Connect (waiting for broker and topics), then poll until `stop` is set; the last events are committed."""
+        source = self._connect(stop)
+        if source is None:
+            return
+        try:
+            self._begin(source)
+            while not stop.is_set():
+                self._step(source)
+            self._commit(source, final=True)
+        finally:
+            source.close()
+
+    def _connect(self, stop: threading.Event) -> KafkaSource | None:
+        source = None
+        while not stop.is_set():
+            self._beat.touch("connecting")
+            try:
+                source = source or KafkaSource(self._settings.kafka)
+                if source.discover():
+                    return source
+                log.info("waiting_for_topics", topics=list(self._settings.kafka.topics))
+            except KafkaError as error:
+                log.warning("broker_unavailable", error=str(error))
+            stop.wait(1.0)
+        return None
+
+    def _begin(self, source: KafkaSource) -> None:
+        begun = source.begin(self._log.progress, self._settings.ingest.start)
+        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds)
+        for number, position in enumerate(begun):
+            self._merger.start(number, position)
+        self._resume = list(begun)
+        self._stored = [Position(-1)] * len(begun)
+        now = self._clock.monotonic()
+        self._last_commit = self._last_event = self._last_lag = now
+        log.info("ingest_started", partitions=len(begun), edges=self._log.num_edges, watermark=self._log.watermark)
+
+    def _step(self, source: KafkaSource) -> None:
+        due = self._merger.next_due(self._clock.monotonic())
+        polled = source.poll(min(POLL_SECONDS, due), MAX_COMMIT_EVENTS)
+        now = self._clock.monotonic()
+        for number in range(len(source.partitions)):
+            self._take(source, number, polled.get(number, ()), now)
+        source.pause(self._merger.paused())
+        if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
+            self._commit(source)
+        if now - self._last_lag >= LAG_SECONDS:
+            self._last_lag = now
+            self._report(source)
+        self._close_idle_window(source, now)
+
+    def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
+        position = source.position(number)
+        at_end = position >= source.end(number)
+        events: list[Event] = []
+        if records:
+            tp = source.partitions[number]
+            now_us = self._clock.now_us()
+            newest = self._merger.newest(number)
+            resume = self._resume[number]
+            for record in records:
+                origin = Origin(number, record.offset, record.timestamp * 1000 if record.timestamp >= 0 else -1,
+                                record.timestamp_type == 1)
+                good, bad = self._decoder.decode(record.value, record.headers or (), origin, newest, now_us)
+                if record.offset <= resume.offset or resume.ahead:
+                    good = [e for e in good if (e.offset, e.index) >= (resume.offset, resume.index)
+                            and not self._merger.is_appended(number, e.offset, e.index)]
+                    bad = [b for b in bad if (record.offset, b.index) >= (resume.offset, resume.index) or b.index < 0]
+                for rejected in bad:
+                    self._reject(tp.topic, tp.partition, rejected)
+                if good:
+                    events += good
+                    newest = max(newest, *(e.time for e in good))
+            metrics.ingest_bytes.inc(sum(len(r.value or b"") for r in records))
+            self._last_event = now
+        self._merger.push(number, events, position, at_end, now)
+
+    def _reject(self, topic: str, partition: int, rejected: Rejected) -> None:
+        self._add_letter(DeadLetter(topic, partition, rejected.origin.offset, rejected.index, rejected.reason,
+                                    rejected.error, self._clock.now_us(), rejected.raw))
+
+    def _add_letter(self, letter: DeadLetter) -> None:
+        self._letters.add(letter)
+        self._num_letters += 1
+        metrics.dead_letters.labels(letter.reason).inc()
+        if self._num_letters <= 10:
+            log.warning("dead_letter", topic=letter.topic, partition=letter.partition, offset=letter.offset,
+                        index=letter.index, reason=letter.reason, error=letter.error[:200])
+
+    def _commit(self, source: KafkaSource, final: bool = False) -> None:
+        now = self._clock.monotonic()
+        events = self._merger.release(now, min(self._log.room(), MAX_COMMIT_EVENTS))
+        positions = [self._merger.position(i) for i in range(len(source.partitions))]
+        moved = positions != self._stored
+        if not events and not (moved and (final or now - self._last_commit >= LAG_SECONDS or self._stored[0].offset < 0)):
+            return
+        batch, watermark, refused = build_batch(
+            events, self._log.keys, self._log.schema, self._log.watermark, self._settings.ingest.max_nodes,
+            self._settings.ingest.late_policy)
+        for r in refused:
+            tp, e = source.partitions[r.event.source], r.event
+            self._add_letter(DeadLetter(tp.topic, tp.partition, e.offset, e.index, r.reason, r.error,
+                                        self._clock.now_us(), msgspec.json.encode(e)))
+        self._letters.flush()
+        with metrics.commit_seconds.time():
+            self._log.commit(batch, source.progress(positions), watermark)
+        self._stored, self._last_commit = positions, now
+        source.publish(positions)
+        metrics.events.labels("edge").inc(batch.num_edges)
+        metrics.events.labels("label").inc(len(batch.label_node_L))
+        metrics.events.labels("node").inc(len(batch.node_F))
+        metrics.clamped.inc(len(batch.late_edge))
+        metrics.log_edges.set(self._log.num_edges)
+        metrics.watermark.set(self._log.watermark / 1e6)
+        metrics.last_commit.set(self._clock.now_us() / 1e6)
+        self._beat_now(source)
+
+    def _close_idle_window(self, source: KafkaSource, now: float) -> None:
+        """After a quiet time raise the watermark to the open window's end, so that it is learned (DESIGN section 3)."""
+        timeout = self._settings.ingest.idle_timeout_seconds
+        if (not timeout or now - self._last_event < timeout or self._merger.num_buffered
+                or not self._merger.all_at_end or not self._log.num_edges):
+            return
+        if self._log.watermark == self._closed_until or self._log.watermark % self._width_us == 0:
+            return
+        end = (self._log.watermark // self._width_us + 1) * self._width_us
+        self._log.commit(empty_batch(self._log.schema), source.progress(self._stored), end)
+        self._closed_until = end
+        metrics.watermark.set(end / 1e6)
+        log.info("idle_window_closed", watermark=end)
+        self._beat_now(source)
+
+    def _report(self, source: KafkaSource) -> None:
+        for number, tp in enumerate(source.partitions):
+            lag = max(0, source.end(number) - self._merger.position(number).offset)
+            metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
+        self._beat_now(source)
+
+    def _beat_now(self, source: KafkaSource) -> None:
+        lag = sum(max(0, source.end(i) - self._merger.position(i).offset) for i in range(len(source.partitions)))
+        self._beat.touch("running", edges=self._log.num_edges, watermark=self._log.watermark, lag=lag,
+                         dead_letters=self._num_letters, clamped=int(metrics.clamped_total()))

@@ -1,0 +1,146 @@
+"""TGUF version 1: the header page and where each section lies (DESIGN section 4)."""
+
+import struct
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from streamd.errors import TGUFError
+
+MAGIC = 0x54474E42494E3031
+PAGE = 4096
+REWRITE = "rewrite or restore the file; `streamd verify` names damaged segments of a log."
+
+
+def pages(num_bytes: int) -> int:
+    """`num_bytes` rounded up to whole pages."""
+    return (num_bytes + PAGE - 1) // PAGE * PAGE
+
+
+@dataclass(frozen=True)
+class Header:
+    """The 21 u64 fields of the header page, in file order."""
+
+    magic: int = MAGIC
+    version: int = 1
+    num_edges: int = 0
+    num_labels: int = 0
+    num_nodes: int = 0
+    msg_dim: int = 0
+    label_dim: int = 0
+    node_feat_dim: int = 0
+    negatives_start_e_id: int = 0
+    negatives_per_edge: int = 0
+    src_offset: int = PAGE
+    dst_offset: int = 0
+    time_offset: int = 0
+    msg_offset: int = 0
+    neg_dst_offset: int = 0
+    label_n_id_offset: int = 0
+    label_time_offset: int = 0
+    label_target_offset: int = 0
+    node_feat_offset: int = 0
+    val_start: int = 0
+    test_start: int = 0
+
+    def pack(self) -> bytes:
+        return struct.pack(f"<{len(FIELDS)}Q", *(getattr(self, f) for f in FIELDS))
+
+
+FIELDS = tuple(f.name for f in fields(Header))
+HEADER_BYTES = 8 * len(FIELDS)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A named array inside the file: byte offset, bytes per row, and the rows that fit before the next section."""
+
+    name: str
+    offset: int
+    row_bytes: int
+    capacity: int
+
+
+def lay_out(
+    edges: int, msg_dim: int, labels: int, label_dim: int, nodes: int, node_feat_dim: int, negatives: int = 0,
+    negatives_start: int = 0, val_start: int = 0, test_start: int = 0
+) -> tuple[Header, int]:
+    """Header with offsets for the given capacities, and the file size in bytes, as the reference lays them out."""
+    at = PAGE
+    offset: dict[str, int] = {}
+
+    def place(name: str, num_bytes: int) -> None:
+        nonlocal at
+        offset[name] = at
+        at += pages(num_bytes)
+
+    for name in ("src", "dst", "time"):
+        place(name, 8 * edges)
+    place("msg", 4 * edges * msg_dim)
+    if negatives:
+        place("neg_dst", 8 * negatives * (edges - negatives_start))
+    if nodes and node_feat_dim:
+        place("node_feat", 4 * nodes * node_feat_dim)
+    if labels:
+        place("label_n_id", 8 * labels)
+        place("label_time", 8 * labels)
+        place("label_target", 4 * labels * label_dim)
+    size = max(at, max(offset.values()) + PAGE)
+    header = Header(
+        msg_dim=msg_dim, label_dim=label_dim if labels else 0, node_feat_dim=node_feat_dim if nodes else 0,
+        negatives_start_e_id=negatives_start, negatives_per_edge=negatives, val_start=val_start, test_start=test_start,
+        **{f"{name}_offset": value for name, value in offset.items()})
+    return header, size
+
+
+def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
+    """Read and check a header page. Raises: TGUFError naming the field that is wrong."""
+
+    def fail(what: str) -> TGUFError:
+        return TGUFError(f"{path}: {what}.", REWRITE)
+
+    if len(page) < HEADER_BYTES:
+        raise fail(f"{len(page)} bytes are too few for a TGUF header")
+    header = Header(*struct.unpack_from(f"<{len(FIELDS)}Q", page))
+    if header.magic != MAGIC:
+        raise fail(f"magic {header.magic:#x} is not TGUF's")
+    if header.src_offset != PAGE:
+        raise fail("the header is of an older TGUF layout, which this reader does not know")
+    if header.version != 1:
+        raise fail(f"version {header.version} is unknown, this reader knows 1")
+    sections_of(header, file_bytes, path)
+    if not 0 <= header.val_start <= header.test_start <= header.num_edges and (header.val_start or header.test_start):
+        raise fail(f"splits val_start {header.val_start}, test_start {header.test_start} are out of order")
+    return header
+
+
+def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
+    """Sections by name, checked: page-aligned, ordered, inside the file, large enough for the counts.
+
+    Raises: TGUFError naming the section.
+    """
+    row_bytes = {"src": 8, "dst": 8, "time": 8, "msg": 4 * h.msg_dim}
+    if h.neg_dst_offset:
+        row_bytes["neg_dst"] = 8 * h.negatives_per_edge
+    if h.node_feat_offset:
+        row_bytes["node_feat"] = 4 * h.node_feat_dim
+    if h.label_n_id_offset:
+        row_bytes |= {"label_n_id": 8, "label_time": 8, "label_target": 4 * h.label_dim}
+    rows = {"node_feat": h.num_nodes, "neg_dst": max(0, h.num_edges - h.negatives_start_e_id)}
+    out: dict[str, Section] = {}
+    names = list(row_bytes)
+    starts = [getattr(h, f"{n}_offset") for n in names]
+    for i, name in enumerate(names):
+        start = starts[i]
+        end = starts[i + 1] if i + 1 < len(names) else file_bytes
+        if start % PAGE or start > file_bytes or end < start or start < PAGE:
+            raise TGUFError(f"{path}: section {name} at byte {start} is misaligned, out of order or outside the file "
+                            f"of {file_bytes} bytes.", REWRITE)
+        width = row_bytes[name]
+        capacity = (end - start) // width if width else 2**62
+        count = rows.get(name, h.num_labels if name.startswith("label") else h.num_edges)
+        if count > capacity:
+            raise TGUFError(f"{path}: section {name} has room for {capacity} rows, the header counts {count}.", REWRITE)
+        out[name] = Section(name, start, width, capacity)
+    if (h.num_labels and not h.label_n_id_offset) or (h.num_nodes and not h.node_feat_offset):
+        raise TGUFError(f"{path}: the header counts labels or node features but names no section for them.", REWRITE)
+    return out

@@ -1,0 +1,178 @@
+"""The journal: one line per commit, each with its CRC32C; what it says up to `published` is what the log holds.
+
+A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the whole state) and is
+named by the first commit that may follow. `LogState.after` is the only code that interprets lines, for all readers.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from streamd.errors import JournalError
+from streamd.events import Position, Progress, Schema
+from streamd.segments.tguf import sync_folder, write_all
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SegmentState:
+    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was allocated for."""
+
+    first_edge: int
+    num_edges: int
+    num_labels: int
+    capacity: int
+
+    @property
+    def path(self) -> str:
+        return f"edges/default/{self.first_edge:020d}.tguf"
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What is committed after commit `seq`. files: append-only files and their committed bytes."""
+
+    schema: Schema
+    seq: int = 0
+    segments: tuple[SegmentState, ...] = ()
+    num_nodes: int = 0
+    watermark: int = 0
+    files: tuple[tuple[str, int], ...] = ()
+    progress: Progress = Progress()
+
+    @property
+    def num_edges(self) -> int:
+        """One past the newest global edge id."""
+        return self.segments[-1].first_edge + self.segments[-1].num_edges if self.segments else 0
+
+    @property
+    def first_edge(self) -> int:
+        """Global id of the oldest edge still in the log."""
+        return self.segments[0].first_edge if self.segments else 0
+
+    def after(self, line: dict[str, Any]) -> "LogState":
+        """The state after one more commit line."""
+        if line["seq"] != self.seq + 1:
+            raise JournalError(f"The journal jumps from commit {self.seq} to {line['seq']}.", "restore the data_dir.")
+        segments = self.segments
+        if line["segment"] is not None:
+            last = SegmentState(*line["segment"])
+            segments = (*segments[:-1], last) if segments and segments[-1].first_edge == last.first_edge else (
+                *segments, last)
+        sizes = dict(self.files)
+        for change in line["files"]:
+            if "bytes" in change:
+                sizes[change["path"]] = change["bytes"][1]
+        return LogState(self.schema, line["seq"], segments, line["nodes"], line["watermark"], tuple(sizes.items()),
+                        _merge(self.progress, line["progress"]))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The state as the first line of a journal file."""
+        return {"format": FORMAT, "checkpoint": self.seq, "schema": msgspec.to_builtins(self.schema),
+                "segments": [[s.first_edge, s.num_edges, s.num_labels, s.capacity] for s in self.segments],
+                "nodes": self.num_nodes, "watermark": self.watermark, "files": [list(f) for f in self.files],
+                "progress": progress_fields(self.progress)}
+
+    @classmethod
+    def restored(cls, line: dict[str, Any]) -> "LogState":
+        """The state of a checkpoint line."""
+        if line.get("format") != FORMAT:
+            raise JournalError(f"The journal has format {line.get('format')}, this streamd reads {FORMAT}.",
+                               "use the streamd that wrote it.")
+        return cls(Schema(**line["schema"]), line["checkpoint"], tuple(SegmentState(*s) for s in line["segments"]),
+                   line["nodes"], line["watermark"], tuple((p, n) for p, n in line["files"]),
+                   _merge(Progress(), line["progress"]))
+
+
+def progress_fields(progress: Progress) -> dict[str, Any]:
+    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index, [ahead]]}}}."""
+    return {"cluster": progress.cluster_id, "topics": progress.topic_ids,
+            "positions": {t: {str(p): [x.offset, x.index, [list(a) for a in x.ahead]] for p, x in parts.items()}
+                          for t, parts in progress.positions.items()}}
+
+
+def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
+    """The part of `new` that a commit line must hold."""
+    moved = {t: {p: x for p, x in parts.items() if old.positions.get(t, {}).get(p) != x}
+             for t, parts in new.positions.items()}
+    return progress_fields(replace(new, positions={t: parts for t, parts in moved.items() if parts}))
+
+
+def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
+    positions = {t: dict(parts) for t, parts in old.positions.items()}
+    for topic, parts in fields["positions"].items():
+        for partition, (offset, index, ahead) in parts.items():
+            positions.setdefault(topic, {})[int(partition)] = Position(offset, index, tuple((a, b) for a, b in ahead))
+    return Progress(fields["cluster"] or old.cluster_id, old.topic_ids | fields["topics"], positions)
+
+
+def encode_line(fields: dict[str, Any]) -> bytes:
+    text = msgspec.json.encode(fields)
+    return b"%08x %s\n" % (crc32c(text), text)
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The fields of a line, None where it is torn or damaged."""
+    if len(line) < 10 or line[-1:] != b"\n" or line[8:9] != b" ":
+        return None
+    text = line[9:-1]
+    if b"%08x" % crc32c(text) != line[:8]:
+        return None
+    fields: dict[str, Any] = msgspec.json.decode(text)
+    return fields
+
+
+def journal_files(folder: Path) -> list[Path]:
+    """Journal files, oldest first."""
+    return sorted(folder.glob("*.journal"))
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(byte offset behind the line, fields or None where damaged) for each line of a file."""
+    at = 0
+    with path.open("rb") as file:
+        for line in file:
+            at += len(line)
+            yield at, decode_line(line)
+
+
+class JournalWriter:
+    """Appends lines to the newest journal file. Owner: the log writer."""
+
+    def __init__(self, folder: Path, state: LogState, path: Path | None = None, size: int = 0) -> None:
+        """Go on with `path` behind `size` bytes, or begin a new file with `state` as its checkpoint."""
+        self.folder = folder
+        if path is None:
+            self._begin(state)
+        else:
+            self._fd, self._size = os.open(path, os.O_RDWR), size
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)
+
+    def _begin(self, state: LogState) -> None:
+        path = self.folder / f"{state.seq + 1:020d}.journal"
+        line = encode_line(state.checkpoint())
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        self._size = 0
+        self.append(line)
+        sync_folder(self.folder)
+
+    def append(self, line: bytes) -> None:
+        """Write one line and make it durable; once this returns, the commit stands."""
+        write_all(self._fd, line, self._size)
+        os.fdatasync(self._fd)
+        self._size += len(line)
+
+    def roll(self, state: LogState) -> None:
+        """Start a new file, because a segment was sealed."""
+        os.close(self._fd)
+        self._begin(state)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,198 @@
+"""A tail of the log: what is committed, as mapped columns, and a little more after each `refresh`."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from streamd.errors import DataDirectoryError, JournalError
+from streamd.events import Float32, Int64, Key
+from streamd.segments.journal import LogState, SegmentState, decode_line, journal_files
+from streamd.segments.log import FEATURES, KEYS, feature_row
+from streamd.segments.nodekeys import decode_keys
+from streamd.segments.tguf import TGUFFile, open_tguf
+
+
+class LogReader:
+    """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and writes nothing.
+
+    keys: external keys by node id; ids: the other way round. feature_*: node feature updates in log order, `feature_edge`
+    being the number of edges in the log before the update.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.state: LogState | None = None
+        self.keys: list[Key] = []
+        self.ids: dict[Key, int] = {}
+        self.feature_node = np.zeros(0, np.int64)
+        self.feature_edge = np.zeros(0, np.int64)
+        self.feature_values = np.zeros((0, 0), np.float32)
+        self._journal: Path | None = None
+        self._at = 0
+        self._segments: list[SegmentState] = []
+        self._files: list[TGUFFile] = []
+        self._starts = np.zeros(0, np.int64)
+        self._read_bytes = {KEYS: 0, FEATURES: 0}
+
+    @property
+    def num_edges(self) -> int:
+        return self.state.num_edges if self.state else 0
+
+    @property
+    def first_edge(self) -> int:
+        return self.state.first_edge if self.state else 0
+
+    @property
+    def watermark(self) -> int:
+        return self.state.watermark if self.state else 0
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.keys)
+
+    @property
+    def num_commits(self) -> int:
+        return self.state.seq if self.state else 0
+
+    def refresh(self) -> bool:
+        """Take in what was committed since the last call; True if anything was."""
+        try:
+            raw = (self.data_dir / "published").read_bytes()
+        except FileNotFoundError:
+            return False
+        published = int.from_bytes(raw[:8], "little")
+        if self.state is None:
+            self._open_newest(published)
+        assert self.state is not None
+        before = self.state.seq
+        while self.state.seq < published:
+            self._read_on(published)
+        if self.state.seq == before and self._segments == list(self.state.segments) and self.keys:
+            return False
+        self._take_segments()
+        self._take_keys()
+        self._take_features()
+        return True
+
+    def _open_newest(self, published: int) -> None:
+        for path in reversed(journal_files(self.data_dir / "journal")):
+            with path.open("rb") as file:
+                line = file.readline()
+            fields = decode_line(line)
+            if fields is not None and fields["checkpoint"] <= published:
+                self._journal, self._at, self.state = path, len(line), LogState.restored(fields)
+                return
+        raise JournalError(f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
+                           "restore the data_dir from a backup.")
+
+    def _read_on(self, published: int) -> None:
+        assert self.state is not None and self._journal is not None
+        start = self.state.seq
+        with self._journal.open("rb") as file:
+            file.seek(self._at)
+            while self.state.seq < published:
+                line = file.readline()
+                fields = decode_line(line) if line else None
+                if fields is None:
+                    break
+                self._at += len(line)
+                self.state = self.state.after(fields)
+        if self.state.seq < published and self.state.seq == start:
+            following = self.data_dir / "journal" / f"{start + 1:020d}.journal"
+            if following == self._journal or not following.exists():
+                raise JournalError(f"Commit {start + 1} is published, but {self._journal} does not hold it.",
+                                   "restore the data_dir from a backup.")
+            with following.open("rb") as file:
+                self._journal, self._at = following, len(file.readline())
+
+    def _take_segments(self) -> None:
+        assert self.state is not None
+        known = {s.first_edge: f for s, f in zip(self._segments, self._files, strict=True)}
+        self._segments = list(self.state.segments)
+        self._files = [known.get(s.first_edge) or open_tguf(self.data_dir / s.path) for s in self._segments]
+        self._starts = np.array([s.first_edge for s in self._segments], np.int64)
+
+    def _new_bytes(self, name: str) -> bytes:
+        assert self.state is not None
+        at, end = self._read_bytes[name], dict(self.state.files).get(name, 0)
+        if end == at:
+            return b""
+        with (self.data_dir / name).open("rb") as file:
+            data = os.pread(file.fileno(), end - at, at)
+        if len(data) != end - at:
+            raise DataDirectoryError(f"{name} is shorter than the journal says.", "restore it from a backup.")
+        self._read_bytes[name] = end
+        return data
+
+    def _take_keys(self) -> None:
+        for key in decode_keys(self._new_bytes(KEYS)):
+            self.ids[key] = len(self.keys)
+            self.keys.append(key)
+
+    def _take_features(self) -> None:
+        assert self.state is not None
+        dim = self.state.schema.node_feature_dim
+        rows = np.frombuffer(self._new_bytes(FEATURES), feature_row(dim))
+        if self.feature_values.shape[1] != dim:
+            self.feature_values = np.zeros((0, dim), np.float32)
+        if len(rows):
+            self.feature_node = np.concatenate([self.feature_node, rows["node"]])
+            self.feature_edge = np.concatenate([self.feature_edge, rows["edge"]])
+            self.feature_values = np.concatenate([self.feature_values, rows["values"]])
+
+    def _parts(self, first: int, end: int) -> list[tuple[TGUFFile, int, int]]:
+        """(file, from row, to row) covering the global edge ids [first, end)."""
+        if not self.first_edge <= first <= end <= self.num_edges:
+            raise IndexError(f"edges [{first}, {end}) are not in the log [{self.first_edge}, {self.num_edges})")
+        out = []
+        for segment, file in zip(self._segments, self._files, strict=True):
+            a, b = max(first - segment.first_edge, 0), min(end - segment.first_edge, segment.num_edges)
+            if a < b:
+                out.append((file, a, b))
+        return out
+
+    def edges(self, first: int, end: int) -> tuple[Int64, Int64, Int64]:
+        """src, dst, time of the edges [first, end), int64; zero-copy where they lie in one segment."""
+        parts = self._parts(first, end)
+        columns = []
+        for name in ("src", "dst", "time"):
+            pieces = [file.column(name, b)[a:] for file, a, b in parts]
+            columns.append(pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces]))
+        return columns[0], columns[1], columns[2]
+
+    def time_of(self, edge_ids: Int64) -> Int64:
+        """Event times of any edge ids, int64 microseconds, same shape."""
+        out = np.zeros(edge_ids.shape, np.int64)
+        for file, inside, rows in self._located(edge_ids):
+            out[inside] = file.column("time")[rows]
+        return out
+
+    def features_of(self, edge_ids: Int64) -> Float32:
+        """Edge features of any edge ids: float32[..., edge_feature_dim]."""
+        assert self.state is not None
+        out = np.zeros((*edge_ids.shape, self.state.schema.edge_feature_dim), np.float32)
+        if out.shape[-1]:
+            for file, inside, rows in self._located(edge_ids):
+                out[inside] = file.column("msg")[rows]
+        return out
+
+    def _located(self, edge_ids: Int64) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
+        if not edge_ids.size:
+            return []
+        if len(self._files) == 1:
+            return [(self._files[0], np.ones(edge_ids.shape, np.bool_), (edge_ids - self._starts[0]).ravel())]
+        number = np.searchsorted(self._starts, edge_ids, side="right") - 1
+        out = []
+        for i in np.unique(number).tolist():
+            inside = number == i
+            out.append((self._files[i], inside, edge_ids[inside] - self._starts[i]))
+        return out
+
+    def lower_bound(self, time_us: int) -> int:
+        """First edge id whose time is not before `time_us`."""
+        for segment, file in zip(self._segments, self._files, strict=True):
+            times = file.column("time", segment.num_edges)
+            if len(times) and times[-1] >= time_us:
+                return int(segment.first_edge + np.searchsorted(times, time_us))
+        return self.num_edges

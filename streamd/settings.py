@@ -1,0 +1,288 @@
+"""The one settings tree: a YAML file, then `STREAMD_...` variables, then the command line; each component gets its branch.
+
+A variable names its place with double underscores: `STREAMD_TRAINING__REPLAY_EVENTS=400`. An unknown key is an error
+that names the nearest known one. `docs/settings.md` lists every key; a test holds the two together.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from streamd.errors import SettingsError
+
+PREFIX = "STREAMD_"
+SECRET_WORDS = ("password", "secret", "token", "key")
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Branch(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(Branch):
+    bootstrap_servers: str = Field("127.0.0.1:9092", description="host:port of one or more brokers, comma separated")
+    topics: tuple[str, ...] = Field(("events",), min_length=1, description="topics to read, all their partitions")
+    group_id: str = Field("streamd", description="consumer group under which lag is published; never used to resume")
+    client: dict[str, Any] = Field({}, description="further kafka-python client settings (SASL, TLS), passed through")
+
+
+class StreamSettings(Branch):
+    time_unit: Literal["s", "ms", "us"] = Field("ms", description="unit of `time` in events")
+    edge_feature_dim: Natural = Field(0, description="width of edge features; fixed for the life of a log")
+    node_feature_dim: Natural = Field(0, description="width of node features; fixed for the life of a log")
+    label_dim: Natural = Field(0, description="width of label targets, 0 for a stream without labels; fixed likewise")
+
+
+class IngestSettings(Branch):
+    start: str = Field("earliest", description="where a first start reads from: earliest, latest, or an ISO 8601 time")
+    late_policy: Literal["clamp", "dead_letter"] = Field("clamp", description="what becomes of events behind the log")
+    max_ahead_seconds: Seconds = Field(600, description="an event further ahead of the wall clock is a dead letter")
+    merge_wait_seconds: Seconds = Field(0.2, description="how long a live event waits for other partitions")
+    idle_timeout_seconds: Seconds = Field(60, description="quiet time after which an open window is closed")
+    commit_interval_seconds: Seconds = Field(0.05, description="least time between two commits under load")
+    max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
+    max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
+    max_record_bytes: Positive = Field(4_194_304, description="largest Kafka value that is decoded")
+    max_record_events: Positive = Field(100_000, description="most events in one batched record")
+    segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
+    dead_letter_topic: str | None = Field(None, description="topic for dead letters; local files where absent")
+    dead_letter_max_bytes: Positive = Field(67_108_864, description="most bytes of local dead letters kept")
+
+
+class WindowSettings(Branch):
+    width_seconds: Positive = Field(3600, description="width of an event-time window")
+    max_events: Positive = Field(20_000, description="most events of a window that are scored and learned")
+
+
+class GraphSettings(Branch):
+    max_block_entries: Positive = Field(64, description="tau: most entries of one block of a node")
+
+
+class ModelSettings(Branch):
+    name: Literal["tgn", "pair"] = Field("tgn", description="tgn: pair facts plus TGN; pair: pair facts only")
+    dim: Positive = Field(64, description="width of memory and embeddings")
+    time_dim: Positive = Field(32, description="width of the time encoding")
+    heads: Positive = Field(2, description="attention heads")
+    neighbors: Positive = Field(10, description="recent neighbours per node")
+    memory_chunk: Positive = Field(200, description="edges per canonical chunk of memory")
+    max_pairs: Positive = Field(2_000_000, description="most recently touched pairs whose facts are kept")
+    half_lives_seconds: tuple[float, float, float, float, float] = Field(
+        (90, 1800, 8640, 43200, 691200), description="half-lives of a destination's popularity")
+
+
+class TrainingSettings(Branch):
+    epochs: Positive = Field(2, description="passes over each window")
+    learning_rate: float = Field(1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this")
+    replay_events: Natural = Field(200, description="past events replayed per window and epoch")
+    replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
+    tail_share: float = Field(0.1, ge=0, lt=1, description="share of a window held out to check the new version")
+    seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
+    threads: Positive = Field(1, description="CPU threads of the trainer")
+    nice: Natural = Field(10, description="scheduling niceness of the trainer")
+
+
+class RegistrySettings(Branch):
+    keep: Positive = Field(20, description="newest versions kept; champion, shadow and named ones always are")
+
+
+class ServerSettings(Branch):
+    host: str = Field("127.0.0.1", description="address to bind; other than loopback needs api_keys")
+    port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
+    api_keys: tuple[SecretStr, ...] = Field((), description="keys accepted in `Authorization: Bearer` or `X-API-Key`")
+    max_candidates: Positive = Field(1000, description="most candidates in one request")
+    max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
+    max_batch: Positive = Field(32, description="requests answered in one go")
+    deadline_seconds: Seconds = Field(5, description="a request not answered by then is answered 503")
+
+
+class TelemetrySettings(Branch):
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["console", "json"] = Field("console", description="how log lines are written")
+    ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
+    train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
+
+
+class Settings(BaseSettings):
+    """All of streamd's settings, frozen. Build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__")
+
+    data_dir: Path = Field(Path("streamd-data"), description="directory of log, models and checkpoints")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    kafka: KafkaSettings = KafkaSettings()
+    stream: StreamSettings = StreamSettings()
+    ingest: IngestSettings = IngestSettings()
+    windows: WindowSettings = WindowSettings()
+    graph: GraphSettings = GraphSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    registry: RegistrySettings = RegistrySettings()
+    server: ServerSettings = ServerSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def leaves(model: type[BaseModel] = Settings, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all settings, for example ("training", "replay_events")."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Branch):
+            yield from leaves(kind, (*at, name))
+        else:
+            yield (*at, name)
+
+
+def load_settings(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """Read the settings and tell where each value comes from.
+
+    Args: path: a YAML file, or None; overrides: dotted key -> value, strongest; environ: defaults to `os.environ`.
+    Returns: the settings, and per dotted key "default", "file", "environment" or "command line".
+    Raises: SettingsError naming the key, its source and the nearest known key.
+    """
+    environ = os.environ if environ is None else environ
+    known = {".".join(p) for p in leaves()}
+    origin = dict.fromkeys(known, "default")
+    merged: dict[str, Any] = {}
+    for source, values in (
+        ("file", _flatten(_read_yaml(path), str(path)) if path else {}),
+        ("environment", _read_environment(environ)),
+        ("command line", dict(overrides or {})),
+    ):
+        for key, value in values.items():
+            if key not in known:
+                raise SettingsError(f"Unknown setting {key!r} ({source}){_nearest(key, known)}.")
+            origin[key] = source
+            *branch, leaf = key.split(".")
+            node = merged
+            for name in branch:
+                node = node.setdefault(name, {})
+            node[leaf] = value
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(x) for x in first["loc"])
+        source = origin.get(key, "input")
+        secret = any(w in key for w in SECRET_WORDS)
+        got = "" if secret else f", got {first['input']!r}"
+        raise SettingsError(f"Setting {key} ({source}): {first['msg']}{got}.") from None
+    _check_together(settings)
+    return settings, origin
+
+
+def effective(settings: Settings) -> dict[str, Any]:
+    """All values by dotted key, secrets masked."""
+    out: dict[str, Any] = {}
+    for path in leaves():
+        value: Any = settings
+        for name in path:
+            value = getattr(value, name)
+        if isinstance(value, dict):
+            value = {k: "***" if any(w in k.lower() for w in SECRET_WORDS) else v for k, v in value.items()}
+        elif path[-1] == "api_keys":
+            value = ["***" for _ in value]
+        out[".".join(path)] = str(value) if isinstance(value, Path) else value
+    return out
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as `STREAMD_...` variables: how `streamd run` hands them to its roles, keys off the command line."""
+    out: dict[str, str] = {}
+    for path in leaves():
+        value: Any = settings
+        for name in path:
+            value = getattr(value, name)
+        if value is None:
+            continue
+        if path[-1] == "api_keys":
+            value = [k.get_secret_value() for k in value]
+        text = str(value) if isinstance(value, str | int | float | Path) else json.dumps(value)
+        out[PREFIX + "__".join(path).upper()] = text
+    return out
+
+
+def _check_together(s: Settings) -> None:
+    if s.server.host not in ("127.0.0.1", "localhost", "::1") and not s.server.api_keys:
+        raise SettingsError(
+            f"server.host is {s.server.host}, which others can reach, but server.api_keys is empty.",
+            "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.")
+    if s.model.dim % s.model.heads:
+        raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
+    if any(h <= 0 for h in s.model.half_lives_seconds):
+        raise SettingsError("model.half_lives_seconds must all be above 0.")
+    for name in ("api_version", "group_id", "bootstrap_servers"):
+        if name in s.kafka.client and name != "api_version":
+            raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else "; `streamd config` lists all settings"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"Settings file {path} cannot be read: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"Settings file {path} must hold a mapping, not a {type(content).__name__}.")
+    return content
+
+
+def _flatten(tree: Mapping[str, Any], where: str, at: str = "") -> dict[str, Any]:
+    branches = {n for n, f in Settings.model_fields.items() if isinstance(f.annotation, type)
+                and issubclass(f.annotation, Branch)}
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{at}{key}"
+        if not at and name in branches:
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"Setting {name} ({where}) must be a mapping of its settings.")
+            out |= _flatten(value, where, f"{name}.")
+        else:
+            out[name] = value
+    return out
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    names = {PREFIX + "__".join(p).upper(): p for p in leaves()}
+    values: dict[str, Any] = {}
+    source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
+            continue
+        if name not in names:
+            close = difflib.get_close_matches(name, sorted(names), 1, 0.5)
+            raise SettingsError(f"Unknown variable {name}" + (f"; did you mean {close[0]}?" if close else "."))
+        path = names[name]
+        model: type[BaseModel] = Settings
+        for step in path[:-1]:
+            branch = model.model_fields[step].annotation
+            assert isinstance(branch, type)
+            model = branch
+        field = model.model_fields[path[-1]]
+        value: Any = text
+        if source.field_is_complex(field):
+            try:
+                value = json.loads(text)
+            except ValueError:
+                raise SettingsError(f"Variable {name} must be JSON, for example '[\"a\"]'.") from None
+        values[".".join(path)] = value
+    return values

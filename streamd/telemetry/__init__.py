@@ -1,0 +1,1 @@
+"""Metrics, logs and heartbeats: what the rest of the world sees of a running role."""

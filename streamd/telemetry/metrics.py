@@ -1,0 +1,45 @@
+"""Every metric streamd exports, in one file; `docs/metrics.md` lists them and a test holds the two together."""
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
+SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+events = Counter("streamd_events", "Events appended to the log", ["kind"])
+ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read")
+dead_letters = Counter("streamd_dead_letters", "Events that did not fit", ["reason"])
+clamped = Counter("streamd_clamped_events", "Late events that got the watermark as their time")
+commit_seconds = Histogram("streamd_commit_seconds", "Seconds one commit took, to disk", buckets=FAST)
+last_commit = Gauge("streamd_last_commit_timestamp_seconds", "Wall time of the newest commit")
+watermark = Gauge("streamd_watermark_timestamp_seconds", "Event time up to which the log is complete")
+lag = Gauge("streamd_lag_records", "Records between the log and the partition's end", ["topic", "partition"])
+log_edges = Gauge("streamd_log_edges", "Edges in the log")
+
+windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"])
+window_seconds = Histogram("streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW)
+window_mrr = Gauge("streamd_window_mrr", "Prequential MRR of the newest window", ["model"])
+window_ap = Gauge("streamd_window_average_precision", "Prequential AP of the newest window", ["model"])
+window_loss = Gauge("streamd_window_loss", "Mean loss of the newest window's last epoch")
+trained_until = Gauge("streamd_trained_until_timestamp_seconds", "Event time up to which windows are learned")
+replay_events = Gauge("streamd_replay_events", "Events in the replay store")
+versions = Counter("streamd_versions", "Model versions written", ["promoted"])
+
+requests = Counter("streamd_requests", "HTTP requests answered", ["route", "status"])
+request_seconds = Histogram("streamd_request_seconds", "Seconds from request to answer", ["route"], buckets=FAST)
+queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine")
+seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in")
+memory_lag = Gauge("streamd_memory_lag_edges", "Edges taken in that memory has not advanced over")
+swaps = Counter("streamd_swaps", "Model versions swapped in")
+swap_seconds = Histogram("streamd_swap_seconds", "Seconds from noticing a version to serving it", buckets=SLOW)
+gpu_in_use = Gauge("streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU")
+
+
+def clamped_total() -> float:
+    """Value of the clamped counter in this process."""
+    return float(clamped._value.get())
+
+
+def serve_metrics(port: int) -> None:
+    """Export this role's metrics on loopback-independent port `port`; 0 for none."""
+    if port:
+        start_http_server(port)
