@@ -15,7 +15,8 @@ from crc32c import crc32c
 
 from streamd.errors import JournalError
 from streamd.events import Position, Progress, Schema
-from streamd.segments.tguf import sync_folder, write_all
+from streamd.segments.tguf import write_all
+from streamd.storage import sync_folder
 
 FORMAT = 1
 

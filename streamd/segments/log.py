@@ -21,7 +21,8 @@ from streamd.segments.journal import (
     read_lines,
 )
 from streamd.segments.nodekeys import decode_keys, encode_keys
-from streamd.segments.tguf import TGUFSchema, TGUFWriter, sync_folder, write_all
+from streamd.segments.tguf import TGUFSchema, TGUFWriter, write_all
+from streamd.storage import sync_folder
 
 log = structlog.get_logger()
 KEYS = "nodes.keys"

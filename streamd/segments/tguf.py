@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from streamd.errors import CapacityError, TGUFError
 from streamd.events import Float32, Int64
 from streamd.segments.format import PAGE, Header, Section, lay_out, parse_header, sections_of
+from streamd.storage import sync_folder
 
 
 @dataclass(frozen=True)
@@ -224,15 +225,6 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a directory's entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check(name: str, column: NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,6 @@
+"""The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one thread per role."""
+
+from streamd.graph.blocks import BlockGraph, Neighbors
+from streamd.graph.facts import NUM_FACTS, PairFacts
+
+__all__ = ["NUM_FACTS", "BlockGraph", "Neighbors", "PairFacts"]

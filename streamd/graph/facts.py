@@ -1,0 +1,154 @@
+"""Facts about (source, candidate) pairs: exact, bounded functions of the log that move with every event.
+
+The 19 columns of a row: 0-3 weight of the pair at rates .5 .8 .95 .99 per event of the source since they met; 4 met
+before; 5 log(1 + events of the source since); 6, 7 log seconds since source -> candidate and candidate -> source; 8-12
+log share of the candidate among destinations at five half-lives; 13 log seconds since the candidate was a destination,
+14 since the source's last event; 15, 16 log(1 + degree) of each; 17 log(1 + equal entries among their last 16
+partners); 18 log(1 + 3-hop paths from the source over the last 8 partners a hop).
+"""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamd.events import Float32, Int64
+from streamd.graph.facts_kernels import (
+    FLOOR_LOG_SHARE,
+    LN2,
+    NEVER,
+    NEVER_LOG_SECONDS,
+    NUM_FACTS,
+    NUM_HALF_LIVES,
+    PARTNERS,
+    POWERS,
+    RATES,
+    FactArrays,
+    advance,
+    fill_many,
+    place,
+)
+
+MET, LOG_SINCE_SENT, LOG_SHARE = 4, 6, 8
+WEIGHT_80 = 1
+__all__ = ["FLOOR_LOG_SHARE", "LOG_SHARE", "LOG_SINCE_SENT", "MET", "NEVER_LOG_SECONDS", "NUM_FACTS", "WEIGHT_80",
+           "PairFacts"]
+NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark")
+PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
+NODE_FILL = {"last": NEVER, "last_dst": NEVER, "pop_at": NEVER}
+
+
+class PairFacts:
+    """The facts' state after the events taken in. Owner: one thread per role.
+
+    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each.
+    """
+
+    def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int) -> None:
+        if len(half_lives_seconds) != NUM_HALF_LIVES:
+            raise ValueError(f"{NUM_HALF_LIVES} half-lives are needed, not {len(half_lives_seconds)}")
+        self.max_pairs = max_pairs
+        self.num_edges = 0
+        power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
+        self._f = FactArrays(
+            seen=np.zeros(0, np.int64), last=np.zeros(0, np.int64), last_dst=np.zeros(0, np.int64),
+            log_pop=np.zeros((0, NUM_HALF_LIVES)), pop_at=np.zeros(0, np.int64),
+            ring=np.zeros((0, PARTNERS), np.int32), ring_count=np.zeros(0, np.int64), mark=np.zeros(0, np.int32),
+            key=np.zeros(0, np.uint64), weight=np.zeros((0, 2, 4), np.float32), met_at=np.zeros((0, 2), np.int64),
+            sent=np.zeros((0, 2), np.int64), before=np.zeros(0, np.int32), after=np.zeros(0, np.int32),
+            slots=np.zeros(2, np.int32), totals=np.zeros(NUM_HALF_LIVES), power=power,
+            decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6), size=np.array([0, -1, -1, 0], np.int64))
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._f.seen)
+
+    @property
+    def num_pairs(self) -> int:
+        return int(self._f.size[0])
+
+    def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> None:
+        """Take in events, in log order. A run of equal times may be cut between calls: no row is asked for here."""
+        self._run(src_E, dst_E, time_E, np.full(len(src_E), -1, np.int64), np.zeros((0, 1), np.int64))
+
+    def advance_scoring(
+        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
+    ) -> Float32:
+        """Take in events, writing for each event asked_R[r] the facts of its candidates from strictly before it.
+
+        Runs of equal times must be whole. Returns: float32[R, C, 19].
+        """
+        row_of = np.full(len(src_E), -1, np.int64)
+        row_of[asked_R] = np.arange(len(asked_R))
+        return self._run(src_E, dst_E, time_E, row_of, candidates_RC)
+
+    def rows(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
+        """Facts for queries at given times on the state as it stands: float32[R, C, 19]. Ids never seen are fine."""
+        out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
+        fill_many(self._f, src_R, time_R, candidates_RC, out)
+        return out
+
+    def destinations(self) -> Int64:
+        """Ids of all nodes that were a destination, ascending."""
+        return np.flatnonzero(self._f.pop_at != NEVER)
+
+    def partners(self, node: int) -> Int64:
+        """Distinct last partners of a node, at most 16; none for a node never seen."""
+        if not 0 <= node < self.num_nodes:
+            return np.zeros(0, np.int64)
+        return np.unique(self._f.ring[node, : min(int(self._f.ring_count[node]), PARTNERS)]).astype(np.int64)
+
+    def is_known(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether each id took part in an event before."""
+        inside = (node_N >= 0) & (node_N < self.num_nodes)
+        known = np.zeros(len(node_N), np.bool_)
+        known[inside] = self._f.seen[node_N[inside]] > 0
+        return known
+
+    def log_shares(self, nodes: Int64, time_us: int) -> Float32:
+        """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
+        return self.rows(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARE: LOG_SHARE + NUM_HALF_LIVES]
+
+    def copy(self) -> "PairFacts":
+        """An independent copy: a state that may stand still while this one moves on."""
+        twin = copy.copy(self)
+        twin._f = FactArrays(*(a.copy() for a in self._f))
+        return twin
+
+    def _run(self, src: Int64, dst: Int64, time: Int64, row_of: Int64, candidates: Int64) -> Float32:
+        out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
+        if len(src):
+            self._make_room(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
+            advance(self._f, src, dst, time, row_of, candidates, out, self.max_pairs)
+            self.num_edges += len(src)
+        return out
+
+    def _make_room(self, nodes: int, pairs: int) -> None:
+        f = self._f
+        changed = {}
+        if nodes > len(f.seen):
+            size = max(nodes, 2 * len(f.seen), 1024)
+            for name in NODE_ARRAYS:
+                changed[name] = _grown(getattr(f, name), size, NODE_FILL.get(name, 0))
+        pairs = min(pairs, self.max_pairs)
+        rehash = False
+        if pairs > len(f.key):
+            size = min(max(pairs, 2 * len(f.key), 1024), self.max_pairs)
+            for name in PAIR_ARRAYS:
+                changed[name] = _grown(getattr(f, name), size, 0)
+            slots = 1 << (2 * size - 1).bit_length()
+            if slots > len(f.slots):
+                changed["slots"] = np.zeros(slots, np.int32)
+                rehash = True
+        if changed:
+            self._f = f._replace(**changed)
+        if rehash:
+            for entry in range(self.num_pairs):
+                place(self._f, entry)
+
+
+def _grown(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int) -> np.ndarray[
+        tuple[int, ...], np.dtype[np.generic]]:
+    out = np.full((size, *array.shape[1:]), fill, array.dtype)
+    out[: len(array)] = array
+    return out

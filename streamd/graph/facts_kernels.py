@@ -1,0 +1,295 @@
+"""Kernels of the pair facts, compiled by numba; `streamd.graph.reference.ReferenceFacts` says the same plainly."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+RATES = (0.5, 0.8, 0.95, 0.99)
+NUM_HALF_LIVES = 5
+PARTNERS = 16
+THREE_HOP_PARTNERS = 8
+NUM_FACTS = 19
+NEVER_LOG_SECONDS = 20.0
+FLOOR_LOG_SHARE = -14.0
+NEVER = np.int64(-(2**62))
+POWERS = 2048
+LN2 = float(np.log(2.0))
+
+
+class FactArrays(NamedTuple):
+    """Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring int32[N, 16], newest at
+    (ring_count - 1) % 16; mark int32[N] scratch. Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4],
+    met_at int64[P, 2] (events of that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a
+    list from least to most recently touched. slots int32[S]: open addressing, entry + 1. totals float64[5] as of
+    total_at; power float32[4, 2048]; decay float64[5] per microsecond; size: pairs, oldest, newest, total_at."""
+
+    seen: NDArray[Any]
+    last: NDArray[Any]
+    last_dst: NDArray[Any]
+    log_pop: NDArray[Any]
+    pop_at: NDArray[Any]
+    ring: NDArray[Any]
+    ring_count: NDArray[Any]
+    mark: NDArray[Any]
+    key: NDArray[Any]
+    weight: NDArray[Any]
+    met_at: NDArray[Any]
+    sent: NDArray[Any]
+    before: NDArray[Any]
+    after: NDArray[Any]
+    slots: NDArray[Any]
+    totals: NDArray[Any]
+    power: NDArray[Any]
+    decay: NDArray[Any]
+    size: NDArray[Any]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _hash(key: np.uint64) -> np.uint64:
+    x = key
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _pair_key(a: int, b: int) -> np.uint64:
+    return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
+
+
+@njit(cache=True, nogil=True)
+def find(f: FactArrays, key: np.uint64) -> int:
+    """Entry of a pair, -1 where there is none."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = _hash(key) & wrap
+    while f.slots[at] != 0:
+        entry = f.slots[at] - 1
+        if f.key[entry] == key:
+            return entry
+        at = (at + np.uint64(1)) & wrap
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def place(f: FactArrays, entry: int) -> None:
+    """Put an entry that is in no slot into one."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = _hash(f.key[entry]) & wrap
+    while f.slots[at] != 0:
+        at = (at + np.uint64(1)) & wrap
+    f.slots[at] = entry + 1
+
+
+@njit(cache=True, nogil=True)
+def _displace(f: FactArrays, entry: int) -> None:
+    """Take an entry out of its slot, moving those probed past it back."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = _hash(f.key[entry]) & wrap
+    while f.slots[at] != entry + 1:
+        at = (at + np.uint64(1)) & wrap
+    hole = at
+    f.slots[hole] = 0
+    at = (hole + np.uint64(1)) & wrap
+    while f.slots[at] != 0:
+        home = _hash(f.key[f.slots[at] - 1]) & wrap
+        if ((at - home) & wrap) >= ((at - hole) & wrap):
+            f.slots[hole] = f.slots[at]
+            f.slots[at] = 0
+            hole = at
+        at = (at + np.uint64(1)) & wrap
+
+
+@njit(cache=True, nogil=True)
+def _unlink(f: FactArrays, entry: int) -> None:
+    before, after = f.before[entry], f.after[entry]
+    if before >= 0:
+        f.after[before] = after
+    else:
+        f.size[1] = after
+    if after >= 0:
+        f.before[after] = before
+    else:
+        f.size[2] = before
+
+
+@njit(cache=True, nogil=True)
+def _link_newest(f: FactArrays, entry: int) -> None:
+    newest = f.size[2]
+    f.before[entry], f.after[entry] = newest, -1
+    if newest >= 0:
+        f.after[newest] = entry
+    else:
+        f.size[1] = entry
+    f.size[2] = entry
+
+
+@njit(cache=True, nogil=True)
+def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> int:
+    """Entry of a pair, made anew where there is none (in place of the least recently touched when full)."""
+    entry = find(f, key)
+    if entry >= 0:
+        if f.size[2] != entry:
+            _unlink(f, entry)
+            _link_newest(f, entry)
+        return entry
+    if f.size[0] < max_pairs:
+        entry = f.size[0]
+        f.size[0] += 1
+    else:
+        entry = f.size[1]
+        _displace(f, entry)
+        _unlink(f, entry)
+    f.key[entry] = key
+    for side in range(2):
+        f.met_at[entry, side] = -1
+        f.sent[entry, side] = NEVER
+        for r in range(4):
+            f.weight[entry, side, r] = 0.0
+    place(f, entry)
+    _link_newest(f, entry)
+    return entry
+
+
+@njit(cache=True, nogil=True)
+def _power(f: FactArrays, rate: int, age: int) -> float:
+    return f.power[rate, age] if age < POWERS else 0.0
+
+
+@njit(cache=True, nogil=True)
+def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
+    f.seen[node] += 1
+    age = f.seen[node] - f.met_at[entry, side]
+    for r in range(4):
+        old = f.weight[entry, side, r] * _power(f, r, age) if f.met_at[entry, side] >= 0 else 0.0
+        f.weight[entry, side, r] = old + 1.0
+    f.met_at[entry, side] = f.seen[node]
+    f.last[node] = time
+    f.ring[node, f.ring_count[node] % PARTNERS] = other
+    f.ring_count[node] += 1
+
+
+@njit(cache=True, nogil=True)
+def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
+    """Take in the event u -> v."""
+    entry = _touch(f, _pair_key(u, v), max_pairs)
+    side = 0 if u <= v else 1
+    _meet(f, entry, side, u, v, time)
+    if u != v:
+        _meet(f, entry, 1 - side, v, u, time)
+    f.sent[entry, side] = time
+    f.last_dst[v] = time
+    known = f.pop_at[v] != NEVER
+    for h in range(NUM_HALF_LIVES):
+        old = np.exp(f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h]) if known else 0.0
+        f.log_pop[v, h] = np.log(old + 1.0)
+        f.totals[h] = f.totals[h] * np.exp(-(time - f.size[3]) * f.decay[h]) + 1.0
+    f.pop_at[v] = time
+    f.size[3] = time
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _log_seconds(now: int, then: int) -> float:
+    if then == NEVER:
+        return NEVER_LOG_SECONDS
+    return min(np.log(max(now - then, 1) * 1e-6), NEVER_LOG_SECONDS)
+
+
+@njit(cache=True, nogil=True)
+def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
+    for i in range(min(f.ring_count[u], THREE_HOP_PARTNERS)):
+        x = f.ring[u, (f.ring_count[u] - 1 - i) % PARTNERS]
+        for j in range(min(f.ring_count[x], THREE_HOP_PARTNERS)):
+            y = f.ring[x, (f.ring_count[x] - 1 - j) % PARTNERS]
+            for k in range(min(f.ring_count[y], THREE_HOP_PARTNERS)):
+                z = f.ring[y, (f.ring_count[y] - 1 - k) % PARTNERS]
+                if step == 0:
+                    f.mark[z] = 0
+                else:
+                    f.mark[z] += 1
+
+
+@njit(cache=True, nogil=True)
+def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]) -> None:
+    """Facts about u and each candidate at `time`, float32[C, 19]; ids outside the table are nodes never seen."""
+    num_nodes = len(f.seen)
+    known = 0 <= u < num_nodes
+    seen = f.seen[u] if known else 0
+    log_seen = np.log1p(seen)
+    since_source = _log_seconds(time, f.last[u] if known else NEVER)
+    log_total = np.empty(NUM_HALF_LIVES)
+    for h in range(NUM_HALF_LIVES):
+        log_total[h] = np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
+    partners = min(f.ring_count[u], PARTNERS) if known else 0
+    for i in range(partners):
+        f.mark[f.ring[u, i]] += 1
+    for c in range(len(candidates)):
+        v = candidates[c]
+        inside = 0 <= v < num_nodes
+        common = 0
+        if inside:
+            for i in range(min(f.ring_count[v], PARTNERS)):
+                common += f.mark[f.ring[v, i]]
+        out[c, 17] = np.log1p(common)
+    for i in range(partners):
+        f.mark[f.ring[u, i]] = 0
+    if known:
+        _mark_three_hops(f, u, 1)
+    for c in range(len(candidates)):
+        v = candidates[c]
+        inside = 0 <= v < num_nodes
+        out[c, 18] = np.log1p(f.mark[v]) if inside else 0.0
+        entry = find(f, _pair_key(u, v)) if known and inside else -1
+        side = 0 if u <= v else 1
+        if entry >= 0 and f.met_at[entry, side] >= 0:
+            age = seen - f.met_at[entry, side]
+            for r in range(4):
+                out[c, r] = f.weight[entry, side, r] * _power(f, r, age)
+            out[c, 4] = 1.0
+            out[c, 5] = np.log1p(age)
+        else:
+            for r in range(5):
+                out[c, r] = 0.0
+            out[c, 5] = log_seen
+        out[c, 6] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
+        out[c, 7] = _log_seconds(time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER)
+        for h in range(NUM_HALF_LIVES):
+            share = FLOOR_LOG_SHARE
+            if inside and f.pop_at[v] != NEVER:
+                share = f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h] - log_total[h]
+            out[c, 8 + h] = max(share, FLOOR_LOG_SHARE)
+        out[c, 13] = _log_seconds(time, f.last_dst[v] if inside else NEVER)
+        out[c, 14] = since_source
+        out[c, 15] = log_seen
+        out[c, 16] = np.log1p(f.seen[v]) if inside else 0.0
+    if known:
+        _mark_three_hops(f, u, 0)
+
+
+@njit(cache=True, nogil=True)
+def advance(
+    f: FactArrays, src: NDArray[Any], dst: NDArray[Any], time: NDArray[Any], row_of: NDArray[Any],
+    candidates: NDArray[Any], out: NDArray[Any], max_pairs: int,
+) -> None:
+    """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from strictly before, first.
+
+    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, 19]. Equal times do not see one another.
+    """
+    i = 0
+    while i < len(src):
+        j = i
+        while j < len(src) and time[j] == time[i]:
+            if row_of[j] >= 0:
+                fill_rows(f, src[j], candidates[row_of[j]], time[j], out[row_of[j]])
+            j += 1
+        for k in range(i, j):
+            update(f, src[k], dst[k], time[k], max_pairs)
+        i = j
+
+
+@njit(cache=True, nogil=True)
+def fill_many(f: FactArrays, src: NDArray[Any], time: NDArray[Any], candidates: NDArray[Any], out: NDArray[Any]) -> None:
+    """Facts of many queries on a state that stands still: src, time int64[R]; candidates int64[R, C]."""
+    for r in range(len(src)):
+        fill_rows(f, src[r], candidates[r], time[r], out[r])

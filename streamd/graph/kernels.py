@@ -1,0 +1,119 @@
+"""Block graph kernels, compiled by numba; `streamd.graph.reference` says the same in plain numpy."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+class BlockArrays(NamedTuple):
+    """degree[n], directory_at/len/cap[n] per node; block_first (edge id), start, size, cap per directory slot;
+    neighbor, eid per entry; used: entries and directory slots taken. Edge ids are relative to the graph's first."""
+
+    degree: NDArray[Any]
+    directory_at: NDArray[Any]
+    directory_len: NDArray[Any]
+    directory_cap: NDArray[Any]
+    block_first: NDArray[Any]
+    block_start: NDArray[Any]
+    block_size: NDArray[Any]
+    block_cap: NDArray[Any]
+    neighbor: NDArray[Any]
+    eid: NDArray[Any]
+    used: NDArray[Any]
+
+
+@njit(cache=True, nogil=True)
+def _grow_directory(g: BlockArrays, node: int) -> None:
+    old_at, length = g.directory_at[node], g.directory_len[node]
+    capacity = max(2, 2 * length)
+    at = g.used[1]
+    g.used[1] += capacity
+    for i in range(length):
+        g.block_first[at + i] = g.block_first[old_at + i]
+        g.block_start[at + i] = g.block_start[old_at + i]
+        g.block_size[at + i] = g.block_size[old_at + i]
+        g.block_cap[at + i] = g.block_cap[old_at + i]
+    g.directory_at[node], g.directory_cap[node] = at, capacity
+
+
+@njit(cache=True, nogil=True)
+def _append(g: BlockArrays, node: int, other: int, edge: int, tau: int) -> None:
+    degree = g.degree[node]
+    last = g.directory_at[node] + g.directory_len[node] - 1
+    if degree == 0 or g.block_size[last] == g.block_cap[last]:
+        if g.directory_len[node] == g.directory_cap[node]:
+            _grow_directory(g, node)
+        last = g.directory_at[node] + g.directory_len[node]
+        g.directory_len[node] += 1
+        capacity = min(max(np.int64(degree), 1), tau)
+        g.block_first[last] = edge
+        g.block_start[last] = g.used[0]
+        g.block_size[last] = 0
+        g.block_cap[last] = capacity
+        g.used[0] += capacity
+    at = g.block_start[last] + g.block_size[last]
+    g.neighbor[at] = other
+    g.eid[at] = edge
+    g.block_size[last] += 1
+    g.degree[node] = degree + np.uint32(1)
+
+
+@njit(cache=True, nogil=True)
+def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, tau: int) -> None:
+    """Append edges first, first+1, ... to both ends' blocks, a self loop once."""
+    for i in range(len(src)):
+        _append(g, src[i], dst[i], first + i, tau)
+        if src[i] != dst[i]:
+            _append(g, dst[i], src[i], first + i, tau)
+
+
+@njit(cache=True, nogil=True)
+def sample_recent(
+    g: BlockArrays, nodes: NDArray[Any], cutoff: int, num_nodes: int, first_edge: int, out_neighbor: NDArray[Any],
+    out_eid: NDArray[Any], out_count: NDArray[Any],
+) -> None:
+    """Newest entries with edge id below `cutoff`, newest first: binary search of the directory, then of one block."""
+    k = out_neighbor.shape[1]
+    for r in range(len(nodes)):
+        node = nodes[r]
+        if node < 0 or node >= num_nodes or g.directory_len[node] == 0:
+            continue
+        at = g.directory_at[node]
+        low, high = np.int64(0), np.int64(g.directory_len[node])
+        if g.block_first[at + high - 1] < cutoff:
+            low = high
+        while low < high:
+            middle = (low + high) // 2
+            if g.block_first[at + middle] < cutoff:
+                low = middle + 1
+            else:
+                high = middle
+        block = at + low - 1
+        if low == 0:
+            continue
+        start = g.block_start[block]
+        left, right = np.int64(0), np.int64(g.block_size[block])
+        if g.eid[start + right - 1] < cutoff:
+            left = right
+        while left < right:
+            middle = (left + right) // 2
+            if g.eid[start + middle] < cutoff:
+                left = middle + 1
+            else:
+                right = middle
+        entry = start + left - 1
+        found = 0
+        while found < k:
+            if entry < start:
+                block -= 1
+                if block < at:
+                    break
+                start = g.block_start[block]
+                entry = start + g.block_size[block] - 1
+            out_neighbor[r, found] = g.neighbor[entry]
+            out_eid[r, found] = np.int64(g.eid[entry]) + first_edge
+            entry -= 1
+            found += 1
+        out_count[r] = found

@@ -1,0 +1,30 @@
+"""Attention of each root over its neighbours (Vaswani et al. 2017), one query per root."""
+
+import torch
+from torch import Tensor, nn
+
+
+class NeighborAttention(nn.Module):
+    """Multi-head attention by associativity: q.(W_k e) = (W_k^T q).e and sum a (W_v e) = W_v (sum a e).
+
+    Root rows are projected instead of U x K neighbour rows; the result is that of the plain form.
+    """
+
+    def __init__(self, query_dim: int, entry_dim: int, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.width = heads, dim // heads
+        self.query = nn.Linear(query_dim, dim)
+        self.key = nn.Linear(entry_dim, dim, bias=False)
+        self.value = nn.Linear(entry_dim, dim, bias=False)
+
+    def forward(self, query_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor) -> Tensor:
+        """Returns: float32[U, dim]; zeros for a root without neighbours."""
+        q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
+        key_HWD = self.key.weight.view(self.heads, self.width, -1)
+        folded_UHD = torch.einsum("uhw,hwd->uhd", q_UHW, key_HWD)
+        score_UHK = torch.bmm(folded_UHD, entry_UKD.transpose(1, 2)) / self.width**0.5
+        mask_U1K = mask_UK[:, None]
+        weight_UHK = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
+        mixed_UHD = torch.bmm(weight_UHK, entry_UKD)
+        value_HWD = self.value.weight.view(self.heads, self.width, -1)
+        return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)

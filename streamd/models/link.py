@@ -1,0 +1,131 @@
+"""Link prediction: a network over pair facts, and on top of it a temporal graph network as a damped residual."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from streamd.events import Schema
+from streamd.graph.facts import NUM_FACTS
+from streamd.models.attention import NeighborAttention
+from streamd.models.inputs import LinkInputs
+from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
+from streamd.models.standardize import RunningStandardizer
+from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.settings import ModelSettings
+
+HIDDEN = 64
+DROPOUT = 0.5
+BCE_SHARE = 0.2
+DAMPED_RATE = 0.3
+WEIGHT_DECAY = 0.01
+
+
+class LinkModel(nn.Module):
+    """logit = pair(facts) + residual(embeddings); `model.name: pair` leaves the residual out.
+
+    The residual's last layer starts at zero, so the model starts as the pair network and learns what the graph adds.
+    """
+
+    gap_us: Tensor
+
+    def __init__(self, settings: ModelSettings, schema: Schema) -> None:
+        super().__init__()
+        self.settings, self.schema = settings, schema
+        self.has_graph = settings.name == "tgn"
+        d, t = settings.dim, settings.time_dim
+        self.fact_stats = RunningStandardizer(NUM_FACTS)
+        self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
+        self.node_stats = RunningStandardizer(schema.node_feature_dim)
+        self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
+        self.pair = nn.Sequential(nn.Linear(NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
+                                  nn.Linear(HIDDEN, 1))
+        if self.has_graph:
+            self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
+            self.time = TimeEncoding(t)
+            self.node_in = nn.Linear(schema.node_feature_dim, d, bias=False) if schema.node_feature_dim else None
+            self.attention = NeighborAttention(d, d + schema.edge_feature_dim + t, d, settings.heads)
+            self.skip = nn.Linear(d, d)
+            self.head_src, self.head_dst = nn.Linear(d, d), nn.Linear(d, d)
+            self.head_out = nn.Linear(d, 1, bias=False)
+            nn.init.zeros_(self.head_out.weight)
+
+    def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
+        """Update the running statistics from what a window recorded; the median gap is set once, by the first."""
+        self.fact_stats.update(inputs.facts_ECF)
+        self.edge_stats.update(torch.from_numpy(edges.features_ED))
+        self.node_stats.update(inputs.node_MD)
+        if self.gap_us == 0 and len(edges.time_E) > 1:
+            gaps = np.diff(edges.time_E)
+            self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
+
+    def new_memory(self, edge: int = 0) -> Memory:
+        return Memory(self.settings.dim if self.has_graph else 0, self.schema.edge_feature_dim, edge)
+
+    def updated(self, memory: Memory) -> Tensor:
+        """States of the nodes with a pending message after the GRU: float32[P, D]."""
+        if not self.has_graph:
+            return memory.pending_other
+        out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self._gap())
+        return out
+
+    @torch.no_grad()
+    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
+        """Carry memory over one canonical chunk under the present weights."""
+        memory.commit(self.updated(memory), chunk)
+
+    def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
+        """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""
+        h_MD = state_MD
+        if self.node_in is not None:
+            h_MD = h_MD + self.node_in(self.node_stats(inputs.node_MD))
+        time_UKT = self.time(in_gaps(inputs.ago_UK, self._gap()))
+        entry = torch.cat([h_MD[inputs.neighbor_UK], self.edge_stats(inputs.edge_UKD), time_UKT], -1)
+        root_UD = h_MD[inputs.root_U]
+        out: Tensor = self.attention(root_UD, entry, inputs.mask_UK) + self.skip(root_UD)
+        return out
+
+    def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
+        """What the graph adds to each pair's logit: float32[E, C]."""
+        hidden = (self.head_src(z_UD)[src_E][:, None] + self.head_dst(z_UD)[candidate_EC]).relu()
+        hidden = nn.functional.dropout(hidden, DROPOUT, self.training)
+        out: Tensor = self.head_out(hidden)[..., 0]
+        return out
+
+    def pair_logits(self, facts_ECF: Tensor) -> Tensor:
+        """What the pair alone says: float32[E, C]."""
+        out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
+        return out
+
+    def forward(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
+        """Logits of all candidates, float32[E, C]."""
+        logits = self.pair_logits(inputs.facts_ECF)
+        if self.has_graph:
+            logits = logits + self.residual(self.embed(inputs, state_MD), inputs.src_E, inputs.candidate_EC)
+        return logits
+
+    def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
+        """AdamW: the pair network at the full rate, the rest slower and with weight decay."""
+        pair = list(self.pair.parameters())
+        rest = [p for n, p in self.named_parameters() if not n.startswith("pair.")]
+        groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
+        if rest:
+            groups.append({"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY})
+        return torch.optim.AdamW(groups, foreach=True)
+
+    def _gap(self) -> Tensor:
+        return self.gap_us if self.gap_us > 0 else torch.ones_like(self.gap_us)
+
+
+def build_model(settings: ModelSettings, schema: Schema, seed: int) -> LinkModel:
+    """A model with weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    return LinkModel(settings, schema)
+
+
+def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
+    """Sum over events of softmax over the candidates (the first is true) plus 0.2 binary cross-entropy, weighted."""
+    softmax = -logits_EC.log_softmax(1)[:, 0]
+    target = torch.zeros_like(logits_EC)
+    target[:, 0] = 1.0
+    binary = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none").mean(1)
+    return ((softmax + BCE_SHARE * binary) * weight_E).sum()

@@ -1,0 +1,135 @@
+"""TGN's memory (Rossi et al. 2020) as a function of the log: it moves only from canonical chunk to canonical chunk.
+
+At the end of a chunk each node's last event in it becomes a message; the GRU applies those messages when the next
+chunk begins, so embeddings of a chunk know all events before it and none of its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from streamd.events import Float32, Int64
+from streamd.models.time_encoding import TimeEncoding, in_gaps
+
+
+@dataclass(frozen=True)
+class EdgeRows:
+    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features: float32[E, dim]."""
+
+    first_edge: int
+    src_E: Int64
+    dst_E: Int64
+    time_E: Int64
+    features_ED: Float32
+
+    def cut(self, a: int, b: int) -> "EdgeRows":
+        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b], self.features_ED[a:b])
+
+    @property
+    def end_edge(self) -> int:
+        return self.first_edge + len(self.src_E)
+
+
+class Memory:
+    """Node states at a cut of the log. Owner: one thread; `copy` gives an independent one.
+
+    state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's state, features,
+    time; edge: the cut; now_us: time of the last event before it.
+    """
+
+    def __init__(self, dim: int, feature_dim: int, edge: int = 0) -> None:
+        self.state = torch.zeros(0, dim)
+        self.last_us = torch.zeros(0, dtype=torch.int64)
+        self.pending_node = torch.zeros(0, dtype=torch.int64)
+        self.pending_other = torch.zeros(0, dim)
+        self.pending_features = torch.zeros(0, feature_dim)
+        self.pending_us = torch.zeros(0, dtype=torch.int64)
+        self.place = torch.zeros(0, dtype=torch.int64)
+        self.edge = edge
+        self.now_us = 0
+
+    def copy(self) -> "Memory":
+        twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge)
+        for name, tensor in self.tensors().items():
+            setattr(twin, name, tensor.clone())
+        twin.place = self.place.clone()
+        twin.now_us = self.now_us
+        return twin
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state by name, for storing; `edge` and `now_us` are stored beside it."""
+        return {n: getattr(self, n) for n in
+                ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")}
+
+    @classmethod
+    def restored(cls, tensors: dict[str, Tensor], edge: int, now_us: int) -> "Memory":
+        memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge)
+        for name in memory.tensors():
+            setattr(memory, name, tensors[name])
+        memory.now_us = now_us
+        memory.place = torch.full((len(memory.state),), -1, dtype=torch.int64)
+        memory.place[memory.pending_node] = torch.arange(len(memory.pending_node))
+        return memory
+
+    def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
+        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
+        if not len(self.state):
+            return torch.zeros(len(node_M), self.state.shape[1])
+        known = (node_M >= 0) & (node_M < len(self.state))
+        inside = torch.where(known, node_M, 0)
+        rows = self.state[inside] * known[:, None]
+        if len(updated_PD):
+            place = torch.where(known, self.place[inside], -1)
+            rows = torch.where((place >= 0)[:, None], updated_PD[place.clamp_min(0)], rows)
+        return rows
+
+    def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
+        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the cut to its end."""
+        assert chunk.first_edge == self.edge, "memory moves from cut to cut"
+        if not len(chunk.src_E):
+            return
+        self._grow(int(max(chunk.src_E.max(), chunk.dst_E.max())) + 1)
+        self.state[self.pending_node] = updated_PD.detach()
+        self.last_us[self.pending_node] = self.pending_us
+        self.place[self.pending_node] = -1
+        both = np.stack([chunk.src_E, chunk.dst_E], 1).ravel()[::-1]
+        node, latest = np.unique(both, return_index=True)
+        place = len(both) - 1 - latest
+        other = np.stack([chunk.dst_E, chunk.src_E], 1).ravel()[place]
+        event = place // 2
+        self.pending_node = torch.from_numpy(node)
+        self.pending_other = self.state[torch.from_numpy(other)]
+        self.pending_features = torch.from_numpy(chunk.features_ED[event])
+        self.pending_us = torch.from_numpy(chunk.time_E[event])
+        self.place[self.pending_node] = torch.arange(len(node))
+        self.edge, self.now_us = chunk.end_edge, int(chunk.time_E[-1])
+
+    def _grow(self, nodes: int) -> None:
+        if nodes <= len(self.state):
+            return
+        more = max(nodes, 2 * len(self.state), 256) - len(self.state)
+        self.state = torch.cat([self.state, torch.zeros(more, self.state.shape[1])])
+        self.last_us = torch.cat([self.last_us, torch.zeros(more, dtype=torch.int64)])
+        self.place = torch.cat([self.place, torch.full((more,), -1, dtype=torch.int64)])
+
+
+class MemoryUpdater(nn.Module):
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new state."""
+
+    def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
+        super().__init__()
+        self.time = TimeEncoding(time_dim)
+        self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
+
+    def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
+        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised."""
+        node = memory.pending_node
+        if not len(node):
+            return memory.pending_other
+        own, last = memory.state[node], memory.last_us[node]
+        since = torch.where(last > 0, memory.pending_us - last, 0)
+        message = torch.cat([own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1)
+        updated: Tensor = self.gru(message, own)
+        return updated

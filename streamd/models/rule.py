@@ -1,0 +1,19 @@
+"""The rule that answers until there is a version: past partners first, popular destinations behind them."""
+
+import numpy as np
+
+from streamd.events import Float32
+from streamd.graph.facts import FLOOR_LOG_SHARE, LOG_SHARE, WEIGHT_80
+
+NAME = "rule"
+POPULARITY_WEIGHT = 3.0
+
+
+def rule_scores(facts_ECF: Float32, half_life: int = 2) -> Float32:
+    """Pair weight at rate .8 plus 3 times the share of popularity at the third half-life: float32[E, C].
+
+    The rule "partners + popularity" of the benchmark protocol, computed from fact columns.
+    """
+    log_share = facts_ECF[..., LOG_SHARE + half_life]
+    share = np.where(log_share > FLOOR_LOG_SHARE, np.exp(log_share), 0.0)
+    return (facts_ECF[..., WEIGHT_80] + POPULARITY_WEIGHT * share).astype(np.float32)

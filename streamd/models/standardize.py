@@ -1,0 +1,41 @@
+"""Running mean and spread of inputs, kept with the weights."""
+
+import torch
+from torch import Tensor, nn
+
+CLIP = 5.0
+
+
+class RunningStandardizer(nn.Module):
+    """(x - mean) / std over all rows seen so far, clipped to +-5. mean, var: float64[dim]; count: float64."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(dim, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take in rows [..., dim] (Chan, Golub and LeVeque 1979: pairwise merge of means and variances)."""
+        if not rows.numel():
+            return
+        rows = rows.reshape(-1, len(self.mean)).double()
+        n = len(rows)
+        mean, var = rows.mean(0), rows.var(0, unbiased=False)
+        total = self.count + n
+        delta = mean - self.mean
+        old = self.var * self.count if self.count > 0 else torch.zeros_like(self.var)
+        self.var.copy_((old + var * n + delta**2 * (self.count * n / total)) / total)
+        self.mean += delta * (n / total)
+        self.count.copy_(total)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """float32 rows [..., dim], standardised; a column that never varied stays at zero."""
+        std = self.var.sqrt()
+        scale = torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std))
+        return ((rows - self.mean.float()) * scale.float()).clamp(-CLIP, CLIP)

@@ -1,0 +1,174 @@
+"""One model with its memory and optimizer, taken from window to window: score first, then learn."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamd.events import Float32, Schema
+from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
+from streamd.settings import Settings
+from streamd.training.recorder import RecordedChunk
+from streamd.training.replay import Recorded, ReplayStore
+from streamd.training.scores import ranks
+
+
+@dataclass(frozen=True)
+class Learned:
+    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
+
+    loss: float
+    finite: bool
+    tail_before: float
+    tail_after: float
+    num_tail: int
+
+
+class Learner:
+    """Owner: one thread. Between windows `memory` stands at the last window's end under the present weights."""
+
+    def __init__(self, settings: Settings, schema: Schema, replay: ReplayStore, first_edge: int = 0) -> None:
+        self._settings, self._training = settings, settings.training
+        self.model: LinkModel = build_model(settings.model, schema, settings.training.seed)
+        self.optimizer = self.model.optimizer(settings.training.learning_rate)
+        self.memory: Memory = self.model.new_memory(first_edge)
+        self.replay = replay
+        self.tail: list[Recorded] = []
+        self.num_learned = 0
+        self.model.eval()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window: what is scored from here on can be learned by `learn`."""
+        self._start = self.memory.copy()
+        self._edges: list[EdgeRows] = []
+        self._seen: list[Recorded | None] = []
+        self._logits: list[Float32] = []
+
+    @torch.no_grad()
+    def score(self, chunk: RecordedChunk, advance: bool = True) -> Float32:
+        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it.
+
+        advance: False leaves memory standing still (a nightly model's day).
+        """
+        updated = self.model.updated(self.memory)
+        logits = np.zeros((0, 0), np.float32)
+        seen = None
+        if chunk.score is not None and chunk.learn is not None:
+            logits = self.model(chunk.score, self.memory.rows(chunk.score.node_M, updated)).numpy()
+            seen = Recorded(chunk.edges.first_edge, chunk.learn, self.memory.rows(chunk.learn.node_M, updated))
+            self._logits.append(logits[:, : chunk.learn.candidate_EC.shape[1]])
+        self._edges.append(chunk.edges)
+        self._seen.append(seen)
+        if advance:
+            self.memory.commit(updated, chunk.edges)
+        return logits
+
+    def learn(self, window_edge: int) -> Learned | None:
+        """Learn what was scored since `begin`; None where nothing was. Memory ends as of the new weights.
+
+        Where a loss or weight is not finite the weights of before stand, and `finite` says so.
+        """
+        seen = [s for s in self._seen if s is not None]
+        if not seen:
+            self._advance_all()
+            return None
+        backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        self._observe()
+        weights = self._held_out(sum(s.inputs.num_events for s in seen))
+        replayed = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
+        loss = math.nan
+        for epoch in range(self._training.epochs):
+            torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
+            loss = self._epoch(weights, replayed)
+        self.model.eval()
+        finite = math.isfinite(loss) and all(bool(p.isfinite().all()) for p in self.model.parameters())
+        if not finite:
+            self.restore_weights(*backup)
+        self.tail = self._tail(weights)
+        before, after, count = self._check_tail(weights)
+        self._backup = backup
+        self._advance_all()
+        for chunk in seen:
+            self.replay.offer(chunk)
+        self.num_learned += 1
+        return Learned(loss, finite, before, after, count)
+
+    def refuse(self) -> None:
+        """Undo the last `learn`: the weights of before, and memory under them."""
+        self.restore_weights(*self._backup)
+        self._advance_all()
+
+    def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
+        """Take over weights; a fresh optimizer where none comes with them."""
+        self.model.load_state_dict(weights)
+        if optimizer is None:
+            self.optimizer = self.model.optimizer(self._training.learning_rate)
+        else:
+            self.optimizer.load_state_dict(optimizer)
+        self.model.eval()
+
+    def _observe(self) -> None:
+        for edges, seen in zip(self._edges, self._seen, strict=True):
+            if seen is not None:
+                self.model.observe(seen.inputs, edges)
+
+    def _held_out(self, num_events: int) -> list[Tensor]:
+        """Per chunk float32[E]: 1 to learn, 0 for the last events of the window."""
+        left = num_events - int(num_events * self._training.tail_share)
+        out = []
+        for seen in self._seen:
+            count = seen.inputs.num_events if seen is not None else 0
+            out.append((torch.arange(count) < left).float())
+            left -= count
+        return out
+
+    def _epoch(self, weights: list[Tensor], replayed: list[Recorded]) -> float:
+        """One pass from the memory at the window's start; past chunks join the steps in turn."""
+        self.model.train()
+        memory = self._start.copy()
+        total = count = 0.0
+        num_steps = len(self._edges)
+        for step, (edges, seen, weight) in enumerate(zip(self._edges, self._seen, weights, strict=True)):
+            updated = self.model.updated(memory)
+            losses, events = [], 0.0
+            if seen is not None and weight.any():
+                logits = self.model(seen.inputs, memory.rows(seen.inputs.node_M, updated))
+                losses.append(link_loss(logits, weight))
+                events += float(weight.sum())
+            for chunk in replayed[step::num_steps]:
+                losses.append(link_loss(self.model(chunk.inputs, chunk.state_MD), chunk.inputs.weight_E))
+                events += float(chunk.inputs.weight_E.sum())
+            if losses and events:
+                loss = torch.stack(losses).sum()
+                self.optimizer.zero_grad()
+                (loss / events).backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                total, count = total + float(loss.detach()), count + events
+            memory.commit(updated, edges)
+        return total / count if count else math.nan
+
+    def _tail(self, weights: list[Tensor]) -> list[Recorded]:
+        return [Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
+                for s, w in zip(self._seen, weights, strict=True) if s is not None and not w.all()]
+
+    @torch.no_grad()
+    def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int]:
+        held = [(w == 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
+        before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
+        after = [self.model(t.inputs, t.state_MD).numpy()[t.inputs.weight_E.numpy() > 0] for t in self.tail]
+        if not before:
+            return math.nan, math.nan, 0
+        return (float((1 / ranks(np.concatenate(before))).mean()), float((1 / ranks(np.concatenate(after))).mean()),
+                sum(len(x) for x in before))
+
+    def _advance_all(self) -> None:
+        """The inference pass: memory from the window's start to its end under the present weights."""
+        self.memory = self._start.copy()
+        for edges in self._edges:
+            self.model.advance(self.memory, edges)
+

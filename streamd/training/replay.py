@@ -1,0 +1,95 @@
+"""A bounded, uniform sample of past chunks, each self-contained: its inputs and the memory they saw (reservoir)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from streamd.models import LinkInputs
+from streamd.storage import write_durably
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Inputs of some events with the states of the nodes around them as they were: learning from it moves no memory."""
+
+    first_edge: int
+    inputs: LinkInputs
+    state_MD: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.inputs.tensors(), "state_MD": self.state_MD.contiguous()}
+
+    @classmethod
+    def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "Recorded":
+        state = tensors.pop("state_MD")
+        return cls(first_edge, LinkInputs(**tensors), state)
+
+
+class ReplayStore:
+    """Reservoir sampling (Vitter 1985, algorithm R) over chunks; each chunk is a file. Owner: the trainer.
+
+    What it holds after n offers depends on the seed and the offers alone.
+    """
+
+    def __init__(self, folder: Path | None, capacity_chunks: int, seed: int) -> None:
+        """folder: where chunks are kept as files; None keeps them in memory only."""
+        self._folder, self.capacity, self._seed = folder, capacity_chunks, seed
+        self.num_offered = 0
+        self._chunks: list[Recorded] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def offer(self, chunk: Recorded) -> None:
+        """Show the reservoir one more chunk; it may take it in place of another."""
+        self.num_offered += 1
+        place = len(self._chunks)
+        if place >= self.capacity:
+            place = int(np.random.default_rng([self._seed, 1, chunk.first_edge]).integers(self.num_offered))
+            if place >= self.capacity:
+                return
+        self._chunks[place: place + 1] = [chunk]
+        if self._folder is not None:
+            write_durably(self._file(chunk.first_edge), save(chunk.tensors()))
+
+    def draw(self, num_events: int, window_edge: int) -> list[Recorded]:
+        """Distinct chunks with about `num_events` in all, seeded by the window."""
+        rng = np.random.default_rng([self._seed, 2, window_edge])
+        drawn: list[Recorded] = []
+        left = num_events
+        for i in rng.permutation(len(self._chunks)).tolist():
+            if left <= 0:
+                break
+            drawn.append(self._chunks[i])
+            left -= self._chunks[i].inputs.num_events
+        return drawn
+
+    @property
+    def num_events(self) -> int:
+        return sum(c.inputs.num_events for c in self._chunks)
+
+    def index(self) -> dict[str, list[int] | int]:
+        """What a checkpoint stores; the chunks themselves are files already."""
+        return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
+
+    def restore(self, index: dict[str, list[int] | int]) -> None:
+        """Load what the checkpoint named."""
+        names = index["chunks"]
+        assert isinstance(names, list) and isinstance(index["offered"], int)
+        self.num_offered = index["offered"]
+        self._chunks = [Recorded.restored(n, load_file(self._file(n))) for n in names]
+
+    def sweep(self) -> None:
+        """Remove files of chunks no longer held; call it once a checkpoint no longer names them."""
+        if self._folder is not None:
+            held = {self._file(c.first_edge).name for c in self._chunks}
+            for path in self._folder.glob("*.safetensors"):
+                if path.name not in held:
+                    path.unlink()
+
+    def _file(self, first_edge: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{first_edge:020d}.safetensors"
+

@@ -1,0 +1,5 @@
+"""Time to work: which windows are closed, where memory's chunks end, what each window scored. Pure, but for history."""
+
+from streamd.windows.window import Window, canonical_chunks, closed_chunks, next_window
+
+__all__ = ["Window", "canonical_chunks", "closed_chunks", "next_window"]
