@@ -23,7 +23,7 @@ class WindowRecord:
     promoted: bool
     reason: str
     scores: dict[str, dict[str, float]]
-    loss: float
+    loss: float | None
     seconds: dict[str, float]
     finished_at: float
 

@@ -1,0 +1,208 @@
+"""The command line. Each command gathers its parts and prints; a wrong setting is one line and exit status 2."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streamd import __version__
+from streamd.errors import StreamdError, VersionError
+from streamd.settings import Settings, effective, load_settings
+
+app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
+                  add_completion=False, pretty_exceptions_enable=False)
+models_app = typer.Typer(help="Model versions: list, show, promote, rollback.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+out = Console()
+err = Console(stderr=True)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")]
+
+
+def _settings(config: Path | None, data_dir: Path | None) -> Settings:
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    return load_settings(config, overrides)[0]
+
+
+@app.command()
+def run(
+    config: ConfigOption = None, data_dir: DataOption = None,
+    role: Annotated[str | None, typer.Option(help="Run only ingest, train or serve, in this process.")] = None
+) -> None:
+    """Run the daemon: ingest, train and serve, until a signal."""
+    from streamd.daemon import ROLES, Supervisor, run_role
+    from streamd.telemetry.logs import configure_logs
+
+    settings = _settings(config, data_dir)
+    if role is None:
+        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
+        raise typer.Exit(Supervisor(settings).run())
+    if role not in ROLES:
+        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
+    raise typer.Exit(run_role(settings, role))
+
+
+@app.command()
+def demo(
+    stream: Annotated[str, typer.Option(help="wikipedia or taxi.")] = "wikipedia",
+    speed: Annotated[str, typer.Option(help='Event-time hours per second, or "max".')] = "1",
+    exit_: Annotated[bool, typer.Option("--exit", help="End after the stream with a table of scores.")] = False,
+    days: Annotated[int | None, typer.Option(min=1, help="Play only the first days.")] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="A Kafka broker to use instead of starting one.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the server, 0 for a free one.")] = 8000,
+    data_dir: Annotated[Path | None, typer.Option(help="Where to keep the data; a new temporary folder otherwise.")] = None
+) -> None:
+    """Play a real month through the whole daemon and watch it learn."""
+    from streamd.demo.play import play
+
+    raise typer.Exit(play(stream, speed, exit_, days, bootstrap_servers, port, data_dir))
+
+
+@app.command()
+def produce(
+    file: Annotated[Path, typer.Argument(help="A .csv, .ndjson, .jsonl (also .gz) or .parquet file.")],
+    topic: Annotated[str | None, typer.Option(help="Topic; the first of kafka.topics otherwise.")] = None,
+    speed: Annotated[float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")] = 0,
+    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
+    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
+    time: Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")] = "time",
+    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    config: ConfigOption = None
+) -> None:
+    """Send a file's events to a topic."""
+    from streamd.ingest.produce import Columns, read_events, send_events
+
+    settings = _settings(config, None)
+    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    target = topic or settings.kafka.topics[0]
+    with _progress() as bar:
+        task = bar.add_task(f"to {target}", total=None)
+        sent = send_events(settings.kafka, target, read_events(file, columns), settings.stream.time_unit, speed,
+                           lambda n: bar.update(task, description=f"{n:,} events to {target}"))
+    out.print(f"{sent:,} events acknowledged by {target}")
+
+
+@app.command()
+def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Check every committed byte of the log against its checksum."""
+    from streamd.segments.verify import verify_log
+
+    settings = _settings(config, data_dir)
+    if not (settings.data_dir / "published").exists():
+        raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
+    with _progress() as bar:
+        task = bar.add_task("checking", total=None)
+        commits, damage = verify_log(settings.data_dir, lambda n: bar.update(task, description=f"{n:,} commits"))
+    for d in damage:
+        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
+    out.print(f"{commits:,} commits checked, {len(damage)} damaged")
+    raise typer.Exit(1 if damage else 0)
+
+
+@app.command(name="config")
+def show_config(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Print all settings in force and where each comes from."""
+    settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
+    table = Table("setting", "value", "from", box=None)
+    for key, value in effective(settings).items():
+        table.add_row(key, str(value), origin[key])
+    out.print(table)
+
+
+@app.command()
+def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Check broker, data directory, checksums, device, and compile the kernels."""
+    from streamd.doctor import examine
+
+    settings = _settings(config, data_dir)
+    table = Table("check", "result", "what was seen", box=None)
+    healthy = True
+    for check in examine(settings):
+        healthy &= check.good
+        table.add_row(check.name, "[green]good" if check.good else "[red]bad", check.seen)
+    out.print(table)
+    raise typer.Exit(0 if healthy else 1)
+
+
+@models_app.command("list")
+def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """List the versions kept, oldest first."""
+    from streamd.registry.registry import read_manifests
+
+    registry = _registry(config, data_dir)
+    last = registry.journal.last()
+    table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
+    for m in read_manifests(registry):
+        mark = "champion" if last and m.name == last.champion else "shadow" if last and m.name == last.shadow else ""
+        live = m.scores.get("live")
+        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", f"{live['mrr']:.4f}" if live else "-", mark)
+    out.print(table)
+
+
+@models_app.command("show")
+def models_show(name: str, config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Print a version's manifest."""
+    import msgspec
+
+    manifest = _registry(config, data_dir).manifest(name)
+    out.print_json(msgspec.json.encode(manifest).decode())
+
+
+@models_app.command("promote")
+def models_promote(
+    name: str, why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand", config: ConfigOption = None,
+    data_dir: DataOption = None
+) -> None:
+    """Make a version champion; the trainer goes on from its weights."""
+    move = _registry(config, data_dir).promote(name, "operator", why)
+    out.print(f"champion: {move.champion}")
+
+
+@models_app.command("rollback")
+def models_rollback(
+    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand", config: ConfigOption = None,
+    data_dir: DataOption = None
+) -> None:
+    """Make the version before the champion champion again; the trainer goes on from its weights."""
+    move = _registry(config, data_dir).rollback("operator", why)
+    out.print(f"champion: {move.champion}")
+
+
+def _registry(config: Path | None, data_dir: Path | None) -> Any:
+    from streamd.registry import Registry
+
+    settings = _settings(config, data_dir)
+    if not (settings.data_dir / "models").is_dir():
+        raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
+    return Registry(settings)
+
+
+def _progress() -> Progress:
+    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err)
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: errors raised on purpose are one line, exit status 2."""
+    try:
+        app()
+    except StreamdError as error:
+        err.print(f"streamd: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)

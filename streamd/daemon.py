@@ -1,0 +1,227 @@
+"""The process tree: a supervisor that imports neither torch nor numba, and the three roles as its children.
+
+The only module that knows every room: each role's parts are put together here.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+import structlog
+
+from streamd.clock import SystemClock
+from streamd.errors import LockedError, SettingsError, StreamdError
+from streamd.events import Schema
+from streamd.settings import Settings, as_environment
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.logs import configure_logs
+
+log = structlog.get_logger()
+ROLES = ("ingest", "train", "serve")
+PR_SET_PDEATHSIG = 1
+STOP_SECONDS = 30.0
+MAX_BACKOFF_SECONDS = 30.0
+STEADY_SECONDS = 60.0
+REFUSED = 2
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def schema_of(settings: Settings) -> Schema:
+    return Schema(**settings.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}))
+
+
+def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child: all settings, and thread counts set before anything imports torch."""
+    threads = settings.training.threads if role == "train" else 1
+    inherited = {k: v for k, v in environ.items() if not k.startswith("STREAMD_")}
+    return {**inherited, **as_environment(settings), **dict.fromkeys(THREAD_VARIABLES, str(threads))}
+
+
+class Supervisor:
+    """Starts the roles, restarts one that dies with growing pauses, and stops them together."""
+
+    def __init__(self, settings: Settings, roles: tuple[str, ...] = ROLES) -> None:
+        self._settings, self._roles = settings, roles
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self._failures = dict.fromkeys(roles, 0)
+        self._stop = threading.Event()
+
+    def run(self) -> int:
+        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or data."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        for role in self._roles:
+            self._start(role)
+        status = 0
+        while not self._stop.wait(0.1):
+            refused = self._watch()
+            if refused is not None:
+                status = refused
+                break
+        self._stop_all()
+        return status
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._stop.set()
+
+    def _start(self, role: str) -> None:
+        env = role_environment(self._settings, role, os.environ)
+        self._children[role] = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", role], env=env)
+        self._started[role] = time.monotonic()
+        log.info("role_started", child=role, pid=self._children[role].pid)
+
+    def _watch(self) -> int | None:
+        now = time.monotonic()
+        for role in self._roles:
+            child = self._children.get(role)
+            if child is None:
+                if now >= self._due[role]:
+                    self._start(role)
+                continue
+            status = child.poll()
+            if status is None:
+                continue
+            if status == REFUSED:
+                log.error("role_refused", child=role, hint="see its message above")
+                return REFUSED
+            if now - self._started[role] > STEADY_SECONDS:
+                self._failures[role] = 0
+            pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
+            self._failures[role] += 1
+            self._due[role] = now + pause
+            del self._children[role]
+            log.warning("role_died", child=role, status=status, restart_seconds=pause)
+        return None
+
+    def _stop_all(self) -> None:
+        for child in self._children.values():
+            child.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for role, child in self._children.items():
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.error("role_killed", child=role, after_seconds=STOP_SECONDS)
+                child.kill()
+                child.wait()
+
+
+def run_role(settings: Settings, role: str) -> int:
+    """Run one role in this process until a signal. Returns: exit status."""
+    _die_with_parent()
+    configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        {"ingest": _run_ingest, "train": _run_train, "serve": _run_serve}[role](settings, stop)
+    except LockedError as error:
+        log.error("refused", error=str(error))
+        return 1
+    except StreamdError as error:
+        log.error("refused", error=str(error), kind=type(error).__name__)
+        return REFUSED
+    return 0
+
+
+def _run_ingest(settings: Settings, stop: threading.Event) -> None:
+    from streamd.ingest.consumer import make_producer
+    from streamd.ingest.deadletter import DeadLetters, LocalDeadLetters, TopicDeadLetters
+    from streamd.ingest.loop import IngestLoop
+    from streamd.segments.log import LogWriter
+    from streamd.telemetry.metrics import serve_metrics
+
+    beat = Heartbeat(settings.data_dir, "ingest")
+    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
+    try:
+        letters: DeadLetters
+        if settings.ingest.dead_letter_topic:
+            letters = TopicDeadLetters(make_producer(settings.kafka), settings.ingest.dead_letter_topic)
+        else:
+            letters = LocalDeadLetters(settings.data_dir / "deadletter", settings.ingest.dead_letter_max_bytes)
+        serve_metrics(settings.telemetry.ingest_port)
+        IngestLoop(settings, writer, letters, SystemClock(), beat).run(stop)
+    finally:
+        writer.close()
+
+
+def _run_train(settings: Settings, stop: threading.Event) -> None:
+    from streamd.gpu import choose_device
+    from streamd.registry import Registry
+    from streamd.segments.reader import LogReader
+    from streamd.telemetry.metrics import serve_metrics
+    from streamd.training.trainer import Trainer
+
+    os.nice(settings.training.nice)
+    _fix_torch(settings.training.threads)
+    choose_device(settings.device)
+    beat = Heartbeat(settings.data_dir, "train")
+    serve_metrics(settings.telemetry.train_port)
+    reader = LogReader(settings.data_dir)
+    while not reader.refresh():
+        beat.touch("waiting")
+        if stop.wait(0.1):
+            return
+    Trainer(settings, reader, Registry(settings), SystemClock(), beat).run(stop)
+
+
+def _run_serve(settings: Settings, stop: threading.Event) -> None:
+    import uvicorn
+
+    from streamd.gpu import choose_device
+    from streamd.registry import Registry
+    from streamd.server.app import create_app
+    from streamd.server.engine import Engine
+    from streamd.server.state import ServerState
+    from streamd.server.status import StatusPage
+
+    _fix_torch(1)
+    choose_device(settings.device)
+    registry = Registry(settings)
+    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"))
+    engine.start()
+    app = create_app(ServerState(settings, engine, registry, StatusPage(settings, engine, registry)))
+    listening = _listen(settings.server.host, settings.server.port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+
+    def end_with_stop() -> None:
+        stop.wait()
+        server.should_exit = True
+
+    threading.Thread(target=end_with_stop, daemon=True).start()
+    log.info("server_listening", address=f"http://{settings.server.host}:{settings.server.port}")
+    server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(f"The server cannot listen on {host}:{port}: {error.strerror}.",
+                            "free the port or set server.port.") from None
+
+
+def _fix_torch(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process with its supervisor, however that ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)

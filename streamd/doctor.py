@@ -1,0 +1,113 @@
+"""What `streamd doctor` checks: each check says what it saw, and none stops the others."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.errors import StreamdError
+from streamd.settings import Settings
+
+MIN_FREE_BYTES = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    good: bool
+    seen: str
+
+
+def examine(settings: Settings) -> Iterator[Check]:
+    """Run all checks, yielding each as it is done."""
+    for name, look in (("broker", _broker), ("data directory", _data_directory), ("crc32c", _crc32c),
+                       ("device", _device), ("kernels", _kernels)):
+        yield _checked(name, look, settings)
+
+
+def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> Check:
+    try:
+        return Check(name, True, look(settings))
+    except (StreamdError, OSError, ImportError) as error:
+        return Check(name, False, str(error))
+
+
+def _broker(settings: Settings) -> str:
+    from streamd.ingest.consumer import make_admin
+
+    admin = make_admin(settings.kafka)
+    try:
+        cluster = admin.describe_cluster()
+        topics = admin.describe_topics(list(settings.kafka.topics))
+    finally:
+        admin.close()
+    found = {t["name"]: len(t["partitions"]) for t in topics if not t["error_code"]}
+    missing = set(settings.kafka.topics) - set(found)
+    if missing:
+        raise StreamdError(f"Cluster {cluster['cluster_id']} has no topic {sorted(missing)}.", "create it.")
+    stand_in = " (a mock, for a first look only)" if str(cluster["cluster_id"]).startswith("mockCluster") else ""
+    return f"cluster {cluster['cluster_id']}{stand_in}, partitions {found}"
+
+
+def _data_directory(settings: Settings) -> str:
+    folder = settings.data_dir.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise StreamdError(f"Only {free / 1e9:.1f} GB are free in {folder}.", "free space or set data_dir.")
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        begun = time.perf_counter()
+        for _ in range(10):
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fdatasync(file.fileno())
+        wait = (time.perf_counter() - begun) / 10
+    return f"{settings.data_dir}: {free / 1e9:.0f} GB free, {wait * 1e3:.1f} ms to make a write durable"
+
+
+def _crc32c(_: Settings) -> str:
+    import crc32c
+    from kafka.record import util
+
+    if util.crc32c_c is None:
+        raise StreamdError("kafka-python uses its slow crc32c in Python.", "pip install crc32c.")
+    data = bytes(1 << 24)
+    begun = time.perf_counter()
+    crc32c.crc32c(data)
+    return f"in C, {len(data) / (time.perf_counter() - begun) / 1e9:.1f} GB/s"
+
+
+def _device(settings: Settings) -> str:
+    import torch
+
+    from streamd.gpu import choose_device
+
+    device = choose_device(settings.device)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return f"model on {device}; GPU {gpu}; torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _kernels(_: Settings) -> str:
+    seconds = warm_up()
+    return f"compiled or loaded in {seconds:.1f} s"
+
+
+def warm_up() -> float:
+    """Compile all kernels, or load them where that was done before. Returns: seconds."""
+    from streamd.graph import BlockGraph, PairFacts
+
+    begun = time.perf_counter()
+    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    graph.recent(src, 2, 2)
+    facts = PairFacts((1, 2, 3, 4, 5), 10)
+    facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
+    facts.rows(src, when, np.array([[1], [2]]))
+    return time.perf_counter() - begun
+

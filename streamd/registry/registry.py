@@ -1,0 +1,169 @@
+"""The store of versions: written whole and durable, then named; read without pickle."""
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import structlog
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from streamd import __version__
+from streamd.errors import VersionError
+from streamd.events import Schema
+from streamd.registry.gate import decide
+from streamd.registry.journal import ModelJournal, Move
+from streamd.settings import ModelSettings, Settings
+from streamd.storage import write_folder_durably
+from streamd.training.trainer import Candidate, Outcome
+
+log = structlog.get_logger()
+FOLDER = "models"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds."""
+
+    name: str
+    window_start_us: int
+    window_end_us: int
+    first_edge: int
+    edge: int
+    seq: int
+    memory_us: int
+    parent: str
+    model: dict[str, Any]
+    schema: dict[str, int]
+    window_seconds: int
+    training: dict[str, Any]
+    scores: dict[str, dict[str, float]]
+    tail: dict[str, float]
+    loss: float
+    code: str
+    created: float
+
+    def model_settings(self) -> ModelSettings:
+        return ModelSettings(**self.model)
+
+    def log_schema(self) -> Schema:
+        return Schema(**self.schema)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A loaded version: manifest, weights, and memory at `manifest.edge`."""
+
+    manifest: Manifest
+    weights: dict[str, Tensor]
+    memory: dict[str, Tensor]
+
+
+class Registry:
+    """`models/`: safe to use from several processes, each with its own object."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.folder = settings.data_dir / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.journal = ModelJournal(self.folder)
+
+    def publish(self, candidate: Candidate) -> Outcome:
+        """Write the candidate, let the gate judge it, name it champion if it may serve, drop what is too old."""
+        learned = candidate.learned
+        decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
+        if not decision.promote:
+            log.warning("version_refused", window=candidate.window.end_us, reason=decision.reason)
+            return Outcome(candidate.parent, False, decision.reason)
+        name = f"{candidate.window.end_us}-{candidate.edge}"
+        self._write(name, candidate)
+        self.journal.move("promote", name, "trainer", decision.reason)
+        self.prune()
+        return Outcome(name, True, decision.reason)
+
+    def _write(self, name: str, candidate: Candidate) -> None:
+        s, learned = self._settings, candidate.learned
+        schema = s.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"})
+        manifest = Manifest(
+            name, candidate.window.start_us, candidate.window.end_us, candidate.window.first_edge, candidate.edge,
+            candidate.seq, candidate.memory_us, candidate.parent, s.model.model_dump(mode="json"), schema,
+            s.windows.width_seconds, s.training.model_dump(mode="json"), candidate.scores,
+            {"before": learned.tail_before, "after": learned.tail_after, "events": learned.num_tail}, learned.loss,
+            __version__, time.time())
+        write_folder_durably(self.folder / name, {
+            "model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
+            "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()}),
+            "manifest.json": msgspec.json.encode(asdict(manifest))})
+
+    def champion(self) -> str | None:
+        """Name of the version that serves, None before there is one."""
+        last = self.journal.last()
+        return last.champion if last else None
+
+    def moved_by_hand(self) -> str | None:
+        """The champion where it was last moved by someone other than the trainer."""
+        last = self.journal.last()
+        return last.champion if last and last.who != "trainer" else None
+
+    def names(self) -> list[str]:
+        """All whole versions, oldest first."""
+        found = [p.name for p in self.folder.iterdir() if p.is_dir() and (p / "manifest.json").exists()
+                 and not p.name.startswith(".")]
+        return sorted(found, key=lambda n: tuple(int(x) for x in n.split("-")))
+
+    def manifest(self, name: str) -> Manifest:
+        """Raises: VersionError where there is no such version."""
+        path = self.folder / name / "manifest.json"
+        if name in (".", "..") or "/" in name or name.startswith(".") or not path.is_file():
+            raise VersionError(f"There is no version {name!r}.", "pick one of `streamd models list`.")
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+
+    def load(self, name: str) -> Version:
+        """Weights and memory of a version. Raises: VersionError."""
+        manifest = self.manifest(name)
+        folder = self.folder / name
+        return Version(manifest, load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors"))
+
+    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor], int, int]:
+        """Weights, memory, the edge memory stands at, and the time of the event before it."""
+        version = self.load(name)
+        return version.weights, version.memory, version.manifest.edge, version.manifest.memory_us
+
+    def promote(self, name: str, who: str, why: str) -> Move:
+        """Make a version champion by hand. Raises: VersionError."""
+        self.manifest(name)
+        return self.journal.move("promote", name, who, why)
+
+    def rollback(self, who: str, why: str) -> Move:
+        """Make the version before the champion champion again. Raises: VersionError where none is kept."""
+        last = self.journal.last()
+        if last is None or not last.shadow:
+            raise VersionError("There is no version to roll back to.", "wait for two promotions.")
+        self.manifest(last.shadow)
+        return self.journal.move("rollback", last.shadow, who, why)
+
+    def prune(self) -> None:
+        """Drop versions beyond the newest `registry.keep`, never the champion or the shadow."""
+        last = self.journal.last()
+        named = {last.champion, last.shadow} if last else set()
+        names = self.names()
+        for name in names[: -self._settings.registry.keep]:
+            if name not in named:
+                doomed = self.folder / name
+                scratch = self.folder / f".{name}.dropped"
+                doomed.rename(scratch)
+                shutil.rmtree(scratch)
+
+
+def read_manifests(registry: Registry) -> list[Manifest]:
+    """Manifests of all whole versions, oldest first; one pruned meanwhile is left out."""
+    out = []
+    for name in registry.names():
+        try:
+            out.append(registry.manifest(name))
+        except VersionError:
+            continue
+    return out
+

@@ -1,0 +1,304 @@
+"""The engine thread: follows the log, follows the registry, answers requests in batches; nothing waits for a swap."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from streamd.errors import StreamdError
+from streamd.events import Key
+from streamd.models.rule import NAME as RULE
+from streamd.models.rule import rule_scores
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.server.served import UNKNOWN, Served
+from streamd.server.view import LogView
+from streamd.settings import Settings
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+log = structlog.get_logger()
+IDLE_SECONDS = 0.01
+REGISTRY_SECONDS = 0.1
+SLICE_CHUNKS = 4
+
+
+class Overloaded(Exception):
+    """More requests wait than `server.max_queue`; the caller answers 429."""
+
+
+class NotReady(Exception):
+    """The engine cannot answer yet; the caller answers 503."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. dst: candidate keys, or None to let the engine choose `k` of a `kind`. time_us: None for now."""
+
+    src: Key
+    dst: tuple[Key, ...] | None = None
+    time_us: int | None = None
+    k: int = 10
+    kind: str | None = None
+    exclude_seen: bool = False
+    embedding: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times in microseconds."""
+
+    version: str
+    trained_until_us: int | None
+    edge: int
+    as_of_us: int
+    newest_us: int
+    src_known: bool
+    dst: tuple[Key, ...] = ()
+    scores: tuple[float, ...] = ()
+    known: tuple[bool, ...] = ()
+    embedding: tuple[float, ...] = ()
+    memory_edge: int = 0
+
+
+@dataclass
+class _Waiting:
+    asked: Asked
+    deadline: float
+    done: Callable[[Answer | BaseException], None]
+
+
+@dataclass
+class EngineStatus:
+    """What the status page and health checks read; written by the engine thread only."""
+
+    ready: bool = False
+    why: str = "starting"
+    version: str = RULE
+    trained_until_us: int | None = None
+    edge: int = 0
+    newest_us: int = 0
+    memory_edge: int = 0
+    answered: int = 0
+    beat: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """Owner of the server's graph, facts, memory and model, all on its one thread."""
+
+    def __init__(self, settings: Settings, registry: Registry, beat: Heartbeat) -> None:
+        self._settings, self._registry, self._beat = settings, registry, beat
+        self._queue: queue.Queue[_Waiting] = queue.Queue(settings.server.max_queue)
+        self._served: Served | None = None
+        self._building: Served | None = None
+        self._loading: Future[Served] | None = None
+        self._noticed = 0.0
+        self._refused = ""
+        self._checked = 0.0
+        self.status = EngineStatus()
+        self._view: LogView | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what waits, then end."""
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    async def ask(self, asked: Asked) -> Answer:
+        """Put a request and wait. Raises: Overloaded, NotReady, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def resolve(result: Answer | BaseException) -> None:
+            if future.done():
+                return
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        def done(result: Answer | BaseException) -> None:
+            loop.call_soon_threadsafe(resolve, result)
+
+        if not self.status.ready:
+            raise NotReady(self.status.why)
+        wait = self._settings.server.deadline_seconds
+        try:
+            self._queue.put_nowait(_Waiting(asked, time.monotonic() + wait, done))
+        except queue.Full:
+            raise Overloaded from None
+        return await asyncio.wait_for(future, wait)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        while not self._stop.is_set() or not self._queue.empty():
+            busy = self._step()
+            self._answer(0.0 if busy else IDLE_SECONDS)
+
+    def _step(self) -> bool:
+        """One slice of following log and registry. Returns: whether more of it waits."""
+        self.status.beat = time.monotonic()
+        if self._view is None:
+            reader = LogReader(self._settings.data_dir)
+            if not reader.refresh():
+                self.status.why = "waiting for ingest to make the log"
+                self._beat.touch("waiting")
+                return False
+            self._view = LogView(self._settings, reader)
+        view = self._view
+        took = view.follow()
+        if self._served is not None:
+            self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
+        self._follow_registry(view)
+        building = self._build(view)
+        if not self.status.ready and view.caught_up and not self._loading and not self._building:
+            self.status.ready, self.status.why = True, "answering"
+            log.info("server_ready", edges=view.edge, version=self.status.version)
+        elif not self.status.ready:
+            self.status.why = f"reading the log, edge {view.edge} of {view.log.num_edges}"
+        self._report(view)
+        return took > 0 or building
+
+    def _follow_registry(self, view: LogView) -> None:
+        now = time.monotonic()
+        if self._loading is not None or self._building is not None or now - self._checked < REGISTRY_SECONDS:
+            return
+        self._checked = now
+        champion = self._registry.champion()
+        serving = self._served.manifest.name if self._served else None
+        if champion is None or champion in (serving, self._refused):
+            return
+        self._noticed = now
+        future: Future[Served] = Future()
+        self._loading = future
+
+        def load() -> None:
+            try:
+                future.set_result(Served.restored(self._registry.load(champion)))
+            except (StreamdError, OSError, RuntimeError, ValueError) as error:
+                future.set_exception(error)
+
+        self._loading_name = champion
+        threading.Thread(target=load, name="load-version", daemon=True).start()
+
+    def _build(self, view: LogView) -> bool:
+        """Carry a loaded version's memory to now, a slice at a time, then swap. Returns: whether more is to do."""
+        if self._loading is not None and self._loading.done():
+            try:
+                self._building = self._loading.result()
+            except (StreamdError, OSError, RuntimeError, ValueError) as error:
+                if self._registry.champion() == self._loading_name:
+                    self._refused = self._loading_name
+                    log.error("version_not_served", version=self._loading_name, error=str(error))
+            self._loading = None
+        building = self._building
+        if building is None:
+            return False
+        name = building.manifest.name
+        half_lives = building.manifest.model_settings().half_lives_seconds
+        if half_lives != self._settings.model.half_lives_seconds or building.manifest.edge > view.log.num_edges:
+            log.error("version_not_served", version=name, error="it does not fit this log or model.half_lives_seconds")
+            self._refused, self._building = name, None
+            return False
+        if building.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS) or building.memory.edge > view.edge:
+            return True
+        self._served, self._building = building, None
+        self.status.version, self.status.trained_until_us = name, building.manifest.window_end_us
+        metrics.swaps.inc()
+        metrics.swap_seconds.observe(time.monotonic() - self._noticed)
+        return False
+
+    def _report(self, view: LogView) -> None:
+        status = self.status
+        status.edge, status.newest_us = view.edge, view.newest_us
+        status.memory_edge = self._served.memory.edge if self._served else view.edge
+        metrics.seen_edges.set(view.edge)
+        metrics.memory_lag.set(view.edge - status.memory_edge)
+        metrics.queue_requests.set(self._queue.qsize())
+        self._beat.touch("ready" if status.ready else "rebuilding", edges=view.edge, version=status.version,
+                         newest=view.newest_us, answered=status.answered)
+
+    def _answer(self, wait: float) -> None:
+        batch: list[_Waiting] = []
+        try:
+            batch.append(self._queue.get(timeout=wait) if wait else self._queue.get_nowait())
+            while len(batch) < self._settings.server.max_batch:
+                batch.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        live = [w for w in batch if w.deadline > now]
+        if not live or self._view is None:
+            return
+        self._view.follow()
+        if self._served is not None:
+            self._served.follow(self._view.log, self._view.edge, self._view.watermark, SLICE_CHUNKS)
+        try:
+            answers: list[Answer | BaseException] = list(self._compute(self._view, [w.asked for w in live]))
+        except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
+            log.exception("answer_failed", error=str(error))
+            answers = [error] * len(live)
+        for waiting, answer in zip(live, answers, strict=True):
+            waiting.done(answer)
+        self.status.answered += len(live)
+
+    def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
+        sources = view.ids([a.src for a in asked])
+        targets = [self._targets(view, a, int(s)) for a, s in zip(asked, sources, strict=True)]
+        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
+        facts = [view.facts.rows(np.array([s]), np.array([t]), d[None])[0]
+                 for s, t, d in zip(sources, as_of, targets, strict=True)]
+        rows = np.concatenate(facts)
+        nodes, place = np.unique(np.concatenate([sources, *targets]), return_inverse=True)
+        src_place = np.repeat(place[: len(asked)], [len(d) for d in targets])
+        served = self._served
+        if served is None:
+            scores = rule_scores(rows)
+            z = None
+        else:
+            z = served.embed(nodes, view.graph, view.log, view.features)
+            scores = served.logits(torch.from_numpy(rows), z, torch.from_numpy(src_place),
+                                   torch.from_numpy(place[len(asked):])).numpy()
+        answers, at = [], 0
+        for i, a in enumerate(asked):
+            score = scores[at: at + len(targets[i])]
+            at += len(targets[i])
+            embedding = tuple(z[place[i]].tolist()) if a.embedding and z is not None else ()
+            answers.append(self._one(view, a, sources[i], targets[i], score, as_of[i], embedding))
+        return answers
+
+    def _targets(self, view: LogView, asked: Asked, source: int) -> Any:
+        if asked.embedding:
+            return np.zeros(0, np.int64)
+        if asked.dst is not None:
+            return view.ids(list(asked.dst))
+        found = view.candidates(source, asked.kind, self._settings.server.max_candidates)
+        return np.setdiff1d(found, view.facts.partners(source)) if asked.exclude_seen else found
+
+    def _one(self, view: LogView, asked: Asked, source: Any, targets: Any, scores: Any, as_of: int,
+             embedding: tuple[float, ...]) -> Answer:
+        known = view.facts.is_known(targets)
+        if asked.dst is None and not asked.embedding:
+            best = np.lexsort((targets, -scores))[: asked.k]
+            targets, scores, known = targets[best], scores[best], known[best]
+            keys = tuple(view.log.keys[t] for t in targets)
+        else:
+            keys = asked.dst or ()
+        served = self._served
+        return Answer(
+            self.status.version, self.status.trained_until_us, view.edge, as_of, view.newest_us,
+            bool(view.facts.is_known(np.array([source]))[0]) if source != UNKNOWN else False, keys,
+            tuple(float(s) for s in scores), tuple(bool(x) for x in known), embedding,
+            served.memory.edge if served else view.edge)

@@ -1,0 +1,89 @@
+"""What the REST API takes and gives. Times are integers in the stream's unit (`stream.time_unit`)."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+INT64 = 2**63 - 1
+NodeKey = Annotated[StrictInt, Field(ge=-INT64, le=INT64)] | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ScoreRequest(Body):
+    """Candidates to be scored for a source."""
+
+    src: NodeKey = Field(description="the source node", examples=["user:74"])
+    dst: list[NodeKey] = Field(min_length=1, description="candidate destinations", examples=[["page:1", "page:2"]])
+    time: int | None = Field(None, ge=0, le=2**62, description="query time; one not after the newest event means now")
+
+
+class RecommendRequest(Body):
+    """A source for which the best destinations are wanted."""
+
+    src: NodeKey = Field(description="the source node", examples=["user:74"])
+    k: int = Field(10, ge=1, le=1000, description="how many")
+    kind: str | None = Field(None, max_length=256, description="only nodes whose key begins with this and a colon")
+    exclude_seen: bool = Field(False, description="leave out the source's last partners")
+    time: int | None = Field(None, ge=0, le=2**62, description="query time; one not after the newest event means now")
+
+
+class AsOf(BaseModel):
+    """Which model answered, until when it was trained, and what it had seen."""
+
+    version: str = Field(description='model version, or "rule" before there is one')
+    trained_until: int | None = Field(description="event time up to which the version was trained")
+    last_edge: int = Field(description="id of the newest edge seen, -1 before any")
+    newest_event: int = Field(description="time of that edge")
+    time: int = Field(description="the time the answer is for")
+
+
+class Scored(BaseModel):
+    """One destination. score: higher is likelier; comparable within one answer."""
+
+    dst: NodeKey
+    score: float
+    known: bool = Field(description="false for a node never seen")
+
+
+class ScoreResponse(BaseModel):
+    src: NodeKey
+    known: bool = Field(description="false for a source never seen")
+    scores: list[Scored]
+    as_of: AsOf
+
+
+class EmbeddingResponse(BaseModel):
+    node: NodeKey
+    known: bool
+    embedding: list[float] = Field(description="empty where the model has no graph layers")
+    memory_edge: int = Field(description="embeddings know the edges below this id")
+    as_of: AsOf
+
+
+class ModelInfo(BaseModel):
+    """A version. scores: model -> measure -> value over its window, measured before it was learned."""
+
+    name: str
+    parent: str
+    created: float
+    trained_until: int
+    edge: int
+    loss: float
+    scores: dict[str, dict[str, float]]
+
+
+class ModelsResponse(BaseModel):
+    champion: str | None
+    shadow: str | None
+    versions: list[ModelInfo]
+
+
+class Problem(BaseModel):
+    """An error: what and why."""
+
+    title: str
+    status: int
+    detail: str

@@ -1,0 +1,90 @@
+"""A version as it serves: weights, and memory carried along the log; swapped as one reference."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamd.events import Int64
+from streamd.graph import BlockGraph
+from streamd.graph.neighborhood import Neighborhood, look_around
+from streamd.graph.node_features import NodeFeatures
+from streamd.models import EdgeRows, LinkModel, Memory, build_model
+from streamd.models.inputs import link_inputs
+from streamd.registry.registry import Manifest, Version
+from streamd.segments.reader import LogReader
+from streamd.windows import closed_chunks
+
+UNKNOWN = -1
+
+
+@dataclass
+class Served:
+    """Owner: the engine thread. Embeddings are as of memory's cut and kept until it moves."""
+
+    manifest: Manifest
+    model: LinkModel
+    memory: Memory
+    _cache: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    _cached: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    @classmethod
+    def restored(cls, version: Version) -> "Served":
+        """Build model and memory from what the registry holds."""
+        model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0)
+        model.load_state_dict(version.weights)
+        model.eval()
+        memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us)
+        return cls(version.manifest, model, memory)
+
+    def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
+        """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how many it advanced."""
+        first = self.memory.edge
+        if until_edge <= first:
+            return 0
+        chunk_edges = self.manifest.model_settings().memory_chunk
+        width_us = self.manifest.window_seconds * 1_000_000
+        end = min(until_edge, first + 4 * chunk_edges * max(1, max_chunks))
+        times = log.edges(first, end)[2]
+        known = watermark if end == until_edge else int(times[-1])
+        closed = closed_chunks(times, known, width_us, chunk_edges)[:max_chunks]
+        for a, b in closed:
+            src, dst, time = log.edges(first + a, first + b)
+            rows = EdgeRows(first + a, src, dst, time, log.features_of(np.arange(first + a, first + b)))
+            self.model.advance(self.memory, rows)
+        if closed:
+            self._cached[:] = False
+        return len(closed)
+
+    @torch.no_grad()
+    def embed(self, nodes: Int64, graph: BlockGraph, log: LogReader, features: NodeFeatures) -> Tensor:
+        """Embeddings of distinct nodes, float32[U, D], as of memory's cut; UNKNOWN is a node never seen."""
+        if not self.model.has_graph:
+            return torch.zeros(len(nodes), 0)
+        places = torch.from_numpy(nodes + 1)
+        top = int(places.max()) + 1
+        if top > len(self._cached):
+            size = max(top, 2 * len(self._cached), 1024)
+            self._cache = torch.zeros(size, self.model.settings.dim)
+            self._cached = torch.zeros(size, dtype=torch.bool)
+        missing = nodes[~self._cached[places].numpy()]
+        if len(missing):
+            around = look_around(graph, log, features, missing, self.memory.edge, self.memory.now_us,
+                                 self.model.settings.neighbors)
+            self._cache[torch.from_numpy(missing + 1)] = self._embed(around)
+            self._cached[torch.from_numpy(missing + 1)] = True
+        return self._cache[places]
+
+    def _embed(self, around: Neighborhood) -> Tensor:
+        none = np.zeros((0, 1), np.int64)
+        inputs = link_inputs(np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
+        return self.model.embed(inputs, self.memory.rows(inputs.node_M, self.model.updated(self.memory)))
+
+    @torch.no_grad()
+    def logits(self, facts_RF: Tensor, z_UD: Tensor, src_R: Tensor, dst_R: Tensor) -> Tensor:
+        """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: int64 places among the U embeddings."""
+        out = self.model.pair_logits(facts_RF[:, None])[:, 0]
+        if self.model.has_graph:
+            out = out + self.model.residual(z_UD, src_R, dst_R[:, None])[:, 0]
+        return out

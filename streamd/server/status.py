@@ -1,0 +1,56 @@
+"""What the status page shows, as JSON: roles, throughput, windows with baselines, versions and who moved them."""
+
+import time
+from collections import deque
+from typing import Any
+
+from streamd.models.rule import NAME as RULE
+from streamd.registry import Registry
+from streamd.server.engine import Engine
+from streamd.settings import Settings
+from streamd.telemetry.heartbeat import read_beat
+from streamd.windows.history import HistoryReader
+
+ROLES = ("ingest", "train", "serve")
+MAX_WINDOWS = 1000
+MAX_MOVES = 20
+
+
+class StatusPage:
+    """Collects the state of all roles from what they leave in the data directory. Owner: the event loop's thread."""
+
+    def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
+        self._settings, self._engine, self._registry = settings, engine, registry
+        self._history = HistoryReader(settings.data_dir)
+        self._edges: deque[tuple[float, int]] = deque(maxlen=30)
+
+    def content(self) -> dict[str, Any]:
+        """The content of `/status.json`."""
+        status = self._engine.status
+        roles = {}
+        for role in ROLES:
+            beat = read_beat(self._settings.data_dir, role)
+            roles[role] = None if beat is None else {
+                "state": beat.state, "alive": beat.alive, "age_seconds": round(beat.age_seconds, 1),
+                "detail": beat.detail}
+        records = self._history.refresh()
+        moves = self._registry.journal.moves()
+        return {
+            "now": time.time(), "device": "cpu", "rule": RULE, "ready": status.ready, "why": status.why,
+            "version": status.version, "trained_until_us": status.trained_until_us, "edges": status.edge,
+            "newest_us": status.newest_us, "memory_edge": status.memory_edge, "answered": status.answered,
+            "events_per_second": self._rate(status.edge), "roles": roles, "num_windows": len(records),
+            "window_seconds": self._settings.windows.width_seconds,
+            "windows": [{"start_us": r.start_us, "end_us": r.end_us, "events": r.end_edge - r.first_edge,
+                         "version": r.version, "promoted": r.promoted, "seconds": sum(r.seconds.values()),
+                         "mrr": {k: v["mrr"] for k, v in r.scores.items()},
+                         "ap": {k: v["ap"] for k, v in r.scores.items()}} for r in records[-MAX_WINDOWS:]],
+            "num_versions": len(moves),
+            "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
+                      for m in moves[-MAX_MOVES:]][::-1]}
+
+    def _rate(self, edges: int) -> float:
+        now = time.monotonic()
+        self._edges.append((now, edges))
+        first, before = self._edges[0]
+        return round((edges - before) / (now - first), 1) if now > first else 0.0

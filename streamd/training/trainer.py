@@ -1,0 +1,242 @@
+"""The trainer's loop: wait for a window to close, score it, learn it, hand the version over, remember where it is."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from torch import Tensor
+
+from streamd.clock import Clock
+from streamd.errors import VersionError
+from streamd.events import Float32
+from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.models.rule import NAME as RULE
+from streamd.models.rule import rule_scores
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
+from streamd.training.learner import Learned, Learner
+from streamd.training.recorder import Recorder
+from streamd.training.replay import ReplayStore
+from streamd.training.scores import Measures, measures
+from streamd.windows import Window, canonical_chunks, next_window
+from streamd.windows.history import WindowRecord, append_record, truncate_records
+
+log = structlog.get_logger()
+FOLDER = "train"
+POLL_SECONDS = 0.05
+POPULARITY_HALF_LIFE = 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
+
+    window: Window
+    edge: int
+    seq: int
+    weights: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    memory_us: int
+    parent: str
+    scores: dict[str, Measures]
+    learned: Learned
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the registry made of a candidate. version: its name, or the champion's where it was refused."""
+
+    version: str
+    promoted: bool
+    reason: str
+
+
+class Versions(Protocol):
+    """What the trainer needs of the registry; `streamd.registry.Registry` is it."""
+
+    def publish(self, candidate: Candidate) -> Outcome: ...
+
+    def champion(self) -> str | None: ...
+
+    def moved_by_hand(self) -> str | None: ...
+
+    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor], int, int]: ...
+
+
+def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
+    """Two baselines that cost nothing, from fact columns: EdgeBank (seen before) and popularity decayed over 12 h."""
+    return {"edgebank": (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32),
+            "popularity": facts_ECF[..., LOG_SHARE + POPULARITY_HALF_LIFE]}
+
+
+class Trainer:
+    """Owner of graph, facts, model and replay store in the train process; everything runs on its one thread."""
+
+    def __init__(
+        self, settings: Settings, reader: LogReader, versions: Versions, clock: Clock, beat: Heartbeat,
+        on_step: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """on_step: told the name of each step as it begins; tests stop the process there."""
+        assert reader.state is not None
+        self._settings, self._log, self._versions, self._clock, self._beat = settings, reader, versions, clock, beat
+        self._on_step = on_step
+        self._folder = settings.data_dir / FOLDER
+        capacity = max(1, settings.training.replay_capacity_events // settings.model.memory_chunk)
+        replay = ReplayStore(self._folder / "replay", capacity, settings.training.seed)
+        self._learner = Learner(settings, reader.state.schema, replay, reader.first_edge)
+        self._recorder = Recorder(settings, reader)
+        self._width_us = settings.windows.width_seconds * 1_000_000
+        self._version, self._champion = "", versions.champion() or ""
+        self._history_bytes = 0
+        self.edge = reader.first_edge
+        self._resume()
+
+    def run(self, stop: threading.Event) -> None:
+        """Learn windows as they close until told to stop; a stop waits for the window in progress."""
+        while not stop.is_set():
+            self._log.refresh()
+            window = next_window(self._log, self.edge, self._width_us)
+            if window is None:
+                self._touch("waiting")
+                stop.wait(POLL_SECONDS)
+                continue
+            self.process(window)
+
+    def process(self, window: Window) -> WindowRecord:
+        """Score, learn, publish, record, checkpoint: one window, from its start if a stop cut it short before."""
+        self._follow_rollback()
+        self._touch("scoring")
+        begun = time.perf_counter()
+        scores, scored_by, num_scored = self._score(window)
+        scored = time.perf_counter()
+        self._touch("learning")
+        self._on_step("learn")
+        learned = self._learner.learn(window.first_edge)
+        self.edge = window.end_edge
+        outcome = Outcome(self._version, False, "no event of this window could be scored yet")
+        if learned is not None:
+            self._on_step("publish")
+            outcome = self._versions.publish(self._candidate(window, scores, learned))
+            if not outcome.promoted:
+                self._learner.refuse()
+            self._version = self._champion = outcome.version
+            metrics.versions.labels(str(outcome.promoted).lower()).inc()
+        done = time.perf_counter()
+        record = WindowRecord(
+            window.start_us, window.end_us, window.first_edge, window.end_edge, num_scored, outcome.version, scored_by,
+            outcome.promoted, outcome.reason, scores, learned.loss if learned and learned.finite else None,
+            {"score": scored - begun, "learn": done - scored}, self._clock.now_us() / 1e6)
+        self._on_step("record")
+        self._history_bytes = append_record(self._settings.data_dir, record)
+        self._on_step("checkpoint")
+        self._checkpoint()
+        self._learner.begin()
+        self._report(record)
+        return record
+
+    def _score(self, window: Window) -> tuple[dict[str, Measures], str, int]:
+        parts: dict[str, list[Float32]] = {}
+        scored_by = self._champion or RULE
+        for chunk in self._recorder.chunks(window):
+            logits = self._learner.score(chunk)
+            self._touch("scoring")
+            if chunk.score is None:
+                continue
+            facts = chunk.score.facts_ECF.numpy()
+            live = logits if self._learner.num_learned else rule_scores(facts)
+            for name, scores in {"live": live, **baseline_scores(facts)}.items():
+                parts.setdefault(name, []).append(scores)
+        table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
+        return table, scored_by, sum(len(x) for x in parts.get("live", []))
+
+    def _candidate(self, window: Window, scores: dict[str, Measures], learned: Learned) -> Candidate:
+        assert self._log.state is not None
+        return Candidate(window, window.end_edge, self._log.state.seq, self._learner.model.state_dict(),
+                         self._learner.memory.tensors(), self._learner.memory.now_us, self._version, scores, learned)
+
+    def _follow_rollback(self) -> None:
+        """When someone moved the champion by hand, go on from that version's weights, memory replayed to here."""
+        champion = self._versions.moved_by_hand()
+        if champion is None or champion == self._champion:
+            return
+        weights, memory, edge, now_us = self._versions.weights(champion)
+        log.warning("following_champion", version=champion, instead_of=self._champion)
+        self._learner.restore_weights(weights, None)
+        self._learner.memory = type(self._learner.memory).restored(memory, edge, now_us)
+        cursor = edge
+        while cursor < self.edge:
+            window = next_window(self._log, cursor, self._width_us)
+            assert window is not None
+            for a, b in _cuts(self._recorder, window, self._settings.model.memory_chunk):
+                self._learner.model.advance(self._learner.memory, self._recorder.rows(a, b))
+            cursor = window.end_edge
+        self._learner.tail = []
+        self._learner.num_learned = max(self._learner.num_learned, 1)
+        self._learner.begin()
+        self._version = self._champion = champion
+
+    def _checkpoint(self) -> None:
+        memory = self._learner.memory
+        save_checkpoint(self._folder / "checkpoints", self._learner, Cursor(
+            self.edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes, self._version,
+            self._champion, self._fixed_settings(), build_facts(), self._learner.replay.index(),
+            [c.first_edge for c in self._learner.tail]))
+        self._learner.replay.sweep()
+
+    def _resume(self) -> None:
+        (self._folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        assert self._log.state is not None
+        cursor = load_checkpoint(self._folder / "checkpoints", self._learner, self._log.state)
+        if cursor is not None:
+            if cursor.settings != self._fixed_settings():
+                raise VersionError("The model or window settings differ from those of the trainer's checkpoint.",
+                                   "set them back, or remove train/ and models/ to learn anew.")
+            if cursor.build != build_facts():
+                log.warning("build_differs", checkpoint=cursor.build, now=build_facts(),
+                            meaning="resumed weights may differ in the last bits")
+            self.edge, self._version, self._champion = cursor.edge, cursor.version, cursor.champion
+            self._history_bytes = cursor.history_bytes
+        truncate_records(self._settings.data_dir, self._history_bytes)
+        if cursor is None:
+            self._champion = ""
+        started = time.perf_counter()
+        while self._recorder.edge < self.edge:
+            self._recorder.rebuild(min(self.edge, self._recorder.edge + 500_000))
+            self._beat.touch("rebuilding", edge=self._recorder.edge)
+        log.info("trainer_started", edge=self.edge, version=self._version or RULE,
+                 rebuild_seconds=round(time.perf_counter() - started, 3))
+
+    def _fixed_settings(self) -> dict[str, Any]:
+        return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
+
+    def _touch(self, state: str) -> None:
+        self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge)
+
+    def _report(self, record: WindowRecord) -> None:
+        metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
+        for phase, seconds in record.seconds.items():
+            metrics.window_seconds.labels(phase).observe(seconds)
+        for name, values in record.scores.items():
+            metrics.window_mrr.labels(name).set(values["mrr"])
+            metrics.window_ap.labels(name).set(values["ap"])
+        if record.loss is not None:
+            metrics.window_loss.set(record.loss)
+        metrics.trained_until.set(record.end_us / 1e6)
+        metrics.replay_events.set(self._learner.replay.num_events)
+        log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
+                 events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,
+                 mrr={k: round(v["mrr"], 4) for k, v in record.scores.items()}, loss=record.loss and round(record.loss, 4),
+                 seconds={k: round(v, 3) for k, v in record.seconds.items()})
+
+
+def _cuts(recorder: Recorder, window: Window, memory_chunk: int) -> list[tuple[int, int]]:
+    times = recorder.rows(window.first_edge, window.end_edge).time_E
+    return [(window.first_edge + a, window.first_edge + b) for a, b in canonical_chunks(times, memory_chunk)]
+
