@@ -37,7 +37,7 @@ class Cursor:
 
 def build_facts() -> dict[str, Any]:
     """What must be equal for a resumed run to give the same bits."""
-    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
 
 
 def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:

@@ -31,7 +31,11 @@ class Learned:
 class Learner:
     """Owner: one thread. Between windows `memory` stands at the last window's end under the present weights."""
 
-    def __init__(self, settings: Settings, schema: Schema, replay: ReplayStore, first_edge: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, schema: Schema, replay: ReplayStore, first_edge: int = 0, standing: bool = False
+    ) -> None:
+        """standing: memory moves from window to window only, as a nightly model's does, in scoring and learning."""
+        self.standing = standing
         self._settings, self._training = settings, settings.training
         self.model: LinkModel = build_model(settings.model, schema, settings.training.seed)
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
@@ -50,11 +54,8 @@ class Learner:
         self._logits: list[Float32] = []
 
     @torch.no_grad()
-    def score(self, chunk: RecordedChunk, advance: bool = True) -> Float32:
-        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it.
-
-        advance: False leaves memory standing still (a nightly model's day).
-        """
+    def score(self, chunk: RecordedChunk) -> Float32:
+        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
         updated = self.model.updated(self.memory)
         logits = np.zeros((0, 0), np.float32)
         seen = None
@@ -64,7 +65,7 @@ class Learner:
             self._logits.append(logits[:, : chunk.learn.candidate_EC.shape[1]])
         self._edges.append(chunk.edges)
         self._seen.append(seen)
-        if advance:
+        if not self.standing:
             self.memory.commit(updated, chunk.edges)
         return logits
 
@@ -149,7 +150,8 @@ class Learner:
                 (loss / events).backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()
                 total, count = total + float(loss.detach()), count + events
-            memory.commit(updated, edges)
+            if not self.standing:
+                memory.commit(updated, edges)
         return total / count if count else math.nan
 
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:

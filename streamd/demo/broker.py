@@ -1,0 +1,175 @@
+"""Apache Kafka itself, started from an unpacked release: for the demo and for tests."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from kafka import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError
+
+from streamd.errors import DemoError
+
+READY = "Kafka Server started"
+START_SECONDS = 60.0
+CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+class Broker(Protocol):
+    """Something the demo can produce to. client: kafka-python settings every client of it needs."""
+
+    bootstrap_servers: str
+    client: dict[str, Any]
+    note: str
+
+    def create_topic(self, topic: str, partitions: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
+    """Make a topic; one that is there already stays as it is."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    try:
+        with contextlib.suppress(TopicAlreadyExistsError):
+            admin.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)
+    finally:
+        admin.close()
+
+
+class ApacheKafka:
+    """One or more nodes in KRaft mode on loopback. Owner: whoever made it; `close` ends the processes it started."""
+
+    client: dict[str, Any] = {}
+
+    def __init__(self, home: Path, folder: Path, nodes: int = 1) -> None:
+        """home: an unpacked Apache Kafka release; folder: data and logs, kept. Raises: DemoError."""
+        if not list((home / "libs").glob("kafka_*.jar")):
+            raise DemoError(f"{home} has no libs/kafka_*.jar.", "set KAFKA_HOME to an unpacked Apache Kafka release.")
+        java = shutil.which("java")
+        if java is None:
+            raise DemoError("Java is not installed, Apache Kafka needs it.", "install Java 17, or unset KAFKA_HOME.")
+        self._command = [java, "-Xms128m", "-Xmx512m", "-cp", f"{home}/libs/*"]
+        self._folder = folder
+        self._ports = [(free_port(), free_port()) for _ in range(nodes)]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.bootstrap_servers = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports)
+        self.note = "Apache Kafka"
+        try:
+            for node in range(nodes):
+                self._configure(node)
+                self.start(node, wait=False)
+            for node in range(nodes):
+                self._wait(node)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, node: int = 0, wait: bool = True) -> None:
+        """Start a node on its data, as after `kill`."""
+        here = self._folder / str(node)
+        config = here / "server.properties"
+        log4j = f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}"
+        if not (here / "log" / "meta.properties").exists():
+            formatted = subprocess.run(
+                [*self._command[:3], log4j, *self._command[3:], "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID,
+                 "-c", str(config)], capture_output=True, check=False)
+            if formatted.returncode:
+                raise DemoError(f"Kafka's storage cannot be formatted: {formatted.stderr.decode()[-300:]}")
+        with (here / "server.log").open("wb") as output:
+            self._processes[node] = subprocess.Popen(
+                [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)], stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True)
+        if wait:
+            self._wait(node)
+
+    def kill(self, node: int = 0) -> None:
+        """kill -9: the node loses what it has not written."""
+        process = self._processes.pop(node)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        create_topic(self.bootstrap_servers, topic, partitions)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def _wait(self, node: int) -> None:
+        output = self._folder / str(node) / "server.log"
+        deadline = time.monotonic() + START_SECONDS
+        while READY not in output.read_text(errors="replace"):
+            if self._processes[node].poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"Apache Kafka did not start: {output.read_text(errors='replace')[-400:]}",
+                                f"read {output}.")
+            time.sleep(0.1)
+
+    def _configure(self, node: int) -> None:
+        here = self._folder / str(node)
+        here.mkdir(parents=True, exist_ok=True)
+        port, controller = self._ports[node]
+        voters = ",".join(f"{n + 1}@127.0.0.1:{c}" for n, (_, c) in enumerate(self._ports))
+        nodes = len(self._ports)
+        replicas, in_sync = min(nodes, 3), 2 if nodes > 1 else 1
+        settings = {
+            "process.roles": "broker,controller", "node.id": node + 1, "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER", "log.dirs": here / "log", "num.partitions": 4,
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "default.replication.factor": replicas, "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas, "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": replicas, "transaction.state.log.min.isr": in_sync,
+            "transaction.state.log.num.partitions": 4, "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync, "group.initial.rebalance.delay.ms": 0}
+        (here / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+        (here / "log4j2.properties").write_text(
+            "rootLogger.level=INFO\nrootLogger.appenderRef.out.ref=OUT\nappender.out.type=Console\n"
+            "appender.out.name=OUT\nappender.out.layout.type=PatternLayout\nappender.out.layout.pattern=[%d] %p %m (%c)%n\n")
+
+
+class GivenBroker:
+    """A broker somebody else runs."""
+
+    client: dict[str, Any] = {}
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.note = f"the broker at {bootstrap_servers}"
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        create_topic(self.bootstrap_servers, topic, partitions)
+
+    def close(self) -> None:
+        """It is not ours to end."""
+
+
+def find_broker(bootstrap_servers: str | None, folder: Path) -> Broker:
+    """The broker given, else Apache Kafka from KAFKA_HOME, else the stand-in."""
+    if bootstrap_servers:
+        return GivenBroker(bootstrap_servers)
+    home = os.environ.get("KAFKA_HOME")
+    if home:
+        return ApacheKafka(Path(home), folder)
+    from streamd.demo.standin import StandIn
+
+    return StandIn()

@@ -1,0 +1,95 @@
+"""The two months of real events that come with the package."""
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamd.errors import DemoError
+from streamd.ingest.produce import Outgoing
+
+DATA = Path(__file__).parent / "data"
+HOUR = 3600
+DAY = 86400
+
+
+@dataclass(frozen=True)
+class DemoStream:
+    """A month of events. source_kind, target_kind: what node keys begin with. remark: what to expect of it."""
+
+    name: str
+    title: str
+    source_kind: str
+    target_kind: str
+    edge_features: tuple[str, ...]
+    has_nodes: bool
+    remark: str
+
+    def hours(self, days: int | None) -> Iterator[list[Outgoing]]:
+        """Events in time order, one list per event-time hour that has any; at most the first `days` days."""
+        batch: list[Outgoing] = []
+        hour = until = None
+        for row in _rows(self.name):
+            t = int(row["t"])
+            if until is None and days is not None:
+                until = (t // DAY + days) * DAY
+            if until is not None and t >= until:
+                break
+            if hour is not None and t // HOUR != hour:
+                yield batch
+                batch = []
+            hour = t // HOUR
+            batch.append(self._edge(row, t))
+        if batch:
+            yield batch
+
+    def nodes(self) -> list[Outgoing]:
+        """Node feature events, to be sent before the edges."""
+        if not self.has_nodes:
+            return []
+        out = []
+        for row in _rows(f"{self.name}_nodes"):
+            key = f"{self.source_kind}:{row.pop('id')}"
+            event = {"type": "node", "id": key, "features": [float(v) for v in row.values()]}
+            out.append(Outgoing(key.encode(), msgspec.json.encode(event), None))
+        return out
+
+    @property
+    def node_feature_dim(self) -> int:
+        return len(msgspec.json.decode(self.nodes()[0].value)["features"]) if self.has_nodes else 0
+
+    def _edge(self, row: dict[str, str], t: int) -> Outgoing:
+        src = f"{self.source_kind}:{row['src']}"
+        event: dict[str, Any] = {"src": src, "dst": f"{self.target_kind}:{row['dst']}", "time": t}
+        if self.edge_features:
+            event["features"] = [float(row[f]) for f in self.edge_features]
+        return Outgoing(src.encode(), msgspec.json.encode(event), t)
+
+
+STREAMS = {
+    "wikipedia": DemoStream(
+        "wikipedia", "a month of Wikipedia edits: which page will a user edit next?", "user", "page", (), False,
+        "Live state is most of the gain here: users go on with the page they just edited."),
+    "taxi": DemoStream(
+        "taxi", "a month of New York green taxi trips: where will a trip from this zone end?", "zone", "zone",
+        ("duration_s", "trip_distance", "passenger_count", "fare_amount", "extra", "mta_tax", "tolls_amount",
+         "improvement_surcharge", "congestion_surcharge", "ratecode_id", "trip_type", "vendor_id",
+         "store_and_fwd", "missing"), True,
+        "Live gains little on this stream: zones change slowly, so a nightly model is nearly as good."),
+}
+
+
+def stream_named(name: str) -> DemoStream:
+    """Raises: DemoError where there is no such stream."""
+    if name not in STREAMS:
+        raise DemoError(f"There is no demo stream {name!r}.", f"pick one of {', '.join(STREAMS)}.")
+    return STREAMS[name]
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with gzip.open(DATA / f"{name}.csv.gz", "rt", encoding="utf-8") as file:
+        yield from csv.DictReader(file)
