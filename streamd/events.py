@@ -17,16 +17,17 @@ EDGE, NODE, LABEL = 0, 1, 2
 
 
 class Event(NamedTuple):
-    """One decoded, valid event. Tuples sort in the log's order: time, then topic and partition, offset, index.
+    """One decoded, valid event. Tuples sort in the log's order: time, then topic and partition, offset, item.
 
     time: int64 microseconds (a node event has its partition's newest time). source: number of the topic-partition in
-    sorted order. kind: EDGE (a = src, b = dst), NODE (a = node) or LABEL (a = node). values: features or target.
+    sorted order. item: place in a batched record. kind: EDGE (a = src, b = dst), NODE (a = node) or LABEL (a = node).
+    values: features or target.
     """
 
     time: int
     source: int
     offset: int
-    index: int
+    item: int
     kind: int
     a: Key
     b: Key

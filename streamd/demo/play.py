@@ -50,6 +50,7 @@ def play(
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-")))
         elif (data_dir / "journal").exists():
             raise DemoError(f"{data_dir} holds a log already.", "name a new folder with --data-dir.")
+        data_dir.mkdir(parents=True, exist_ok=True)
         broker = find_broker(bootstrap_servers, data_dir / "kafka")
         stack.callback(broker.close)
         console.print(f"[bold]streamd demo[/bold]: {stream.title}\nBroker: {broker.note}", highlight=False)

@@ -35,7 +35,7 @@ __all__ = ["FLOOR_LOG_SHARE", "LOG_SHARE", "LOG_SINCE_SENT", "MET", "NEVER_LOG_S
            "PairFacts"]
 NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark")
 PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
-NODE_FILL = {"last": NEVER, "last_dst": NEVER, "pop_at": NEVER}
+NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
 
 
 class PairFacts:

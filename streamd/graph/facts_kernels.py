@@ -46,7 +46,7 @@ class FactArrays(NamedTuple):
     size: NDArray[Any]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _hash(key: np.uint64) -> np.uint64:
     x = key
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -54,13 +54,13 @@ def _hash(key: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _pair_key(a: int, b: int) -> np.uint64:
     return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
 
 
 @njit(cache=True, nogil=True)
-def find(f: FactArrays, key: np.uint64) -> int:
+def find(f: FactArrays, key: np.uint64) -> Any:
     """Entry of a pair, -1 where there is none."""
     wrap = np.uint64(len(f.slots) - 1)
     at = _hash(key) & wrap
@@ -126,7 +126,7 @@ def _link_newest(f: FactArrays, entry: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> int:
+def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
     """Entry of a pair, made anew where there is none (in place of the least recently touched when full)."""
     entry = find(f, key)
     if entry >= 0:
@@ -153,7 +153,7 @@ def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _power(f: FactArrays, rate: int, age: int) -> float:
+def _power(f: FactArrays, rate: int, age: int) -> Any:
     return f.power[rate, age] if age < POWERS else 0.0
 
 
@@ -189,8 +189,8 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     f.size[3] = time
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _log_seconds(now: int, then: int) -> float:
+@njit(cache=True, nogil=True)
+def _log_seconds(now: int, then: int) -> Any:
     if then == NEVER:
         return NEVER_LOG_SECONDS
     return min(np.log(max(now - then, 1) * 1e-6), NEVER_LOG_SECONDS)

@@ -199,7 +199,7 @@ class Decoder:
 
     def _key(self, key: Key | None, name: str) -> Key:
         if key in self._good_keys:
-            return key  # type: ignore[return-value]
+            return key
         if key is None:
             raise BadEvent("missing_field", f"{name} is missing")
         if isinstance(key, str):

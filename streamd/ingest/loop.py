@@ -30,9 +30,15 @@ class Log(Protocol):
 
     keys: dict[Key, int]
     schema: Schema
-    watermark: int
-    num_edges: int
-    progress: Progress
+
+    @property
+    def watermark(self) -> int: ...
+
+    @property
+    def num_edges(self) -> int: ...
+
+    @property
+    def progress(self) -> Progress: ...
 
     def room(self) -> int: ...
 
@@ -118,8 +124,8 @@ class IngestLoop:
                                 record.timestamp_type == 1)
                 good, bad = self._decoder.decode(record.value, record.headers or (), origin, newest, now_us)
                 if record.offset <= resume.offset or resume.ahead:
-                    good = [e for e in good if (e.offset, e.index) >= (resume.offset, resume.index)
-                            and not self._merger.is_appended(number, e.offset, e.index)]
+                    good = [e for e in good if (e.offset, e.item) >= (resume.offset, resume.index)
+                            and not self._merger.is_appended(number, e.offset, e.item)]
                     bad = [b for b in bad if (record.offset, b.index) >= (resume.offset, resume.index) or b.index < 0]
                 for rejected in bad:
                     self._reject(tp.topic, tp.partition, rejected)
@@ -154,7 +160,7 @@ class IngestLoop:
             self._settings.ingest.late_policy)
         for r in refused:
             tp, e = source.partitions[r.event.source], r.event
-            self._add_letter(DeadLetter(tp.topic, tp.partition, e.offset, e.index, r.reason, r.error,
+            self._add_letter(DeadLetter(tp.topic, tp.partition, e.offset, e.item, r.reason, r.error,
                                         self._clock.now_us(), msgspec.json.encode(e)))
         self._letters.flush()
         with metrics.commit_seconds.time():

@@ -93,13 +93,13 @@ class Merger:
     def _remove(self, released: list[Event], waiting: list[_Partition]) -> None:
         taken: dict[int, list[tuple[int, int]]] = {}
         for e in released:
-            taken.setdefault(e.source, []).append((e.offset, e.index))
+            taken.setdefault(e.source, []).append((e.offset, e.item))
         last = released[-1]
         for source, done in taken.items():
             part = self._parts[source]
             part.buffered = [e for e in part.buffered if e > last]
             if part.buffered:
-                first = min((e.offset, e.index) for e in part.buffered)
+                first = min((e.offset, e.item) for e in part.buffered)
                 part.ahead = sorted(x for x in (*part.ahead, *done) if x > first)
             else:
                 part.ahead = [x for x in part.ahead if x[0] >= part.next_offset]
@@ -118,7 +118,7 @@ class Merger:
         part = self._parts[source]
         if not part.buffered:
             return Position(part.next_offset, 0, tuple(part.ahead))
-        offset, index = min((e.offset, e.index) for e in part.buffered)
+        offset, index = min((e.offset, e.item) for e in part.buffered)
         return Position(offset, index, tuple(part.ahead))
 
     def paused(self) -> list[int]:

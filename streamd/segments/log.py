@@ -55,6 +55,7 @@ class LogWriter:
                 "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.")
         self.state = state
         self._segment: TGUFWriter | None = None
+        self._segment_first = 0
         self._files: dict[str, int] = {}
         self._open_files()
         self._open_segment()
@@ -228,7 +229,7 @@ def _segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[
     for column in (batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED, batch.label_node_L, batch.label_time_L,
                    batch.label_target_L):
         if column.size:
-            crc = crc32c(memoryview(np.ascontiguousarray(column)).cast("B"), crc)
+            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
     return {"path": f"edges/default/{first:020d}.tguf",
             "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
             "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)], "crc": crc}

@@ -209,7 +209,7 @@ class TGUFWriter:
     def _write(self, name: str, row: int, column: NDArray[Any]) -> None:
         section = self.sections[name]
         if section.row_bytes:
-            write_all(self._fd, memoryview(np.ascontiguousarray(column)).cast("B"),
+            write_all(self._fd, np.ascontiguousarray(column).view(np.uint8).data,
                       section.offset + row * section.row_bytes)
 
     def __enter__(self) -> "TGUFWriter":

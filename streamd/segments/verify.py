@@ -63,5 +63,5 @@ def _segment_crc(file: TGUFFile, rows: list[int], labels: list[int]) -> tuple[in
         a, b = labels if name.startswith("label") else rows
         column = np.ascontiguousarray(file.column(name, b)[a:b])
         if column.size:
-            crc = crc32c(memoryview(column).cast("B"), crc)
+            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
     return crc, f"edges [{rows[0]}, {rows[1]}) and labels [{labels[0]}, {labels[1]})"

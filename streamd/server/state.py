@@ -24,7 +24,8 @@ class ServerState:
         """Whether a key opens the API, compared in constant time; with no keys set everything is open."""
         keys = [k.get_secret_value().encode() for k in self.settings.server.api_keys]
         given = (key or "").encode()
-        return not keys or any([hmac.compare_digest(given, k) for k in keys])
+        matches = [hmac.compare_digest(given, k) for k in keys]
+        return not keys or any(matches)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns; idle and busy are well."""

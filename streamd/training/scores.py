@@ -10,7 +10,9 @@ Measures = dict[str, float]
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Rank of the first candidate among all: 1 + greater + half of the equal ones. A constant scorer ranks at chance."""
     true = score_EC[:, :1]
-    return 1.0 + (score_EC[:, 1:] > true).sum(1) + 0.5 * (score_EC[:, 1:] == true).sum(1)
+    greater, equal = (score_EC[:, 1:] > true).sum(1), (score_EC[:, 1:] == true).sum(1)
+    out: np.ndarray[tuple[int], np.dtype[np.float64]] = 1.0 + greater + 0.5 * equal
+    return out
 
 
 def measures(score_EC: Float32) -> Measures:
