@@ -211,7 +211,7 @@ def _display(console: Console) -> Iterator[Any]:
 
 def _facts(watch: _Watch, player: Player, begun: float) -> dict[str, str]:
     ingest, train = watch.detail("ingest"), watch.detail("train")
-    records = watch.history.records
+    records = watch.history.refresh()
     scored = [r for r in records[-24:] if r.num_scored]
     weight = sum(r.num_scored for r in scored)
     score = f"{sum(r.scores['live']['mrr'] * r.num_scored for r in scored) / weight:.3f}" if weight else "-"

@@ -129,12 +129,15 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
     out: dict[str, Section] = {}
     names = list(row_bytes)
     starts = [getattr(h, f"{n}_offset") for n in names]
+    for name, start in zip(names, starts, strict=True):
+        if start % PAGE or not PAGE <= start <= file_bytes:
+            raise TGUFError(f"{path}: section {name} at byte {start} is misaligned or outside the file of {file_bytes} "
+                            "bytes.", REWRITE)
     for i, name in enumerate(names):
         start = starts[i]
         end = starts[i + 1] if i + 1 < len(names) else file_bytes
-        if start % PAGE or start > file_bytes or end < start or start < PAGE:
-            raise TGUFError(f"{path}: section {name} at byte {start} is misaligned, out of order or outside the file "
-                            f"of {file_bytes} bytes.", REWRITE)
+        if end < start:
+            raise TGUFError(f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.", REWRITE)
         width = row_bytes[name]
         capacity = (end - start) // width if width else 2**62
         count = rows.get(name, h.num_labels if name.startswith("label") else h.num_edges)

@@ -30,6 +30,7 @@ class LogReader:
         self.feature_values = np.zeros((0, 0), np.float32)
         self._journal: Path | None = None
         self._at = 0
+        self._taken = -1
         self._segments: list[SegmentState] = []
         self._files: list[TGUFFile] = []
         self._starts = np.zeros(0, np.int64)
@@ -65,11 +66,11 @@ class LogReader:
         if self.state is None:
             self._open_newest(published)
         assert self.state is not None
-        before = self.state.seq
         while self.state.seq < published:
             self._read_on(published)
-        if self.state.seq == before and self._segments == list(self.state.segments) and self.keys:
+        if self.state.seq == self._taken:
             return False
+        self._taken = self.state.seq
         self._take_segments()
         self._take_keys()
         self._take_features()

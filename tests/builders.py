@@ -1,0 +1,59 @@
+"""Small streams and logs for tests, all seeded."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from streamd.events import EventBatch, Int64, Progress, Schema, empty_batch
+from streamd.segments.log import LogWriter
+from streamd.settings import Settings, load_settings
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+
+
+def stream(num_edges: int = 600, num_users: int = 20, num_items: int = 15, seed: int = 0, hours: int = 6):
+    """Users that mostly return to their last item: src, dst int64 ids, sorted times with ties, microseconds."""
+    rng = np.random.default_rng(seed)
+    src = rng.integers(0, num_users, num_edges)
+    dst = num_users + rng.integers(0, num_items, num_edges)
+    last: dict[int, int] = {}
+    for i, u in enumerate(src.tolist()):
+        if u in last and rng.random() < 0.7:
+            dst[i] = last[u]
+        last[u] = int(dst[i])
+    time = np.sort(rng.integers(0, hours * 3600, num_edges)) * SECOND
+    return src, dst, time
+
+
+def batch(schema: Schema, src: Int64, dst: Int64, time: Int64, new_keys=(), seed: int = 0) -> EventBatch:
+    """A commit of edges whose features are a function of the seed and the times."""
+    msg = (np.arange(len(src) * schema.edge_feature_dim).reshape(len(src), -1) % 7 + seed).astype(np.float32)
+    return dataclasses.replace(empty_batch(schema), src_E=np.asarray(src), dst_E=np.asarray(dst), time_E=np.asarray(time),
+                               msg_ED=msg.reshape(len(src), schema.edge_feature_dim), new_keys=tuple(new_keys))
+
+
+def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,), watermark=None, segment_edges=100_000):
+    """A log of the given edges, committed in runs of the given lengths in turn; keys are "n:<id>"."""
+    writer = LogWriter(path, schema, segment_edges)
+    at, turn = 0, 0
+    keys = [f"n:{i}" for i in range(int(max(src.max(), dst.max())) + 1)]
+    while at < len(src):
+        end = min(at + min(tails[turn % len(tails)], writer.room()), len(src))
+        new = keys if at == 0 else ()
+        for key in new:
+            writer.keys[key] = len(writer.keys)
+        mark = int(time[end - 1]) if end < len(src) or watermark is None else watermark
+        writer.commit(batch(schema, src[at:end], dst[at:end], time[at:end], new, at), Progress(), mark)
+        at, turn = end, turn + 1
+    writer.close()
+
+
+def settings(data_dir: Path, **values) -> Settings:
+    """Small, fast settings; double underscores name branches."""
+    small = {"model.dim": 8, "model.time_dim": 4, "model.neighbors": 3, "model.memory_chunk": 40, "model.max_pairs": 5000,
+             "training.replay_events": 40, "training.replay_capacity_events": 400, "stream.time_unit": "us",
+             "telemetry.ingest_port": 0, "telemetry.train_port": 0}
+    small |= {k.replace("__", "."): v for k, v in values.items()}
+    return load_settings(None, {"data_dir": data_dir, **small}, environ={})[0]

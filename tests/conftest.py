@@ -1,0 +1,23 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from streamd.demo.broker import ApacheKafka
+
+KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"
+
+
+@pytest.fixture(scope="session")
+def kafka_home():
+    home = os.environ.get("KAFKA_HOME")
+    if not home:
+        pytest.skip(KAFKA_REASON)
+    return Path(home)
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_home, tmp_path_factory):
+    broker = ApacheKafka(kafka_home, tmp_path_factory.mktemp("kafka"))
+    yield broker
+    broker.close()

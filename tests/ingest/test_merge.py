@@ -1,0 +1,97 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamd.events import EDGE, Event, Position
+from streamd.ingest.merge import Merger
+
+
+def event(time, source, offset, item=0):
+    return Event(time, source, offset, item, EDGE, "a", "b", ())
+
+
+def times(events):
+    return [e.time for e in events]
+
+
+def test_one_partition_waits_for_nobody():
+    merger = Merger(1, 0.2)
+    merger.push(0, [event(5, 0, 0), event(3, 0, 1)], 2, False, 0.0)
+    assert times(merger.release(0.0, 100)) == [3, 5]
+    assert merger.position(0) == Position(2)
+
+
+def test_partitions_ahead_wait_for_those_behind():
+    merger = Merger(2, 0.2)
+    merger.push(0, [event(t, 0, t) for t in (1, 5, 9)], 10, False, 0.0)
+    assert merger.release(100.0, 100) == [], "the other partition may hold anything"
+    merger.push(1, [event(t, 1, t) for t in (2, 6)], 7, False, 0.0)
+    assert times(merger.release(100.0, 100)) == [1, 2, 5], "6 may tie with what is still to come"
+    merger.push(0, [], 10, True, 100.0)
+    merger.push(1, [], 7, True, 100.0)
+    assert times(merger.release(200.0, 100)) == [6, 9]
+
+
+def test_a_live_event_waits_a_bounded_time_only():
+    merger = Merger(2, 0.2)
+    merger.push(0, [event(1, 0, 0)], 1, True, 0.0)
+    merger.push(1, [event(2, 1, 0)], 1, True, 0.0)
+    assert merger.next_due(0.0) == 0.2
+    assert times(merger.release(0.1, 100)) == []
+    assert times(merger.release(0.21, 100)) == [1, 2]
+    assert merger.next_due(0.21) == 3600.0
+
+
+def test_a_partition_that_never_had_a_record_holds_nobody_back():
+    merger = Merger(3, 10.0)
+    for empty in (1, 2):
+        merger.push(empty, [], 0, True, 0.0)
+    merger.push(0, [event(4, 0, 0), event(5, 0, 1)], 2, True, 0.0)
+    assert times(merger.release(0.0, 100)) == [4]
+    assert times(merger.release(10.0, 100)) == [5]
+
+
+def test_positions_name_the_first_event_not_appended_and_those_ahead_of_it():
+    merger = Merger(2, 10.0)
+    merger.push(0, [event(9, 0, 0), event(2, 0, 1), event(3, 0, 1, 1)], 2, False, 0.0)
+    merger.push(1, [event(5, 1, 0)], 1, False, 0.0)
+    assert times(merger.release(0.0, 100)) == [2, 3]
+    assert merger.position(0) == Position(0, 0, ((1, 0), (1, 1)))
+    again = Merger(2, 10.0)
+    again.start(0, merger.position(0))
+    assert again.is_appended(0, 1, 1) and not again.is_appended(0, 0, 0)
+
+
+def test_full_buffers_pause_all_but_the_partition_waited_for():
+    merger = Merger(2, 0.2, max_buffered=3)
+    merger.push(0, [event(t, 0, t) for t in range(5, 10)], 5, False, 0.0)
+    merger.push(1, [event(1, 1, t) for t in range(4)], 4, False, 0.0)
+    assert merger.paused() == [0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_any_interleaving_of_polls_gives_the_same_order_and_resumes_exactly(seed):
+    rng = np.random.default_rng(seed)
+    parts = [[event(t, p, o) for o, t in enumerate(np.sort(rng.integers(0, 30, rng.integers(1, 25))).tolist())]
+             for p in range(3)]
+    want = sorted(e for part in parts for e in part)
+    got, stored = [], [Position(0)] * 3
+    merger = Merger(3, 1e9)
+    at = [0, 0, 0]
+    while len(got) < len(want):
+        if rng.random() < 0.1:
+            merger = Merger(3, 1e9)
+            for p in range(3):
+                merger.start(p, stored[p])
+                at[p] = stored[p].offset
+        p = int(rng.integers(3))
+        n = int(rng.integers(0, 6))
+        fresh = [e for e in parts[p][at[p]:at[p] + n] if not merger.is_appended(p, e.offset, e.item)]
+        at[p] = min(at[p] + n, len(parts[p]))
+        merger.push(p, fresh, at[p], at[p] == len(parts[p]), 0.0)
+        if all(a == len(x) for a, x in zip(at, parts, strict=True)):
+            merger.wait_seconds = 0.0
+        got += merger.release(0.0, int(rng.integers(1, 9)))
+        stored = [merger.position(p) for p in range(3)]
+    assert got == want

@@ -1,0 +1,214 @@
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamd.errors import CorruptionError, JournalError, LockedError
+from streamd.events import Position, Progress, Schema, empty_batch
+from streamd.segments.journal import decode_line, encode_line, journal_files
+from streamd.segments.log import FEATURES, LATE, LogWriter
+from streamd.segments.nodekeys import decode_keys, encode_keys
+from streamd.segments.reader import LogReader
+from streamd.segments.verify import verify_log
+from tests.builders import batch, stream, write_log
+
+SCHEMA = Schema(2, 3, 0)
+
+
+def read(path):
+    reader = LogReader(path)
+    assert reader.refresh()
+    return reader
+
+
+def test_what_is_committed_is_read_back_across_segments(tmp_path):
+    src, dst, time_E = stream(500)
+    write_log(tmp_path, src, dst, time_E, SCHEMA, tails=(1, 7, 60), segment_edges=128)
+    reader = read(tmp_path)
+    got = reader.edges(0, 500)
+    for have, want in zip(got, (src, dst, time_E), strict=True):
+        np.testing.assert_array_equal(have, want)
+    assert len(list((tmp_path / "edges/default").glob("*.tguf"))) == 4
+    asked = np.array([[499, 0], [127, 128]])
+    np.testing.assert_array_equal(reader.time_of(asked), time_E[asked])
+    assert reader.features_of(asked).shape == (2, 2, 2)
+    for t in (0, int(time_E[200]), int(time_E[-1]) + 1):
+        assert reader.lower_bound(t) == np.searchsorted(time_E, t)
+
+
+def test_a_tail_reader_follows_every_commit(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA, 100)
+    reader = LogReader(tmp_path)
+    for i in range(40):
+        ids = np.array([i % 9, 3])
+        writer.commit(batch(SCHEMA, ids, ids + 1, np.array([i, i]) * 10), Progress(), i * 10)
+        assert reader.refresh() and reader.num_edges == writer.num_edges == 2 * (i + 1)
+        assert reader.watermark == i * 10
+    assert not reader.refresh()
+    writer.close()
+
+
+def test_positions_keys_features_and_late_times_survive_a_restart(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA, 100)
+    progress = Progress("c", {"t": "id-1"}, {"t": {0: Position(7, 2, ((8, 0), (9, 1))), 3: Position(5)}})
+    import dataclasses
+    keys = ("a", 1, "1")
+    writer.keys.update({k: i for i, k in enumerate(keys)})
+    b = dataclasses.replace(
+        batch(SCHEMA, np.array([0, 1]), np.array([1, 2]), np.array([5, 5]), keys), node_F=np.array([2]),
+        node_row_F=np.array([1]), node_edge_F=np.array([1]), node_values_F=np.ones((1, 3), np.float32), late_edge=(1,),
+        late_time=(3,))
+    writer.commit(b, progress, 5)
+    writer.close()
+    writer = LogWriter(tmp_path, SCHEMA, 100)
+    assert writer.progress == progress and writer.keys == {"a": 0, 1: 1, "1": 2} and writer.watermark == 5
+    writer.close()
+    reader = read(tmp_path)
+    assert reader.keys == list(keys) and reader.ids[1] != reader.ids["1"]
+    assert reader.feature_node.tolist() == [2] and reader.feature_edge.tolist() == [1]
+    assert np.frombuffer((tmp_path / LATE).read_bytes(), "<i8").tolist() == [1, 3]
+
+
+def test_a_commit_without_rows_moves_watermark_and_positions(tmp_path):
+    write_log(tmp_path, *stream(50), SCHEMA)
+    writer = LogWriter(tmp_path, SCHEMA)
+    writer.commit(empty_batch(SCHEMA), Progress("c", {}, {"t": {0: Position(3)}}), 10**13)
+    writer.close()
+    reader = read(tmp_path)
+    assert reader.watermark == 10**13 and reader.num_edges == 50 and reader.state.progress.positions["t"][0].offset == 3
+
+
+def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA)
+    with pytest.raises(LockedError, match=str(os.getpid())):
+        LogWriter(tmp_path, SCHEMA)
+    writer.close()
+    LogWriter(tmp_path, SCHEMA).close()
+
+
+def test_other_widths_are_refused(tmp_path):
+    write_log(tmp_path, *stream(50), SCHEMA)
+    with pytest.raises(JournalError, match="edge_feature_dim"):
+        LogWriter(tmp_path, Schema(3, 3, 0))
+
+
+def test_a_last_line_torn_at_any_byte_takes_only_its_own_commit_with_it(tmp_path):
+    src, dst, time_E = stream(120)
+    write_log(tmp_path / "whole", src, dst, time_E, SCHEMA, tails=(40,))
+    journal = journal_files(tmp_path / "whole/journal")[-1]
+    whole = journal.read_bytes()
+    last = len(whole.rstrip(b"\n").rsplit(b"\n", 1)[0]) + 1
+    for cut in [last, last + 1, last + 9, (last + len(whole)) // 2, len(whole) - 1]:
+        torn = tmp_path / f"torn{cut}"
+        shutil.copytree(tmp_path / "whole", torn)
+        (torn / "journal" / journal.name).write_bytes(whole[:cut])
+        (torn / "published").write_bytes((2).to_bytes(8, "little"))
+        writer = LogWriter(torn, SCHEMA)
+        assert (writer.state.seq, writer.num_edges) == (2, 80)
+        rest = read(torn)._files[0].column("src", 100_000)[80:]
+        assert not rest.any(), "rows of the commit that never was are zeroed"
+        writer.commit(batch(SCHEMA, src[80:], dst[80:], time_E[80:], seed=80), Progress(), int(time_E[-1]))
+        writer.close()
+        np.testing.assert_array_equal(read(torn).edges(0, 120)[1], dst)
+        assert verify_log(torn) == (3, [])
+
+
+def test_damage_before_the_last_line_stops_recovery(tmp_path):
+    write_log(tmp_path, *stream(120), SCHEMA, tails=(40,))
+    journal = journal_files(tmp_path / "journal")[-1]
+    raw = bytearray(journal.read_bytes())
+    raw[raw.index(b"\n") + 20] ^= 1
+    journal.write_bytes(raw)
+    with pytest.raises(JournalError, match="line 2"):
+        LogWriter(tmp_path, SCHEMA)
+
+
+def test_a_new_journal_file_torn_in_its_first_line_is_made_again(tmp_path):
+    write_log(tmp_path, *stream(120), SCHEMA, tails=(40,))
+    (tmp_path / "journal" / f"{4:020d}.journal").write_bytes(b"0123abcd {half")
+    writer = LogWriter(tmp_path, SCHEMA)
+    assert writer.num_edges == 120
+    writer.close()
+
+
+@pytest.mark.parametrize("where", ["edges/default/00000000000000000000.tguf", "nodes.keys"])
+def test_verify_names_the_file_of_a_flipped_bit(tmp_path, where):
+    src, dst, time_E = stream(120)
+    write_log(tmp_path, src, dst, time_E, SCHEMA, tails=(40,))
+    assert verify_log(tmp_path) == (3, [])
+    path = tmp_path / where
+    raw = bytearray(path.read_bytes())
+    raw[4096 + 8 * 45 if where.endswith("tguf") else 30] ^= 4
+    path.write_bytes(raw)
+    _, damage = verify_log(tmp_path)
+    assert [d.path for d in damage] == [where]
+    assert ("[40, 80)" if where.endswith("tguf") else "[0, ") in damage[0].what
+
+
+def test_lines_and_keys_are_read_as_written():
+    assert decode_line(encode_line({"a": [1, "x"]})) == {"a": [1, "x"]}
+    assert decode_line(encode_line({"a": 1})[:-1]) is None
+    keys = ["a", 5, "5", "é☃", -(2**62), "a b"]
+    assert list(decode_keys(encode_keys(keys))) == keys
+    with pytest.raises(CorruptionError):
+        list(decode_keys(encode_keys(keys)[:-1]))
+
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from streamd.events import Progress, Position, Schema
+from streamd.segments.log import LogWriter
+from tests.builders import batch
+schema = Schema(2, 3, 0)
+log = LogWriter(Path(sys.argv[1]), schema, 64)
+i = log.num_edges
+print("ready", flush=True)
+while True:
+    n = min(1 + i % 13, log.room())
+    ids = np.arange(i, i + n)
+    new = [f"n:{k}" for k in range(i, i + n)]
+    log.keys.update({k: len(log.keys) + j for j, k in enumerate(new)})
+    log.commit(batch(schema, ids, ids + 1, ids * 10, new), Progress("c", {}, {"t": {0: Position(i + n)}}), i + n)
+    i += n
+"""
+
+
+def test_kill_9_at_random_moments_loses_nothing_that_a_reader_saw(tmp_path):
+    rng = random.Random(5)
+    seen = 0
+    for _ in range(12):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE,
+                                 cwd=Path(__file__).parents[2])
+        assert child.stdout.readline() == b"ready\n"
+        reader = LogReader(tmp_path)
+        deadline = time.monotonic() + rng.uniform(0.005, 0.12)
+        while time.monotonic() < deadline:
+            reader.refresh()
+            assert reader.num_edges >= seen
+            seen = reader.num_edges
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        writer = LogWriter(tmp_path, SCHEMA, 64)
+        assert writer.num_edges >= seen, "a row that a reader saw is gone"
+        assert writer.progress.positions.get("t", {0: Position(0)})[0].offset == writer.num_edges
+        assert len(writer.keys) == writer.num_edges
+        writer.close()
+        if writer.num_edges:
+            np.testing.assert_array_equal(read(tmp_path).edges(0, writer.num_edges)[0], np.arange(writer.num_edges))
+        assert verify_log(tmp_path)[1] == []
+    assert seen > 50, "the writer made progress between kills"
+
+
+def test_files_named_in_the_journal_exist(tmp_path):
+    write_log(tmp_path, *stream(50), SCHEMA)
+    assert (tmp_path / FEATURES).exists() and (tmp_path / LATE).exists()
