@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamd.graph import BlockGraph, reference
+from streamd.graph.node_features import NodeFeatures
+from streamd.graph.neighborhood import look_around
+from tests.builders import stream
+
+
+def same(a, b):
+    assert (a.mask == b.mask).all()
+    assert (a.neighbor[a.mask] == b.neighbor[b.mask]).all() and (a.eid[a.mask] == b.eid[b.mask]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from([1, 2, 5, 64]), k=st.integers(1, 7))
+def test_recent_sampling_equals_the_reference_after_every_batch(seed, tau, k):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 120))
+    src, dst = rng.integers(0, 9, n), rng.integers(0, 9, n)
+    graph = BlockGraph(0, tau)
+    at = 0
+    while at < n:
+        end = min(n, at + int(rng.integers(1, 40)))
+        graph.insert(src[at:end], dst[at:end])
+        at = end
+        for before in {0, at // 2, at, at + 5}:
+            roots = np.array([-1, 0, 3, 8, 11])
+            same(graph.recent(roots, before, k), reference.recent(src[:at], dst[:at], roots, before, k))
+
+
+def test_a_self_loop_is_stored_once_and_repeated_edges_are_kept():
+    graph = BlockGraph()
+    graph.insert(np.array([1, 1, 1]), np.array([1, 2, 2]))
+    found = graph.recent(np.array([1, 2]), 3, 5)
+    assert found.neighbor[0, :3].tolist() == [2, 2, 1] and found.mask.sum(1).tolist() == [3, 2]
+    assert graph.num_entries == 5
+
+
+def test_edge_ids_go_on_from_where_the_log_starts():
+    graph = BlockGraph(first_edge=1_000)
+    graph.insert(np.array([0, 0]), np.array([1, 2]))
+    assert graph.recent(np.array([0]), 1_001, 2).eid[0, 0] == 1_000
+    assert graph.num_edges == 1_002
+
+
+class Edges:
+    def __init__(self, time, features):
+        self.time, self.features = time, features
+
+    def time_of(self, ids):
+        return self.time[ids]
+
+    def features_of(self, ids):
+        return self.features[ids]
+
+
+def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
+    src, dst, time = stream(200)
+    features = np.arange(400, dtype=np.float32).reshape(200, 2)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    node_features = NodeFeatures(1)
+    node_features.advance(np.array([3, 3]), np.array([0, 150]), np.array([[1.0], [2.0]], np.float32), 100)
+    roots = np.array([-1, 3, 25, 99])
+    query = int(time[99]) + 5
+    around = look_around(graph, Edges(time, features), node_features, roots, 100, query, 4)
+    want = reference.recent(src, dst, roots, 100, 4)
+    assert (around.node_M[around.root_U] == roots).all() and (around.mask_UK == want.mask).all()
+    assert (around.node_M[around.neighbor_UK][want.mask] == want.neighbor[want.mask]).all()
+    assert (around.ago_UK[want.mask] == query - time[want.eid[want.mask]]).all() and (around.ago_UK >= 0).all()
+    assert (around.edge_UKD[want.mask] == features[want.eid[want.mask]]).all()
+    assert around.node_MD[around.root_U[1]] == 1.0, "the update at edge 150 is not in force at edge 100"
+    some = around.subset(np.array([1, 3]))
+    assert (some.node_M[some.root_U] == roots[[1, 3]]).all()
+    assert (some.node_M[some.neighbor_UK] == around.node_M[around.neighbor_UK[[1, 3]]]).all()
+
+
+def test_more_nodes_than_fit_are_refused():
+    from streamd.errors import CapacityError
+
+    with pytest.raises(CapacityError):
+        BlockGraph().insert(np.array([2**40]), np.array([1]))

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import torch
+
+from streamd.events import Schema
+from streamd.models import EdgeRows, Memory, build_model
+from streamd.registry.registry import Manifest
+from streamd.segments.reader import LogReader
+from streamd.server.served import Served
+from tests.builders import HOUR, settings, stream, write_log
+
+SCHEMA = Schema(2, 0, 0)
+
+
+def manifest(s, edge=0, memory_us=0):
+    return Manifest("v", 0, 0, 0, edge, 1, memory_us, "", s.model.model_dump(mode="json"),
+                    {"edge_feature_dim": 2, "node_feature_dim": 0, "label_dim": 0}, 3600, {}, {}, {}, 0.0, "", 0.0)
+
+
+def fed_in_tails(path, tails, s, model, arrays, restart=False):
+    """Memory after a log that grows by the given tails, followed after each commit as the server does."""
+    import dataclasses
+
+    from streamd.events import Progress
+    from streamd.segments.log import LogWriter
+    from tests.builders import batch
+
+    src, dst, time = arrays
+    writer, reader = LogWriter(path, SCHEMA, 250), LogReader(path)
+    served = Served(manifest(s), model, model.new_memory())
+    at = turn = 0
+    while at < len(src):
+        end = min(at + min(tails[turn % len(tails)], writer.room()), len(src))
+        mark = int(time[end - 1]) if end < len(src) else 10 * HOUR
+        rows = batch(SCHEMA, src[at:end], dst[at:end], time[at:end])
+        rows = dataclasses.replace(rows, msg_ED=np.stack([src[at:end] / 7, dst[at:end] / 5], 1).astype(np.float32))
+        writer.commit(rows, Progress(), mark)
+        at, turn = end, turn + 1
+        reader.refresh()
+        while served.follow(reader, reader.num_edges, reader.watermark, 3):
+            pass
+        if restart and turn % 5 == 0:
+            kept = {k: v.clone() for k, v in served.memory.tensors().items()}
+            memory = Memory.restored(kept, served.memory.edge, served.memory.now_us)
+            reader = LogReader(path)
+            reader.refresh()
+            served = Served(manifest(s), model, memory)
+    writer.close()
+    return served.memory
+
+
+@pytest.fixture
+def model(tmp_path):
+    s = settings(tmp_path)
+    model = build_model(s.model, SCHEMA, 3)
+    model.gap_us.fill_(7e6)
+    model.edge_stats.update(torch.randn(50, 2))
+    model.eval()
+    return s, model
+
+
+def test_memory_is_a_function_of_the_log_however_it_arrives(tmp_path, model):
+    s, net = model
+    arrays = stream(700)
+    want = fed_in_tails(tmp_path / "600", (600,), s, net, arrays)
+    assert want.edge == 700 and want.state.abs().max() > 0.01
+    for tails in ((1,), (7,), (200,), (1, 7, 200, 600)):
+        got = fed_in_tails(tmp_path / str(tails), tails, s, net, arrays)
+        assert got.edge == want.edge and got.now_us == want.now_us
+        for name, tensor in want.tensors().items():
+            torch.testing.assert_close(got.tensors()[name][: len(tensor)], tensor[: len(got.tensors()[name])], atol=1e-5, rtol=0)
+
+
+def test_memory_survives_restarts_and_swaps(tmp_path, model):
+    s, net = model
+    arrays = stream(700)
+    want = fed_in_tails(tmp_path / "a", (37,), s, net, arrays)
+    got = fed_in_tails(tmp_path / "b", (37,), s, net, arrays, restart=True)
+    for name, tensor in want.tensors().items():
+        torch.testing.assert_close(got.tensors()[name], tensor, atol=1e-5, rtol=0)
+
+
+def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
+    _, net = model
+    rows = EdgeRows(0, np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.ones((2, 2), np.float32))
+    memory = net.new_memory()
+    assert not memory.rows(torch.tensor([0, 1, 2]), net.updated(memory)).any()
+    net.advance(memory, rows)
+    assert not memory.state.any(), "messages of a chunk are applied when the next one begins"
+    now = memory.rows(torch.tensor([0, 1, 2, 3, -1]), net.updated(memory))
+    assert now[:3].any(1).all() and not now[3:].any()
+
+
+def test_each_nodes_last_event_of_a_chunk_is_its_message(model):
+    _, net = model
+    features = np.arange(6, dtype=np.float32).reshape(3, 2)
+    memory = net.new_memory()
+    net.advance(memory, EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), features))
+    assert memory.pending_node.tolist() == [1, 2, 4]
+    assert memory.pending_us.tolist() == [3, 2, 2]
+    assert memory.pending_features.tolist() == [[4, 5], [2, 3], [2, 3]]
+
+
+def test_the_memory_update_equals_a_float64_reference(model):
+    _, net = model
+    memory = net.new_memory()
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        rows = EdgeRows(10 * i, rng.integers(0, 6, 10), rng.integers(0, 6, 10), np.sort(rng.integers(1, 9, 10)) * 10**6 + i * 10**7,
+                        rng.normal(size=(10, 2)).astype(np.float32))
+        net.advance(memory, rows)
+    fast = net.updated(memory)
+    import copy
+    slow_net, slow = copy.deepcopy(net).double(), memory.copy()
+    gru = slow_net.updater.gru
+    for p, node in enumerate(slow.pending_node.tolist()):
+        h = slow.state[node].double()
+        last = int(slow.last_us[node])
+        gaps = (int(slow.pending_us[p]) - last) / 7e6 if last > 0 else 0.0
+        encoding = torch.cos(gaps * slow_net.updater.time.weight + slow_net.updater.time.bias)
+        stats = net.edge_stats
+        features = ((slow.pending_features[p].double() - stats.mean) / stats.var.sqrt()).clamp(-5, 5)
+        x = torch.cat([h, slow.pending_other[p].double(), features, encoding])
+        gi, gh = gru.weight_ih @ x + gru.bias_ih, gru.weight_hh @ h + gru.bias_hh
+        (ir, iz, inn), (hr, hz, hn) = gi.chunk(3), gh.chunk(3)
+        r, z = torch.sigmoid(ir + hr), torch.sigmoid(iz + hz)
+        want = (1 - z) * torch.tanh(inn + r * hn) + z * h
+        torch.testing.assert_close(fast[p].double(), want, atol=1e-5, rtol=1e-4)

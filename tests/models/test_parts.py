@@ -1,0 +1,70 @@
+import numpy as np
+import torch
+
+from streamd.models.attention import NeighborAttention
+from streamd.models.link import half_dropout, link_loss
+from streamd.models.standardize import RunningStandardizer
+from streamd.models.time_encoding import TimeEncoding, in_gaps
+
+
+def plain_attention(layer, query, entry, mask):
+    """Project every neighbour, as the paper writes it, in float64."""
+    layer = layer.double()
+    q = layer.query(query.double()).view(-1, 1, layer.heads, layer.width)
+    k, v = (f(entry.double()).view(*entry.shape[:2], layer.heads, layer.width) for f in (layer.key, layer.value))
+    score = (q * k).sum(-1) / layer.width**0.5
+    weight = score.masked_fill(~mask[..., None], -1e9).softmax(1) * mask[..., None]
+    return (weight[..., None] * v).sum(1).flatten(1)
+
+
+def test_attention_by_associativity_equals_the_plain_form():
+    torch.manual_seed(0)
+    layer = NeighborAttention(6, 11, 8, 2)
+    query, entry = torch.randn(7, 6), torch.randn(7, 5, 11)
+    mask = torch.rand(7, 5) < 0.6
+    mask[3] = False
+    fast = layer(query, entry, mask)
+    assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbours gets nothing"
+    torch.testing.assert_close(fast.double(), plain_attention(layer, query, entry, mask), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_attention_are_right():
+    torch.manual_seed(1)
+    layer = NeighborAttention(3, 4, 4, 2).double()
+    query, entry = torch.randn(3, 3, dtype=torch.double, requires_grad=True), torch.randn(3, 2, 4, dtype=torch.double, requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False], [False, False]])
+    assert torch.autograd.gradcheck(lambda q, e: layer(q, e, mask), (query, entry))
+
+
+def test_time_differences_survive_large_times():
+    gap = torch.tensor(1000.0, dtype=torch.double)
+    a, b = torch.tensor([2**53 + 3000]), torch.tensor([2**53 + 1000])
+    assert in_gaps(a - b, gap).item() == 2.0
+    assert torch.equal(TimeEncoding(4)(torch.zeros(2)), torch.ones(2, 4))
+
+
+def test_running_statistics_equal_those_of_all_rows():
+    rows = torch.randn(1000, 3, dtype=torch.double) * torch.tensor([1.0, 50.0, 0.0]) + torch.tensor([5.0, -3.0, 2.0])
+    stats = RunningStandardizer(3)
+    for part in rows.split([1, 9, 490, 500]):
+        stats.update(part)
+    torch.testing.assert_close(stats.mean, rows.mean(0))
+    torch.testing.assert_close(stats.var, rows.var(0, unbiased=False))
+    out = stats(rows.float())
+    assert out.abs().max() <= 5 and torch.equal(out[:, 2], torch.zeros(1000)), "a column that never varied says nothing"
+
+
+def test_the_loss_is_softmax_and_a_little_binary_cross_entropy():
+    logits = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
+    p = np.exp([2.0, -1.0, 0.5])
+    sig = 1 / (1 + np.exp(-np.array([2.0, 1.0, -0.5])))
+    want = -np.log(p[0] / p.sum()) + 0.2 * -np.log(sig).mean()
+    assert abs(float(link_loss(logits, torch.tensor([1.0, 0.0]))) - want) < 1e-6
+
+
+def test_half_dropout_drops_half_and_keeps_the_mean():
+    torch.manual_seed(0)
+    x = torch.ones(300, 11, 7)
+    out = half_dropout(x, True)
+    assert set(out.unique().tolist()) == {0.0, 2.0} and abs(float(out.mean()) - 1) < 0.02
+    assert half_dropout(x, False) is x

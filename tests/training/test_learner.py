@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+import torch
+
+from streamd.events import Schema
+from streamd.models import link_loss
+from streamd.segments.reader import LogReader
+from streamd.training.learner import Learner
+from streamd.training.recorder import Recorder
+from streamd.training.replay import Recorded, ReplayStore
+from streamd.training.scores import measures
+from streamd.windows import next_window
+from tests.builders import HOUR, settings, stream, write_log
+
+SCHEMA = Schema(2, 0, 0)
+
+
+def world(tmp_path, **values):
+    write_log(tmp_path / "log", *stream(900), SCHEMA, watermark=100 * HOUR)
+    s = settings(tmp_path / "log", stream__edge_feature_dim=2, **values)
+    log = LogReader(tmp_path / "log")
+    log.refresh()
+    return s, log
+
+
+def windows(log, width=HOUR):
+    edge = 0
+    while (w := next_window(log, edge, width)) is not None:
+        yield w
+        edge = w.end_edge
+
+
+def run(s, log, learn=True, capacity=10):
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, capacity, 0)), Recorder(s, log)
+    scores, losses = [], []
+    for window in windows(log):
+        learner.begin()
+        scores += [x for c in recorder.chunks(window) if (x := learner.score(c)).size]
+        if learn:
+            learned = learner.learn(window.first_edge)
+            losses.append(learned.loss if learned else None)
+    return learner, np.concatenate(scores), losses
+
+
+@pytest.mark.parametrize("name", ["tgn", "pair"])
+def test_learning_beats_standing_still(tmp_path, name):
+    s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
+    _, learned, losses = run(s, log)
+    _, frozen, _ = run(s, log, learn=False)
+    assert measures(learned[-300:])["mrr"] > measures(frozen[-300:])["mrr"] + 0.1
+    assert losses[0] is None and losses[-1] < losses[1], "without an earlier window there is no negative to learn from"
+
+
+def test_two_runs_give_the_same_bits(tmp_path):
+    s, log = world(tmp_path)
+    torch.use_deterministic_algorithms(True)
+    a, scores_a, losses_a = run(s, log)
+    b, scores_b, losses_b = run(s, log)
+    assert losses_a == losses_b and np.array_equal(scores_a, scores_b)
+    for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_the_residual_starts_as_the_pair_network(tmp_path):
+    s, log = world(tmp_path)
+    first, second, *_ = windows(log)
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0), second.first_edge), Recorder(s, log)
+    list(recorder.chunks(first))
+    chunk = next(recorder.chunks(second))
+    logits = learner.score(chunk)
+    np.testing.assert_allclose(logits, learner.model.pair_logits(chunk.score.facts_ECF).detach().numpy(), atol=1e-6)
+
+
+def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
+    s, log = world(tmp_path)
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 50, 0)), Recorder(s, log)
+    for window in list(windows(log))[:3]:
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        learner.learn(window.first_edge)
+    window = list(windows(log))[3]
+    learner.begin()
+    first = []
+    for chunk in recorder.chunks(window):
+        logits = learner.score(chunk)
+        first.append(float(link_loss(torch.from_numpy(logits[:, :11]), torch.ones(len(logits)))))
+    with torch.no_grad():
+        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner._seen]
+    np.testing.assert_allclose(replayed, first, rtol=1e-5)
+    twice = [Recorded.restored(r.first_edge, dict(r.tensors())) for r in learner._seen]
+    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner._seen, strict=True))
+
+
+def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
+    s, log = world(tmp_path, training__tail_share=0.25)
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    for window in list(windows(log))[:2]:
+        learner.begin()
+        scored = sum(len(x) for c in recorder.chunks(window) if (x := learner.score(c)).size)
+        learned = learner.learn(window.first_edge)
+    held = sum(float(t.inputs.weight_E.sum()) for t in learner.tail)
+    assert held == learned.num_tail == int(scored * 0.25)
+    assert 0 < learned.tail_after <= 1
+
+
+def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path):
+    s, log = world(tmp_path)
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    for number, window in enumerate(list(windows(log))[:3]):
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        if number == 2:
+            before = {k: v.clone() for k, v in learner.model.state_dict().items()}
+            learner._seen[0].inputs.facts_ECF[0, 0, 0] = float("nan")
+        learned = learner.learn(window.first_edge)
+    assert not learned.finite
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
+    s, log = world(tmp_path, windows__max_events=30)
+    recorder = Recorder(s, log)
+    for number, window in enumerate(list(windows(log))[:2]):
+        sampled = sum(c.score.num_events for c in recorder.chunks(window) if c.score is not None)
+        assert sampled == (30 if number else 0)
+    assert recorder.facts.num_edges == recorder.edge, "all events move the facts"
+
+
+def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
+    s, log = world(tmp_path)
+    all_windows = list(windows(log))
+    standing = Recorder(s, log)
+    standing.rebuild(all_windows[2].first_edge)
+    first = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
+    list(standing.chunks(all_windows[3], standing=True))
+    again = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and standing.edge == all_windows[2].first_edge
+
+
+def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
+    s, log = world(tmp_path)
+    learner, _, _ = run(s, log, capacity=50)
+    chunk = learner.replay._chunks[0]
+    hits = np.zeros(40)
+    for seed in range(300):
+        store = ReplayStore(None, 5, seed)
+        for edge in range(40):
+            store.offer(Recorded(edge, chunk.inputs, chunk.state_MD))
+        for kept in store._chunks:
+            hits[kept.first_edge] += 1
+        assert len(store._chunks) == 5
+    assert abs(hits / 300 - 5 / 40).max() < 0.07
+    disk = ReplayStore(tmp_path / "replay", 3, 0)
+    for edge in range(20):
+        disk.offer(Recorded(edge, chunk.inputs, chunk.state_MD))
+    disk.sweep()
+    other = ReplayStore(tmp_path / "replay", 3, 0)
+    other.restore(disk.index())
+    assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
+    assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
