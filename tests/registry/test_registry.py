@@ -1,0 +1,119 @@
+import json
+import multiprocessing
+
+import pytest
+import torch
+
+from streamd.errors import VersionError
+from streamd.registry import Registry
+from streamd.registry.gate import decide
+from streamd.registry.journal import ModelJournal
+from streamd.registry.registry import read_manifests
+from streamd.training.learner import Learned
+from streamd.training.trainer import Candidate
+from streamd.windows import Window
+from tests.builders import settings
+
+
+def candidate(n, learned=None):
+    memory = {"state": torch.ones(2, 3), "pending_features": torch.zeros(0, 0)}
+    return Candidate(Window(n, n + 10, 0, n), n, 1, {"w": torch.full((2,), float(n))}, memory, 5, "", {"live": {"mrr": 0.5}},
+                     learned or Learned(0.1, True, 0.5, 0.6, 20))
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Registry(settings(tmp_path, registry__keep=3))
+
+
+def test_a_version_is_read_back_as_published(registry):
+    outcome = registry.publish(candidate(7))
+    assert outcome.promoted and registry.champion() == outcome.version == "17-7"
+    version = registry.load("17-7")
+    assert torch.equal(version.weights["w"], torch.full((2,), 7.0)) and version.manifest.scores == {"live": {"mrr": 0.5}}
+    assert json.loads((registry.folder / "aliases.json").read_text()) == {"champion": "17-7", "shadow": ""}
+
+
+def test_old_versions_go_but_never_champion_or_shadow(registry):
+    first = registry.publish(candidate(1)).version
+    second = registry.publish(candidate(2)).version
+    registry.rollback("me", "because")
+    assert registry.champion() == first
+    for n in range(3, 9):
+        registry._write(f"{n + 10}-{n}", candidate(n))
+        registry.prune()
+    assert registry.names() == [first, second, "16-6", "17-7", "18-8"]
+    assert [m.name for m in read_manifests(registry)] == registry.names()
+
+
+def test_a_half_written_version_is_invisible(registry):
+    registry.publish(candidate(1))
+    (registry.folder / ".99-9.tmp").mkdir()
+    (registry.folder / "98-8").mkdir()
+    assert registry.names() == ["11-1"]
+    with pytest.raises(VersionError, match="98-8"):
+        registry.load("98-8")
+
+
+@pytest.mark.parametrize("name", ["nope", "..", "../x", ".hidden", "a/b", ""])
+def test_a_name_that_is_no_version_is_refused(registry, name):
+    with pytest.raises(VersionError):
+        registry.promote(name, "me", "")
+
+
+def test_rolling_back_needs_a_version_to_go_back_to(registry):
+    with pytest.raises(VersionError):
+        registry.rollback("me", "")
+    registry.publish(candidate(1))
+    with pytest.raises(VersionError):
+        registry.rollback("me", "")
+
+
+def test_only_moves_by_others_count_as_by_hand(registry):
+    registry.publish(candidate(1))
+    registry.publish(candidate(2))
+    assert registry.moved_by_hand() is None
+    registry.promote("11-1", "operator", "")
+    assert registry.moved_by_hand() == "11-1"
+
+
+@pytest.mark.parametrize(("finite", "before", "after", "num", "promoted"), [
+    (True, 0.8, 0.85, 20, True), (True, 0.8, 0.7, 20, True), (True, 0.8, 0.1, 20, False), (False, 0.8, 0.9, 20, False),
+    (True, 0.8, 0.0, 3, True), (True, float("nan"), float("nan"), 0, True), (True, 0.8, 0.5, 2000, False)])
+def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after, num, promoted):
+    decision = decide(finite, before, after, num)
+    assert decision.promote is promoted and decision.reason
+
+
+def test_a_refused_candidate_is_not_written(registry):
+    registry.publish(candidate(1))
+    outcome = registry.publish(candidate(2, Learned(0.1, False, 0.5, 0.5, 20)))
+    assert not outcome.promoted and registry.names() == ["11-1"] and registry.champion() == "11-1"
+
+
+def _move_many(folder, who):
+    journal = ModelJournal(folder)
+    for i in range(20):
+        journal.move("promote", f"{who}-{i}", who, "")
+
+
+def test_moves_of_several_processes_form_one_chain(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_move_many, args=(tmp_path, f"p{n}")) for n in range(3)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    moves = ModelJournal(tmp_path).moves()
+    assert len(moves) == 60
+    assert all(b.shadow == a.champion for a, b in zip(moves, moves[1:], strict=False))
+
+
+def test_a_torn_last_move_does_not_count_and_is_written_over(tmp_path):
+    journal = ModelJournal(tmp_path)
+    journal.move("promote", "a", "me", "")
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(b'{"time": 1, "act')
+    assert journal.last().champion == "a"
+    journal.move("promote", "b", "me", "")
+    assert [m.champion for m in journal.moves()] == ["a", "b"]

@@ -1,0 +1,262 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from streamd.clock import SystemClock
+from streamd.events import Progress, Schema
+from streamd.registry import Registry
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.server.app import create_app
+from streamd.server.engine import Engine
+from streamd.server.state import ServerState
+from streamd.server.status import StatusPage
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.trainer import Trainer
+from streamd.windows import next_window
+from tests.builders import HOUR, batch, settings, stream, write_log
+
+SCHEMA = Schema(2, 0, 0)
+
+
+class World:
+    """A server on a log that tests can grow and train."""
+
+    def __init__(self, path, **values):
+        self.path, self.settings = path, settings(path, stream__edge_feature_dim=2, **values)
+        self.registry = Registry(self.settings)
+        self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve"))
+        self.state = ServerState(self.settings, self.engine, self.registry, StatusPage(self.settings, self.engine, self.registry))
+        self.client = TestClient(create_app(self.state))
+
+    def start(self):
+        self.engine.start()
+        wait(lambda: self.engine.status.ready)
+        return self
+
+    def train(self, limit=99):
+        log = LogReader(self.path)
+        log.refresh()
+        trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
+        done = 0
+        while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
+            trainer.process(window)
+            done += 1
+
+
+def wait(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def world(tmp_path):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    made = World(tmp_path)
+    yield made
+    made.engine.stop()
+
+
+def ask(world, src="n:3", dst=("n:20", "n:21", "n:22"), **more):
+    answer = world.client.post("/v1/score", json={"src": src, "dst": list(dst), **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_before_a_version_the_rule_answers_and_says_so(world):
+    world.start()
+    answer = ask(world)
+    assert answer["as_of"]["version"] == "rule" and answer["as_of"]["trained_until"] is None
+    assert answer["as_of"]["last_edge"] == 499 and answer["known"] is True
+    assert [s["dst"] for s in answer["scores"]] == ["n:20", "n:21", "n:22"]
+
+
+def test_a_version_is_swapped_in_while_clients_ask_and_no_request_fails(world):
+    world.train(2)
+    world.start()
+    wait(lambda: world.engine.status.version != "rule")
+    first, versions = world.engine.status.version, set()
+
+    def client(_):
+        while True:
+            answer = world.client.post("/v1/score", json={"src": "n:3", "dst": ["n:20", "n:21"]})
+            assert answer.status_code == 200, answer.text
+            versions.add(answer.json()["as_of"]["version"])
+            if world.registry.champion() in versions and len(versions) > 1:
+                return answer.json()
+
+    with ThreadPoolExecutor(5) as pool:
+        answers = [pool.submit(client, i) for i in range(4)]
+        world.train()
+        assert all(a.result(60)["known"] for a in answers)
+    assert first in versions and len(versions) >= 2
+
+
+def test_answers_equal_what_the_trainer_would_have_scored(world):
+    world.train()
+    world.start()
+    wait(lambda: world.engine.status.version == world.registry.champion())
+    from streamd.training.recorder import Recorder
+
+    log = LogReader(world.path)
+    log.refresh()
+    recorder = Recorder(world.settings, log)
+    recorder.rebuild(log.num_edges)
+    version = world.registry.load(world.registry.champion())
+    from streamd.server.served import Served
+    served = Served.restored(version)
+    assert served.memory.edge == log.num_edges
+    candidates = np.arange(20, 35)[None]
+    when = int(log.time_of(np.array([499]))[0]) + 1
+    facts = recorder.facts.rows(np.array([3]), np.array([when]), candidates)
+    inputs, _ = recorder._inputs(facts, np.array([3]), candidates, 500, when - 1)
+    with torch.no_grad():
+        want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0]
+    got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0]])["scores"]]
+    np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
+
+
+def test_an_event_is_visible_in_the_next_answers(world):
+    world.train()
+    world.start()
+    wait(lambda: world.engine.status.version != "rule")
+    before = ask(world, src="n:5", dst=["n:20", "n:34"])
+    writer = LogWriter(world.path, SCHEMA)
+    later = writer.watermark + 5_000_000
+    writer.commit(batch(SCHEMA, np.array([5]), np.array([34]), np.array([later])), Progress(), later)
+    writer.close()
+    wait(lambda: world.engine.status.edge == 501, 5)
+    after = ask(world, src="n:5", dst=["n:20", "n:34"])
+    assert after["as_of"]["last_edge"] == 500 and after["as_of"]["newest_event"] == later
+    assert after["scores"][1]["score"] > before["scores"][1]["score"]
+
+
+def test_a_time_in_the_past_is_answered_as_of_now_and_one_ahead_as_asked(world):
+    world.start()
+    now = ask(world)
+    assert ask(world, time=5)["as_of"] == now["as_of"]
+    ahead = now["as_of"]["newest_event"] + 10**9
+    assert ask(world, time=ahead)["as_of"]["time"] == ahead
+
+
+def test_nodes_never_seen_are_answered_and_marked(world):
+    world.train()
+    world.start()
+    answer = ask(world, src="nobody", dst=["n:20", "nothing", 7])
+    assert answer["known"] is False and [s["known"] for s in answer["scores"]] == [True, False, False]
+    assert all(np.isfinite(s["score"]) for s in answer["scores"])
+
+
+def test_recommendations_are_the_best_of_all_destinations_in_order(world):
+    world.train()
+    world.start()
+    wait(lambda: world.engine.status.version != "rule")
+    answer = world.client.post("/v1/recommend", json={"src": "n:3", "k": 5}).json()
+    everyone = ask(world, dst=[f"n:{i}" for i in range(20, 35)])
+    best = sorted(everyone["scores"], key=lambda s: -s["score"])[:5]
+    assert [s["dst"] for s in answer["scores"]] == [s["dst"] for s in best]
+    none = world.client.post("/v1/recommend", json={"src": "n:3", "kind": "no such kind"}).json()
+    assert none["scores"] == []
+    unseen = world.client.post("/v1/recommend", json={"src": "n:3", "k": 50, "exclude_seen": True}).json()
+    assert 0 < len(unseen["scores"]) < 15
+
+
+def test_embeddings_and_models_are_told(world):
+    world.train()
+    world.start()
+    wait(lambda: world.engine.status.version != "rule")
+    answer = world.client.get("/v1/embeddings/n:3").json()
+    assert len(answer["embedding"]) == 8 and answer["known"]
+    assert world.client.get("/v1/embeddings/3?integer=true").json()["known"] is False
+    models = world.client.get("/v1/models").json()
+    assert models["champion"] == world.registry.champion() and models["versions"][-1]["name"] == models["champion"]
+
+
+@pytest.mark.parametrize(("body", "status"), [
+    ({"src": "a"}, 422), ({"src": "a", "dst": []}, 422), ({"src": 1.5, "dst": ["a"]}, 422), ({"src": "a", "dst": ["b"] * 1001}, 422),
+    ({"src": "a", "dst": ["b"], "time": -1}, 422), ({"src": "a", "dst": ["b"], "extra": 1}, 422), ({"src": True, "dst": ["b"]}, 422),
+    ({"src": 2**70, "dst": ["b"]}, 422), ({"src": "é☃\u0000", "dst": ["b"]}, 200), ({"src": "a", "dst": ["b"], "time": 2**61}, 200)])
+def test_requests_that_do_not_fit_get_a_problem(world, body, status):
+    world.start()
+    answer = world.client.post("/v1/score", json=body)
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.headers["content-type"] == "application/problem+json" and answer.json()["detail"]
+
+
+def test_bodies_that_are_not_json_or_too_large_are_refused(world):
+    world.start()
+    post = world.client.post
+    for junk in (b"\xff{", b"[" * 5000, b"", b"17", b"null"):
+        assert post("/v1/score", content=junk, headers={"content-type": "application/json"}).status_code in (400, 422)
+    assert post("/v1/score", content=b"x" * 1_100_000, headers={"content-type": "application/json"}).status_code == 413
+
+
+def test_pages_and_metrics_need_nothing_from_outside(world):
+    world.start()
+    for path in ("/", "/docs", "/static/uPlot.iife.min.js", "/static/swagger-ui-bundle.js"):
+        page = world.client.get(path)
+        assert page.status_code == 200
+        if "javascript" not in page.headers["content-type"]:
+            assert "//cdn" not in page.text and 'src="http' not in page.text and 'href="http' not in page.text
+    assert "streamd_served_edges 500.0" in world.client.get("/metrics").text
+    status = world.client.get("/status.json").json()
+    assert status["edges"] == 500 and status["roles"]["serve"]["alive"]
+
+
+def test_health_says_why(tmp_path):
+    waiting = World(tmp_path)
+    waiting.engine.start()
+    assert waiting.client.get("/livez").status_code == 200
+    ready = waiting.client.get("/readyz")
+    assert ready.status_code == 503 and "ingest" in ready.json()["why"]
+    assert waiting.client.post("/v1/score", json={"src": 1, "dst": [2]}).status_code == 503
+    waiting.engine.status.beat -= 100
+    waiting.engine.stop()
+    waiting.engine.status.beat -= 100
+    assert waiting.client.get("/livez").status_code == 503
+
+
+def test_with_keys_set_only_health_is_open(tmp_path):
+    write_log(tmp_path, *stream(100), SCHEMA)
+    world = World(tmp_path, server__api_keys=["one", "two"]).start()
+    get = world.client.get
+    for path in ("/v1/models", "/metrics", "/status.json"):
+        assert get(path).status_code == 401
+        assert get(path, headers={"X-API-Key": "three"}).status_code == 401
+        assert get(path, headers={"X-API-Key": "two"}).status_code == 200
+        assert get(path, headers={"Authorization": "Bearer one"}).status_code == 200
+    assert get("/livez").status_code == get("/readyz").status_code == 200
+    world.engine.stop()
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
+    write_log(tmp_path, *stream(100), SCHEMA)
+    world = World(tmp_path, server__max_queue=1, server__deadline_seconds=0.3)
+    world.engine.status.ready = True
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: world.client.post("/v1/score", json={"src": 1, "dst": [2]}), range(4)))
+    assert sorted(a.status_code for a in answers) == [429, 429, 429, 503]
+    assert all(a.headers["Retry-After"] == "1" for a in answers)
+
+
+def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
+    src, dst, time_E = stream(500)
+    write_log(tmp_path, src, dst, time_E, SCHEMA, watermark=100 * HOUR)
+    a = World(tmp_path)
+    a.train(3)
+    a.start()
+    wait(lambda: a.engine.status.version != "rule")
+    wait(lambda: a.engine.status.memory_edge == 500)
+    b = World(tmp_path).start()
+    wait(lambda: b.engine.status.memory_edge == 500)
+    x, y = (ask(w, dst=[f"n:{i}" for i in range(20, 35)]) for w in (a, b))
+    np.testing.assert_allclose([s["score"] for s in x["scores"]], [s["score"] for s in y["scores"]], atol=1e-5)
+    a.engine.stop()
+    b.engine.stop()

@@ -1,0 +1,171 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from streamd.clock import SystemClock
+from streamd.errors import VersionError
+from streamd.events import Schema
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.training.trainer import Trainer
+from streamd.windows.history import HistoryReader
+from tests.builders import HOUR, settings, stream, write_log
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = Schema(2, 0, 0)
+TRAIN = """
+import os, signal, sys, threading, torch
+from pathlib import Path
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+from streamd.clock import SystemClock
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.trainer import Trainer
+from streamd.windows import next_window
+from tests.builders import HOUR, settings
+path, step, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+seen = 0
+def on_step(name):
+    global seen
+    if name == step:
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+s = settings(path, stream__edge_feature_dim=2)
+log = LogReader(path)
+log.refresh()
+trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"), on_step)
+while (window := next_window(log, trainer.edge, HOUR)) is not None:
+    trainer.process(window)
+"""
+
+
+def train(path, step="none", number=0):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", TRAIN, str(path), step, str(number)], cwd=ROOT, env=env, check=False,
+                          capture_output=True).returncode
+
+
+def outcome(path):
+    """Everything that must not depend on whether the trainer was killed."""
+    folder, = (path / "train/checkpoints").iterdir()
+    state = {k: v.numpy().tobytes() for k, v in load_file(folder / "state.safetensors").items()}
+    records = [(r.start_us, r.version, r.scores, r.loss, r.scored_by) for r in HistoryReader(path).refresh()]
+    replay = {p.name: p.read_bytes() for p in (path / "train/replay").iterdir()}
+    registry = Registry(settings(path))
+    return state, records, replay, registry.names(), [(m.champion, m.shadow) for m in registry.journal.moves()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("undisturbed") / "log"
+    write_log(path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    assert train(path) == 0
+    return outcome(path)
+
+
+@pytest.mark.parametrize(("step", "number"), [("learn", 3), ("publish", 2), ("record", 3), ("checkpoint", 2), ("checkpoint", 5)])
+def test_a_trainer_killed_at_any_step_resumes_to_the_same_bits(tmp_path, undisturbed, step, number):
+    path = tmp_path / "log"
+    write_log(path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    assert train(path, step, number) == -9
+    assert train(path) == 0
+    state, records, replay, names, moves = outcome(path)
+    want = undisturbed
+    assert records == want[1] and names == want[3] and moves == want[4] and replay == want[2]
+    assert {k for k, v in state.items() if want[0][k] != v} == set()
+
+
+def make(path, **values):
+    s = settings(path, stream__edge_feature_dim=2, **values)
+    log = LogReader(path)
+    log.refresh()
+    return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train")), Registry(s), log
+
+
+def process_all(trainer, log, limit=99):
+    from streamd.windows import next_window
+    done = []
+    while len(done) < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
+        done.append(trainer.process(window))
+    return done
+
+
+def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    records = process_all(trainer, log)
+    assert [r.num_scored for r in records][0] == 0 and records[0].scores == {} and records[0].version == ""
+    assert records[1].scored_by == "rule" and records[2].scored_by == records[1].version
+    assert all(r.promoted for r in records[1:]) and registry.champion() == records[-1].version
+    assert set(records[1].scores) == {"live", "edgebank", "popularity"}
+    manifest = registry.manifest(records[-1].version)
+    assert manifest.parent == records[-2].version and manifest.edge == log.num_edges
+    assert read_beat(tmp_path, "train").alive
+
+
+def test_a_rollback_by_hand_takes_the_trainer_with_it(tmp_path):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    records = process_all(trainer, log, 4)
+    move = registry.rollback("operator", "worse")
+    assert (move.champion, move.shadow) == (records[2].version, records[3].version)
+    following, = process_all(trainer, log, 1)
+    assert following.scored_by == records[2].version
+    assert registry.manifest(following.version).parent == records[2].version
+    assert registry.champion() == following.version
+
+
+def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(tmp_path, monkeypatch):
+    import streamd.registry.registry as module
+    from streamd.registry.gate import Decision
+
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    process_all(trainer, log, 3)
+    champion = registry.champion()
+    before = {k: v.clone() for k, v in trainer._learner.model.state_dict().items()}
+    monkeypatch.setattr(module, "decide", lambda *_: Decision(False, "no"))
+    record, = process_all(trainer, log, 1)
+    assert not record.promoted and record.version == champion == registry.champion()
+    assert all((v == before[k]).all() for k, v in trainer._learner.model.state_dict().items())
+    assert trainer._learner.memory.edge == trainer.edge, "memory went on under the old weights"
+    monkeypatch.undo()
+    assert process_all(trainer, log, 1)[0].promoted
+
+
+def test_other_model_settings_are_refused_at_start(tmp_path):
+    write_log(tmp_path, *stream(300), SCHEMA, watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path)
+    process_all(trainer, log, 2)
+    with pytest.raises((VersionError, RuntimeError), match="settings|size"):
+        make(tmp_path, model__neighbors=4)
+
+
+def test_a_checkpoint_beyond_the_log_is_refused_by_name(tmp_path):
+    write_log(tmp_path / "long", *stream(300), SCHEMA, watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path / "long")
+    process_all(trainer, log)
+    short = tmp_path / "short"
+    src, dst, time = stream(300)
+    write_log(short, src[:50], dst[:50], time[:50], SCHEMA)
+    (tmp_path / "long/train").rename(short / "train")
+    with pytest.raises(VersionError, match="checkpoint"):
+        make(short)
+
+
+def test_run_waits_for_windows_and_stops_when_told(tmp_path):
+    write_log(tmp_path, *stream(300), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, _ = make(tmp_path)
+    stop = threading.Event()
+    threading.Timer(3.0, stop.set).start()
+    trainer.run(stop)
+    assert registry.champion() is not None
