@@ -132,12 +132,14 @@ class KafkaSource:
         return end if found is None else int(found.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
-        """Records by source. Raises: DataLossError where retention ran past us while reading."""
+        """Records by source. Raises: DataLossError where retention ran past us, KafkaError while no broker answers."""
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
         except OffsetOutOfRangeError as error:
             raise DataLossError(f"Kafka deleted records before they were read: {error}.",
                                 "raise the topic's retention and start a new data_dir.") from None
+        except ClientError as error:
+            raise KafkaError(f"The broker does not answer: {error}.", "ingest goes on trying.") from None
         number = {tp: i for i, tp in enumerate(self.partitions)}
         return {number[tp]: records for tp, records in polled.items()}
 

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import KafkaError
+from streamd.errors import DataLossError, KafkaError
 from streamd.events import Event, EventBatch, Key, Position, Progress, Schema, empty_batch
 from streamd.ingest.columns import build_batch
 from streamd.ingest.consumer import KafkaSource
@@ -23,6 +23,7 @@ log = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
 POLL_SECONDS = 0.2
 LAG_SECONDS = 1.0
+RETRY_SECONDS = 0.5
 
 
 class Log(Protocol):
@@ -98,7 +99,16 @@ class IngestLoop:
 
     def _step(self, source: KafkaSource) -> None:
         due = self._merger.next_due(self._clock.monotonic())
-        polled = source.poll(min(POLL_SECONDS, due), MAX_COMMIT_EVENTS)
+        try:
+            polled = source.poll(min(POLL_SECONDS, due), MAX_COMMIT_EVENTS)
+        except DataLossError:
+            raise
+        except KafkaError as error:
+            self._last_event = self._clock.monotonic()
+            log.warning("broker_unavailable", error=str(error))
+            self._beat.touch("broker unavailable", edges=self._log.num_edges, watermark=self._log.watermark)
+            self._clock.sleep(RETRY_SECONDS)
+            return
         now = self._clock.monotonic()
         for number in range(len(source.partitions)):
             self._take(source, number, polled.get(number, ()), now)

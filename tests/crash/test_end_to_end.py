@@ -1,0 +1,289 @@
+"""The whole path with Apache Kafka itself: produce, consume, kill -9 anywhere, and compare with what was produced."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource
+
+from streamd.demo.broker import ApacheKafka, free_port
+from streamd.segments.log import LATE
+from streamd.segments.reader import LogReader
+from streamd.segments.verify import verify_log
+from streamd.settings import as_environment
+from tests.builders import HOUR, settings, stream
+
+pytestmark = pytest.mark.kafka
+
+
+def wait(condition, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"after {seconds} s it is not so that {what}"
+        time.sleep(0.02)
+
+
+class Daemon:
+    """`streamd run` (or one role of it) on a data directory, started, killed and started again."""
+
+    def __init__(self, path, broker, topic, **values):
+        values = {"ingest__idle_timeout_seconds": 0, "stream__time_unit": "us", **values}
+        self.settings = settings(path, kafka__bootstrap_servers=broker, kafka__topics=[topic], server__port=free_port(), **values)
+        self.path, self.process = path, None
+        self.reader = LogReader(path)
+
+    def start(self, *role):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")}
+        self.path.mkdir(exist_ok=True)
+        with (self.path.parent / f"{self.path.name}.log").open("ab") as output:
+            command = [sys.executable, "-m", "streamd", "run", *(("--role", *role) if role else ())]
+            self.process = subprocess.Popen(command, env=clean | as_environment(self.settings), stdout=output, stderr=output)
+        return self
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        return self.process.wait(40)
+
+    def output(self):
+        return (self.path.parent / f"{self.path.name}.log").read_text()
+
+    def edges(self):
+        self.reader.refresh()
+        return self.reader.num_edges
+
+    def events(self):
+        """What the log holds, as (src key, dst key, time)."""
+        reader = LogReader(self.path)
+        reader.refresh()
+        src, dst, when = reader.edges(0, reader.num_edges)
+        return [(reader.keys[u], reader.keys[v], t) for u, v, t in zip(src.tolist(), dst.tolist(), when.tolist(), strict=True)]
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.server.port}{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def is_ready(self):
+        try:
+            return self.get("/readyz")["ready"]
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def daemon_on(tmp_path):
+    """Makes daemons, and ends those a failed test left running."""
+    made = []
+
+    def make(broker, topic, **values):
+        made.append(Daemon(tmp_path / "data", broker, topic, **values))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        if daemon.process is not None and daemon.process.poll() is None:
+            daemon.kill()
+
+
+@pytest.fixture
+def topic(kafka):
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, 4)
+    return name
+
+
+@pytest.fixture
+def producer(kafka):
+    made = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, linger_ms=5)
+    yield made
+    made.close()
+
+
+def produce(producer, topic, rows, batched=False):
+    """rows: (src, dst, time). batched: several events in one record, so that positions count within records."""
+    futures = []
+    if batched:
+        parts = {}
+        for src, dst, when in rows:
+            parts.setdefault(hash(src) % 4, []).append({"src": src, "dst": dst, "time": when})
+        for partition, events in parts.items():
+            for a in range(0, len(events), 17):
+                futures.append(producer.send(topic, json.dumps(events[a:a + 17]).encode(), partition=partition))
+    else:
+        for src, dst, when in rows:
+            value = json.dumps({"src": src, "dst": dst, "time": when}).encode()
+            futures.append(producer.send(topic, value, key=str(src).encode()))
+    producer.flush()
+    for f in futures:
+        f.get(30)
+
+
+def rows_of(num, seed=0):
+    src, dst, when = stream(num, seed=seed, hours=5)
+    return [(f"u:{u}", f"i:{v}", int(t)) for u, v, t in zip(src.tolist(), dst.tolist(), when.tolist(), strict=True)]
+
+
+def test_kill_9_of_ingest_at_random_moments_loses_nothing_and_takes_nothing_twice(daemon_on, kafka, topic, producer):
+    """The backlog is read across four partitions in time order, and the log equals what was produced."""
+    rows = rows_of(20_000)
+    produce(producer, topic, rows, batched=True)
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__segment_edges=3000)
+    rng, kills = random.Random(1), 0
+    while daemon.edges() < len(rows) and kills < 40:
+        at = daemon.edges()
+        daemon.start("ingest")
+        wait(lambda at=at, daemon=daemon: daemon.edges() > at or daemon.process.poll() is not None, "ingest goes on")
+        time.sleep(rng.uniform(0, 0.03))
+        daemon.kill()
+        kills += 1
+    assert kills >= 2, "it was killed in the middle at least once"
+    assert sorted(daemon.events()) == sorted(rows)
+    assert [t for _, _, t in daemon.events()] == sorted(t for _, _, t in rows)
+    assert verify_log(daemon.path)[1] == [] and (daemon.path / LATE).stat().st_size == 0
+
+
+BAD = [b'{"src": 1, ', b'{"src":[1],"dst":2}', b'{"src":1,"dst":2,"time":5.5}', b'{"src":1,"dst":2,"time":-4}',
+       b'{"src":1,"dst":2,"time":99999999999999999}', b'{"src":1,"dst":2,"time":5,"features":[NaN]}',
+       b'{"src":1,"dst":2,"time":5,"features":[1]}', b'{"type":"edgy"}', b"[]", b'{"src":"a\\nb","dst":2,"time":5}',
+       b'{"src":' + b"[" * 100_000 + b"}", b'{"src": "' + b"x" * 10_000_000 + b'"}']
+
+
+def test_bad_events_become_dead_letters_beside_good_ones_and_move_no_watermark(daemon_on, kafka, topic):
+    big = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, max_request_size=20_000_000)
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin.alter_configs([ConfigResource("TOPIC", topic, {"max.message.bytes": "20000000"})])
+    admin.close()
+    good = {"src": "a", "dst": "b", "time": 1000}
+    for raw in BAD:
+        big.send(topic, json.dumps(good).encode(), partition=0).get(30)
+        big.send(topic, raw, partition=0).get(30)
+    big.send(topic, b"{}", partition=0, headers=[("content-type", b"text/csv")]).get(30)
+    big.send(topic, None, key=b"k", partition=0).get(30)
+    array = json.dumps([good, {"src": 1}, good]).encode()
+    big.send(topic, array, partition=0).get(30)
+    big.close()
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    wait(lambda: daemon.edges() == len(BAD) + 2, "the good events are in")
+    assert daemon.stop() == 0
+    assert daemon.reader.watermark == 1000
+    letters = [json.loads(x) for x in (daemon.path / "deadletter/current.jsonl").read_text().splitlines()]
+    assert len(letters) == len(BAD) + 3
+    assert {x["reason"] for x in letters} >= {
+        "bad_json", "wrong_type", "bad_time", "time_ahead", "feature_width", "unknown_type", "empty", "bad_key",
+        "unknown_content_type", "tombstone", "missing_field", "record_too_large"}
+    assert all(x["topic"] == topic and x["partition"] == 0 and x["offset"] >= 1 and x["error"] for x in letters)
+    assert next(x for x in letters if x["reason"] == "missing_field")["index"] == 1
+
+
+def test_a_topic_made_anew_and_records_deleted_unread_stop_ingest_by_name(daemon_on, kafka, topic, producer):
+    produce(producer, topic, rows_of(200))
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    wait(lambda: daemon.edges() == 200, "the events are in")
+    assert daemon.stop() == 0
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    produce(producer, topic, rows_of(100, seed=1))
+    admin.delete_records({TopicPartition(topic, p): -1 for p in range(4)})
+    daemon.start("ingest")
+    assert daemon.process.wait(30) == 2 and "were deleted before they were read" in daemon.output()
+    admin.delete_topics([topic])
+    time.sleep(1)
+    kafka.create_topic(topic, 4)
+    admin.close()
+    daemon.start("ingest")
+    assert daemon.process.wait(30) == 2 and "made anew" in daemon.output()
+    assert daemon.edges() == 200
+
+
+def test_a_broker_killed_and_started_again_on_its_data_costs_nothing(tmp_path, daemon_on, kafka_home):
+    broker = ApacheKafka(kafka_home, tmp_path / "kafka")
+    try:
+        broker.create_topic("t", 4)
+        rows = rows_of(3000)
+        made = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+        produce(made, "t", rows[:1500])
+        daemon = daemon_on(broker.bootstrap_servers, "t").start("ingest")
+        wait(lambda: daemon.edges() > 0, "ingest reads")
+        broker.kill()
+        broker.start()
+        produce(made, "t", rows[1500:])
+        made.close()
+        wait(lambda: daemon.edges() == 3000, "all is in the log")
+        assert daemon.stop() == 0
+        assert sorted((u, v) for u, v, _ in daemon.events()) == sorted((u, v) for u, v, _ in rows)
+    finally:
+        broker.close()
+
+
+def test_the_daemon_learns_serves_survives_kill_9_and_stops_cleanly(daemon_on, kafka, topic, producer):
+    rows = rows_of(1500)
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__merge_wait_seconds=0.5).start()
+    try:
+        produce(producer, topic, rows[:1000])
+        wait(lambda: daemon.is_ready() and daemon.get("/status.json")["edges"] == 1000, "the server has seen all")
+        wait(lambda: daemon.get("/v1/models")["champion"], "a version is promoted")
+        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(daemon.process.pid)], capture_output=True, text=True,
+                                  check=True).stdout.split()
+        assert len(children) == 3
+        daemon.kill()
+        wait(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "the roles die with their parent", 30)  # noqa: PTH110
+        produce(producer, topic, rows[1000:])
+        daemon.start()
+        wait(lambda: daemon.is_ready() and daemon.get("/status.json")["edges"] == 1500, "the second run has seen all")
+        status = daemon.get("/status.json")
+        assert all(role["alive"] for role in status["roles"].values())
+        trained = (rows[-1][2] // HOUR) * HOUR
+        wait(lambda: daemon.get("/status.json")["trained_until_us"] == trained, "all closed windows are learned")
+        victim = daemon.get("/status.json")["roles"]["train"]
+        assert victim["alive"]
+    finally:
+        assert daemon.stop() == 0, daemon.output()[-3000:]
+    assert sorted((u, v) for u, v, _ in daemon.events()) == sorted((u, v) for u, v, _ in rows)
+    assert verify_log(daemon.path)[1] == []
+
+
+def test_ingest_stays_small_and_never_imports_torch(daemon_on, kafka, topic, producer):
+    produce(producer, topic, rows_of(5000))
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    try:
+        wait(lambda: daemon.edges() == 5000, "the events are in")
+        with open(f"/proc/{daemon.process.pid}/maps") as file:  # noqa: PTH123
+            maps = file.read()
+        assert "libtorch" not in maps and "llvmlite" not in maps
+        with open(f"/proc/{daemon.process.pid}/status") as file:  # noqa: PTH123
+            resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+        assert resident < 150_000, f"{resident} kB"
+    finally:
+        daemon.stop()
+
+
+def test_offset_holes_of_aborted_transactions_are_passed(daemon_on, kafka, topic):
+    made = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=f"x-{topic}")
+    made.init_transactions()
+    want = []
+    for i in range(6):
+        made.begin_transaction()
+        made.send(topic, json.dumps({"src": i, "dst": 99, "time": i}).encode(), partition=0).get(10)
+        if i % 2:
+            made.abort_transaction()
+        else:
+            made.commit_transaction()
+            want.append((i, 99, i))
+    made.close()
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    wait(lambda: daemon.edges() == 3, "the committed events are in")
+    wait(lambda: daemon.reader.refresh() or daemon.reader.state.progress.positions[topic][0].offset == 12, "the holes are passed")
+    assert daemon.stop() == 0
+    assert daemon.events() == want
+    assert np.all(np.diff([t for _, _, t in want]) > 0)
