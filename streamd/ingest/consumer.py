@@ -16,13 +16,15 @@ from streamd.events import Position, Progress
 from streamd.settings import KafkaSettings
 
 log = structlog.get_logger()
-CONSUMER_ONLY = ("fetch_max_wait_ms", "fetch_min_bytes", "fetch_max_bytes", "max_partition_fetch_bytes", "check_crcs",
-                 "client_rack")
+RECONNECT_MS = 2_000
+"""Longest pause between attempts to reach a broker; the client's own 30 s would outlast most restarts."""
 
 
 def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str, Any]:
     """kafka-python settings every client of ours gets; lists from YAML or JSON become the tuples it expects."""
     extra = {k: tuple(v) if isinstance(v, list) else v for k, v in kafka.client.items() if k in known}
+    if "reconnect_backoff_max_ms" in known:
+        extra.setdefault("reconnect_backoff_max_ms", RECONNECT_MS)
     return {"bootstrap_servers": [s.strip() for s in kafka.bootstrap_servers.split(",")], **extra}
 
 
@@ -152,6 +154,15 @@ class KafkaSource:
         tp = self.partitions[source]
         seen = self._consumer.highwater(tp)
         return int(self._end[tp] if seen is None else seen)
+
+    def confirm_all_read(self) -> bool:
+        """Ask the broker itself whether every partition is read to its end; False where it does not answer."""
+        try:
+            end = self._consumer.end_offsets(self.partitions, timeout_ms=5000)
+        except ClientError as error:
+            log.warning("broker_unavailable", error=str(error))
+            return False
+        return all(self.position(i) >= end[tp] for i, tp in enumerate(self.partitions))
 
     def pause(self, sources: Sequence[int]) -> None:
         """Poll all partitions but these."""

@@ -194,6 +194,9 @@ class IngestLoop:
             return
         if self._log.watermark == self._closed_until or self._log.watermark % self._width_us == 0:
             return
+        self._last_event = now
+        if not source.confirm_all_read():
+            return
         end = (self._log.watermark // self._width_us + 1) * self._width_us
         self._log.commit(empty_batch(self._log.schema), source.progress(self._stored), end)
         self._closed_until = end

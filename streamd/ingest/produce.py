@@ -48,13 +48,12 @@ def read_events(path: Path, columns: Columns) -> Iterator[Outgoing]:
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.")
     if kind == ".csv":
-        yield from _from_rows(path, _csv_rows(path), columns)
-    elif kind in (".ndjson", ".jsonl"):
-        yield from _from_ndjson(path)
-    elif kind == ".parquet":
-        yield from _from_rows(path, _parquet_rows(path), columns)
-    else:
-        raise SettingsError(f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.")
+        return _from_rows(path, _csv_rows(path), columns)
+    if kind in (".ndjson", ".jsonl"):
+        return _from_ndjson(path)
+    if kind == ".parquet":
+        return _from_rows(path, _parquet_rows(path), columns)
+    raise SettingsError(f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.")
 
 
 def send_events(

@@ -13,11 +13,11 @@ from torch import Tensor
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import Schema
+from streamd.models.candidate import Candidate, Outcome
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import write_folder_durably
-from streamd.training.trainer import Candidate, Outcome
 
 log = structlog.get_logger()
 FOLDER = "models"

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,11 @@ from torch import Tensor
 
 from streamd.events import Float32, Schema
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
+from streamd.models.candidate import Learned
 from streamd.settings import Settings
 from streamd.training.recorder import RecordedChunk
 from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import ranks
-
-
-@dataclass(frozen=True)
-class Learned:
-    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
-
-    loss: float
-    finite: bool
-    tail_before: float
-    tail_after: float
-    num_tail: int
 
 
 class Learner:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from streamd.clock import Clock
 from streamd.errors import VersionError
 from streamd.events import Float32
 from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.segments.reader import LogReader
@@ -21,7 +21,7 @@ from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
-from streamd.training.learner import Learned, Learner
+from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures
@@ -32,30 +32,6 @@ log = structlog.get_logger()
 FOLDER = "train"
 POLL_SECONDS = 0.05
 POPULARITY_HALF_LIFE = 3
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
-
-    window: Window
-    edge: int
-    seq: int
-    weights: dict[str, Tensor]
-    memory: dict[str, Tensor]
-    memory_us: int
-    parent: str
-    scores: dict[str, Measures]
-    learned: Learned
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the registry made of a candidate. version: its name, or the champion's where it was refused."""
-
-    version: str
-    promoted: bool
-    reason: str
 
 
 class Versions(Protocol):

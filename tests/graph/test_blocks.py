@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.graph import BlockGraph, reference
-from streamd.graph.node_features import NodeFeatures
 from streamd.graph.neighborhood import look_around
+from streamd.graph.node_features import NodeFeatures
 from tests.builders import stream
 
 

@@ -7,7 +7,7 @@ from streamd.models import EdgeRows, Memory, build_model
 from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.served import Served
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, settings, stream
 
 SCHEMA = Schema(2, 0, 0)
 

@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from streamd.errors import VersionError
+from streamd.models.candidate import Candidate, Learned
 from streamd.registry import Registry
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
-from streamd.training.learner import Learned
-from streamd.training.trainer import Candidate
 from streamd.windows import Window
 from tests.builders import settings
 

@@ -1,0 +1,45 @@
+"""A version to be, as training hands it to the registry, and what the registry made of it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from streamd.windows import Window
+
+Scores = dict[str, dict[str, float]]
+"""Model name -> measure -> value."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
+
+    loss: float
+    finite: bool
+    tail_before: float
+    tail_after: float
+    num_tail: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
+
+    window: Window
+    edge: int
+    seq: int
+    weights: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    memory_us: int
+    parent: str
+    scores: Scores
+    learned: Learned
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the registry made of a candidate. version: its name, or the champion's where it was refused."""
+
+    version: str
+    promoted: bool
+    reason: str

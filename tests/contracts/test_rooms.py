@@ -1,0 +1,78 @@
+"""DESIGN: a room imports only rooms above it, plus the shared modules; training and server never see each other."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import streamd
+
+ROOT = Path(streamd.__file__).parent
+ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server")
+SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage"}
+TOP = {"cli", "daemon", "doctor", "__main__", "__init__"}
+DEMO_ONLY = {"cli"}
+
+
+def imports(path):
+    """Top-level names inside streamd that a file imports, at any depth of its code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "streamd":
+            names = [node.module + "." + a.name for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names if a.name.split(".")[0] == "streamd"]
+        for name in names:
+            parts = name.split(".")
+            if len(parts) > 1 and parts[1] != "__version__":
+                yield parts[1]
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_imports_only_rooms_above_it(path):
+    parts = path.relative_to(ROOT).parts
+    room = parts[0] if len(parts) > 1 else path.stem
+    for target in imports(path):
+        if room in ROOMS:
+            allowed = SHARED | set(ROOMS[: ROOMS.index(room) + 1])
+            if room == "server":
+                allowed -= {"training"}
+            assert target in allowed, f"{room} imports {target}"
+        elif room in SHARED:
+            assert target in SHARED, f"{room} imports {target}"
+        elif room not in TOP:
+            assert room == "demo"
+        if target == "demo":
+            assert room in DEMO_ONLY | {"demo"}
+        if target == "daemon":
+            assert room == "cli"
+
+
+def test_the_server_loads_no_code_of_training():
+    code = "import sys, streamd.server.app; print([m for m in sys.modules if m.startswith('streamd.training')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_every_folder_is_a_known_room():
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert folders == set(ROOMS) | {"telemetry", "demo"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short_and_say_what_they_are(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert path.name == "__main__.py" or ast.get_docstring(ast.parse(text))
+
+
+def test_nothing_is_unpickled_or_executed():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                assert name not in ("eval", "exec", "torch.load", "np.load") and not name.startswith(("pickle", "marshal")), path
