@@ -1,0 +1,84 @@
+"""Rows of the benchmark table, and the logs they run on."""
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streamd.demo.streams import stream_named
+from streamd.events import Progress, Schema
+from streamd.segments.log import LogWriter
+from tests.builders import batch
+
+SHARED = Path(os.environ.get("STREAMD_BENCH_PEERS", Path(__file__).parents[3] / "shared" / "bench"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. peer: what stands beside it, with the same unit; None where there is none."""
+
+    what: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    peer_name: str = ""
+
+
+def best_seconds(work: Callable[[], object], rounds: int = 3) -> float:
+    """Least wall time of some rounds: the machine is noisy, its speed is not."""
+    seconds = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def load_synth():
+    """The generator of synthetic streams, None where the peers' folder is absent."""
+    path = SHARED / "synth.py"
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location("synth", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_edges(path: Path, keys: list, src, dst, time_E, msg, watermark: int) -> Schema:
+    """A log of given edges in commits of 20,000."""
+    import dataclasses
+
+    schema = Schema(msg.shape[1], 0, 0)
+    writer = LogWriter(path, schema, len(src))
+    writer.keys.update({k: i for i, k in enumerate(keys)})
+    for a in range(0, len(src), 20_000):
+        b = min(a + 20_000, len(src))
+        rows = batch(schema, src[a:b], dst[a:b], time_E[a:b], keys if a == 0 else ())
+        writer.commit(dataclasses.replace(rows, msg_ED=np.ascontiguousarray(msg[a:b])), Progress(),
+                      watermark if b == len(src) else int(time_E[b - 1]))
+    writer.close()
+    return schema
+
+
+def wikipedia_log(path: Path) -> Schema:
+    """The demo's month as a log, every window closed."""
+    ids: dict[str, int] = {}
+    columns: list[list[int]] = [[], [], []]
+    for event in wikipedia_events():
+        for column, key in zip(columns, (event["src"], event["dst"]), strict=False):
+            column.append(ids.setdefault(key, len(ids)))
+        columns[2].append(event["time"] * 1_000_000)
+    src, dst, when = (np.array(c, np.int64) for c in columns)
+    return write_edges(path, list(ids), src, dst, when, np.zeros((len(src), 0), np.float32), int(when[-1]) + 10**12)
+
+
+def wikipedia_events() -> Iterator[dict]:
+    for hour in stream_named("wikipedia").hours(None):
+        for event in hour:
+            yield json.loads(event.value)

@@ -1,0 +1,88 @@
+import json
+
+import numpy as np
+import pytest
+
+from streamd.demo.streams import STREAMS, stream_named
+from streamd.demo.table import best_half_life, render, rows
+from streamd.demo.twins import NUM_HALF_LIVES, TwinWindow, Twins
+from streamd.errors import DemoError
+from streamd.events import Schema
+from streamd.ingest.decode import Decoder, Origin, Rules
+from streamd.segments.reader import LogReader
+from streamd.windows import Window
+from streamd.windows.history import WindowRecord
+from tests.builders import HOUR, settings, stream, write_log
+
+
+@pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14)])
+def test_a_stream_is_whole_sorted_and_in_hours(name, events, features):
+    s = stream_named(name)
+    hours = list(s.hours(None))
+    times = [e.time for batch in hours for e in batch]
+    assert len(times) == events and times == sorted(times)
+    assert all(len({e.time // 3600 for e in batch}) == 1 for batch in hours)
+    assert len(json.loads(hours[0][0].value).get("features", [])) == features
+
+
+def test_every_event_of_the_demo_fits_the_decoder():
+    for s in STREAMS.values():
+        decoder = Decoder(Rules(Schema(len(s.edge_features), s.node_feature_dim, 0), "s"))
+        for event in [*s.nodes(), *next(s.hours(1))]:
+            good, bad = decoder.decode(event.value, (), Origin(0, 0, 0), 0, 2 * 10**15)
+            assert good and not bad
+
+
+def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
+    s = stream_named("taxi")
+    assert not {"tip_amount", "total_amount"} & set(s.edge_features) and s.node_feature_dim == 13 and len(s.nodes()) == 265
+    assert sum(map(len, s.hours(3))) < sum(map(len, s.hours(4)))
+
+
+def test_an_unknown_stream_is_named():
+    with pytest.raises(DemoError, match="wikipedia, taxi"):
+        stream_named("chess")
+
+
+def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_until_the_cut(tmp_path):
+    from tests.training.test_trainer import make, process_all
+
+    write_log(tmp_path, *stream(900, hours=60), Schema(2, 0, 0), watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path)
+    records = process_all(trainer, log)
+    twins = Twins(settings(tmp_path, stream__edge_feature_dim=2), 900)
+    twins.start()
+    import time
+    while len(twins.windows) < len(records) and twins.error is None:
+        time.sleep(0.05)
+    twins.stop()
+    assert twins.error is None and len(twins.windows) == len(records)
+    for record, twin in zip(records, twins.windows, strict=True):
+        assert twin.num_scored == record.num_scored
+        if record.num_scored:
+            assert twin.scores["edgebank"] == record.scores["edgebank"], "the same negatives"
+            if record.end_edge <= twins.cut:
+                assert twin.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
+    table = rows(records, twins.windows, twins.cut, 900)
+    assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 30%"]
+    late = [r for r in records if r.first_edge >= twins.cut]
+    want = np.average([r.scores["live"]["mrr"] for r in late], weights=[r.num_scored for r in late])
+    assert abs(table[-1].means["live"][0] - want) < 1e-12
+    assert render(table, "t").row_count == 4
+    reader = LogReader(tmp_path)
+    reader.refresh()
+    assert reader.num_edges == 900
+
+
+def test_the_popularity_half_life_is_chosen_before_the_scored_part():
+    def twin(edge, best):
+        scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
+        return TwinWindow(Window(0, 1, edge, edge + 1), 1, scores)
+
+    assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 30, 100) == 4
+    assert best_half_life([], 30, 100) == 2
+
+
+def test_a_window_without_scores_has_no_row():
+    record = WindowRecord(0, 10, 0, 5, 0, "", "rule", False, "", {}, None, {}, 0.0)
+    assert rows([record], [TwinWindow(Window(0, 10, 0, 5), 0, {})], 0, 5) == []
