@@ -188,7 +188,13 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     _fix_torch(1)
     choose_device(settings.device)
     registry = Registry(settings)
-    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"))
+    failed = threading.Event()
+
+    def end_process() -> None:
+        failed.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"), end_process)
     engine.start()
     app = create_app(ServerState(settings, engine, registry, StatusPage(settings, engine, registry)))
     listening = _listen(settings.server.host, settings.server.port)
@@ -201,6 +207,8 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     threading.Thread(target=end_with_stop, daemon=True).start()
     log.info("server_listening", address=f"http://{settings.server.host}:{settings.server.port}")
     server.run(sockets=[listening])
+    if failed.is_set():
+        sys.exit(1)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -64,6 +64,10 @@ def play(
         except KeyboardInterrupt:
             console.print("stopped")
             return 130
+        except DemoError:
+            tail = (data_dir / "daemon.log").read_text(errors="replace")[-3000:]
+            console.print(f"The end of daemon.log:\n{tail}", markup=False, highlight=False)
+            raise
 
 
 def _rate(speed: str) -> float:
@@ -185,8 +189,7 @@ def _all_learned(watch: _Watch, player: Player) -> bool:
 
 def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: Twins | None, settings: Settings) -> None:
     if daemon.poll() is not None:
-        tail = (settings.data_dir / "daemon.log").read_text(errors="replace")[-1500:]
-        raise DemoError(f"The daemon ended with status {daemon.returncode}:\n{tail}")
+        raise DemoError(f"The daemon ended with status {daemon.returncode}.", "see the end of its log above.")
     for part in (player.status.error, twins.error if twins else None):
         if part is not None:
             raise DemoError(f"The demo failed: {type(part).__name__}: {part}") from part

@@ -22,6 +22,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 log = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
 POLL_SECONDS = 0.2
+MIN_POLL_SECONDS = 0.005
 LAG_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 
@@ -98,9 +99,8 @@ class IngestLoop:
         log.info("ingest_started", partitions=len(begun), edges=self._log.num_edges, watermark=self._log.watermark)
 
     def _step(self, source: KafkaSource) -> None:
-        due = self._merger.next_due(self._clock.monotonic())
         try:
-            polled = source.poll(min(POLL_SECONDS, due), MAX_COMMIT_EVENTS)
+            polled = source.poll(self._patience(), MAX_COMMIT_EVENTS)
         except DataLossError:
             raise
         except KafkaError as error:
@@ -119,6 +119,14 @@ class IngestLoop:
             self._last_lag = now
             self._report(source)
         self._close_idle_window(source, now)
+
+    def _patience(self) -> float:
+        """Seconds a poll may wait: not beyond the moment when a buffered event may be committed."""
+        if not self._merger.num_buffered:
+            return POLL_SECONDS
+        now = self._clock.monotonic()
+        commit_due = self._last_commit + self._settings.ingest.commit_interval_seconds - now
+        return min(POLL_SECONDS, max(MIN_POLL_SECONDS, commit_due, self._merger.next_due(now)))
 
     def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
         position = source.position(number)

@@ -131,6 +131,8 @@ class Merger:
         """Seconds until a buffered event may leave without news from other partitions; 3600 with none waiting."""
         if not self._arrivals:
             return 3600.0
+        if len(self._parts) == 1:
+            return 0.0
         return max(0.0, self._arrivals[0][0] + self.wait_seconds - now)
 
     @property

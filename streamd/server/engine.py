@@ -94,8 +94,11 @@ class EngineStatus:
 class Engine:
     """Owner of the server's graph, facts, memory and model, all on its one thread."""
 
-    def __init__(self, settings: Settings, registry: Registry, beat: Heartbeat) -> None:
-        self._settings, self._registry, self._beat = settings, registry, beat
+    def __init__(
+        self, settings: Settings, registry: Registry, beat: Heartbeat, on_failure: Callable[[], None] = lambda: None
+    ) -> None:
+        """on_failure: called when the thread ends by an error, so that the process can end with it."""
+        self._settings, self._registry, self._beat, self._on_failure = settings, registry, beat, on_failure
         self._queue: queue.Queue[_Waiting] = queue.Queue(settings.server.max_queue)
         self._served: Served | None = None
         self._building: Served | None = None
@@ -143,9 +146,15 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
-        while not self._stop.is_set() or not self._queue.empty():
-            busy = self._step()
-            self._answer(0.0 if busy else IDLE_SECONDS)
+        try:
+            while not self._stop.is_set() or not self._queue.empty():
+                busy = self._step()
+                self._answer(0.0 if busy else IDLE_SECONDS)
+        except BaseException as error:
+            log.exception("engine_failed", error=str(error))
+            self.status.ready, self.status.why = False, f"the engine failed: {error}"
+            self._on_failure()
+            raise
 
     def _step(self) -> bool:
         """One slice of following log and registry. Returns: whether more of it waits."""

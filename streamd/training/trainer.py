@@ -143,6 +143,8 @@ class Trainer:
         if champion is None or champion == self._champion:
             return
         weights, memory, edge, now_us = self._versions.weights(champion)
+        if edge > self.edge:
+            return
         log.warning("following_champion", version=champion, instead_of=self._champion)
         self._learner.restore_weights(weights, None)
         self._learner.memory = type(self._learner.memory).restored(memory, edge, now_us)
