@@ -3,7 +3,6 @@
 The only module that knows every room: each role's parts are put together here.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -19,13 +18,13 @@ import structlog
 from streamd.clock import SystemClock
 from streamd.errors import LockedError, SettingsError, StreamdError
 from streamd.events import Schema
+from streamd.processes import end_with_parent
 from streamd.settings import Settings, as_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.logs import configure_logs
 
 log = structlog.get_logger()
 ROLES = ("ingest", "train", "serve")
-PR_SET_PDEATHSIG = 1
 STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
@@ -228,8 +227,8 @@ def _fix_torch(threads: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to end this process with its supervisor, however that ends."""
+    """End this process with its supervisor, also one that ended before this was asked for."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
     if os.getppid() != parent:
         sys.exit(1)

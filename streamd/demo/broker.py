@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import DemoError
+from streamd.processes import end_with_parent
 
 READY = "Kafka Server started"
 START_SECONDS = 60.0
@@ -91,7 +92,7 @@ class ApacheKafka:
         with (here / "server.log").open("wb") as output:
             self._processes[node] = subprocess.Popen(
                 [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)], stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True)
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_parent)
         if wait:
             self._wait(node)
 

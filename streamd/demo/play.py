@@ -25,6 +25,7 @@ from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.processes import end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.segments.log import LATE
 from streamd.settings import Settings, as_environment, load_settings
@@ -45,6 +46,7 @@ def play(
     stream = stream_named(name)
     rate = _rate(speed)
     console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-")))
@@ -109,7 +111,7 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
     environ = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(settings)
     with (data_dir / "daemon.log").open("wb") as output:
         child = subprocess.Popen([sys.executable, "-m", "streamd", "run"], env=environ, stdout=output, stderr=output,
-                                 start_new_session=True)
+                                 start_new_session=True, preexec_fn=end_with_parent)
         try:
             yield child
         finally:
