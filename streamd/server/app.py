@@ -1,7 +1,7 @@
 """The web application: routes, health, metrics, docs and the status page, none of which needs the internet."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamd import __version__
 from streamd.server.engine import NotReady, Overloaded
@@ -24,6 +26,9 @@ STATIC = Path(__file__).parent / "static"
 MAX_BODY_BYTES = 1_048_576
 POLICY = ("default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
           "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
+SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+API_ROUTES = ("/v1/score", "/v1/recommend", "/v1/models")
+EMBEDDINGS = "/v1/embeddings/"
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -39,7 +44,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.streamd = state
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.middleware("http")(_measured)
+    app.add_middleware(Envelope)
     for kind, handler in ((Overloaded, _overloaded), (NotReady, _not_ready), (TimeoutError, _too_late),
                           (StarletteHTTPException, _http), (RequestValidationError, _invalid)):
         app.add_exception_handler(kind, handler)
@@ -81,19 +86,35 @@ def _add_pages(app: FastAPI) -> None:
                                    swagger_css_url="/static/swagger-ui.css")
 
 
-async def _measured(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    size = request.headers.get("content-length", "0")
-    if not size.isdigit() or int(size) > MAX_BODY_BYTES or "chunked" in request.headers.get("transfer-encoding", ""):
-        return _problem(413, "Too large", f"a body has a length of at most {MAX_BODY_BYTES} bytes")
-    begun = time.perf_counter()
-    response = await call_next(request)
-    route = getattr(request.scope.get("route"), "path", "other")
-    if route.startswith("/v1"):
-        metrics.request_seconds.labels(route).observe(time.perf_counter() - begun)
-        metrics.requests.labels(route, str(response.status_code)).inc()
-    response.headers["Content-Security-Policy"] = POLICY
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
+class Envelope:
+    """Around every request: refuses large bodies, measures the API's routes, adds the headers of a careful server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        size = headers.get("content-length", "0")
+        if not size.isdigit() or int(size) > MAX_BODY_BYTES or "chunked" in headers.get("transfer-encoding", ""):
+            refusal = _problem(413, "Too large", f"a body has a length of at most {MAX_BODY_BYTES} bytes")
+            await refusal(scope, receive, send)
+            return
+        begun = time.perf_counter()
+
+        async def send_measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"]
+                route = path if path in API_ROUTES else EMBEDDINGS if path.startswith(EMBEDDINGS) else None
+                if route is not None:
+                    metrics.request_seconds.labels(route).observe(time.perf_counter() - begun)
+                    metrics.requests.labels(route, str(message["status"])).inc()
+                MutableHeaders(scope=message).update(SAFE_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_measured)
 
 
 def _problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:

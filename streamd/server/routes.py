@@ -25,22 +25,25 @@ bearer = HTTPBearer(auto_error=False)
 header_key = APIKeyHeader(name="X-API-Key", auto_error=False)
 
 
-def state_of(request: Request) -> ServerState:
+async def state_of(request: Request) -> ServerState:
+    """What the routes share; async, as all dependencies here are, because a plain one costs a hop to another thread."""
     state: ServerState = request.app.state.streamd
     return state
 
 
-def require_key(
-    request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)] = None,
+State = Annotated[ServerState, Depends(state_of)]
+
+
+async def require_key(
+    state: State, token: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)] = None,
     key: Annotated[str | None, Security(header_key)] = None
 ) -> None:
     """Refuse a request without one of `server.api_keys`; with none set, all may ask."""
-    if not state_of(request).allows(token.credentials if token else key):
+    if not state.allows(token.credentials if token else key):
         raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
                             {"WWW-Authenticate": "Bearer"})
 
 
-State = Annotated[ServerState, Depends(state_of)]
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], responses={
     401: {"model": Problem}, 429: {"model": Problem}, 503: {"model": Problem}})
 
