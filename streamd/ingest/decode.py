@@ -1,9 +1,9 @@
 """Kafka values to events, each event judged on its own: what does not fit is a dead letter, its neighbours go in."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,8 +43,7 @@ class Rules:
     max_record_events: int = 100_000
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a value came from: number of its topic-partition, offset, Kafka timestamp (us, -1 for none)."""
 
     source: int
@@ -87,7 +86,7 @@ class Decoder:
         Returns: valid events with their index in the value, and the rejected ones.
         """
         try:
-            wire = list(self._split(value, headers))
+            wire = self._split(value, headers)
         except BadEvent as bad:
             return [], [Rejected(origin, -1, bad.reason, str(bad), value or b"")]
         good: list[Event] = []
@@ -108,7 +107,7 @@ class Decoder:
             good.append(event)
         return good, rejected
 
-    def _split(self, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Iterator[WireEvent | msgspec.Raw]:
+    def _split(self, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Sequence[WireEvent | msgspec.Raw]:
         """The events of a value; where one of an array does not parse, all come as Raw and are parsed singly."""
         if value is None:
             raise BadEvent("tombstone", "the value is null and deletes are not supported")
@@ -120,10 +119,8 @@ class Decoder:
                 content_type = (content or b"").decode("latin-1").split(";")[0].strip().lower()
         if content_type != JSON:
             raise BadEvent("unknown_content_type", f"content-type {content_type[:80]!r}, known is {JSON}")
-        head = value.lstrip()[:1]
-        if head != b"[":
-            yield self._parse(value)
-            return
+        if value[:1] != b"[" and value.lstrip()[:1] != b"[":
+            return (self._parse(value),)
         try:
             events: list[Any] = _many.decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -137,7 +134,7 @@ class Decoder:
             raise BadEvent("empty", "an empty array")
         if len(events) > self.rules.max_record_events:
             raise BadEvent("too_many_events", f"{len(events)} events, at most {self.rules.max_record_events}")
-        yield from events
+        return events
 
     @staticmethod
     def _parse(raw: bytes | msgspec.Raw) -> WireEvent:

@@ -69,7 +69,8 @@ class IngestLoop:
             self._begin(source)
             while not stop.is_set():
                 self._step(source)
-            self._commit(source, final=True)
+            while self._commit(source, final=True):
+                pass
         finally:
             source.close()
 
@@ -114,7 +115,8 @@ class IngestLoop:
             self._take(source, number, polled.get(number, ()), now)
         source.pause(self._merger.paused())
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
-            self._commit(source)
+            while self._commit(source):
+                self._beat_now(source)
         if now - self._last_lag >= LAG_SECONDS:
             self._last_lag = now
             self._report(source)
@@ -166,13 +168,15 @@ class IngestLoop:
             log.warning("dead_letter", topic=letter.topic, partition=letter.partition, offset=letter.offset,
                         index=letter.index, reason=letter.reason, error=letter.error[:200])
 
-    def _commit(self, source: KafkaSource, final: bool = False) -> None:
+    def _commit(self, source: KafkaSource, final: bool = False) -> bool:
+        """Commit what may go. Returns: whether as much as one commit may hold went, so that more may wait."""
         now = self._clock.monotonic()
-        events = self._merger.release(now, min(self._log.room(), MAX_COMMIT_EVENTS))
+        limit = min(self._log.room(), MAX_COMMIT_EVENTS)
+        events = self._merger.release(now, limit)
         positions = [self._merger.position(i) for i in range(len(source.partitions))]
         moved = positions != self._stored
         if not events and not (moved and (final or now - self._last_commit >= LAG_SECONDS or self._stored[0].offset < 0)):
-            return
+            return False
         batch, watermark, refused = build_batch(
             events, self._log.keys, self._log.schema, self._log.watermark, self._settings.ingest.max_nodes,
             self._settings.ingest.late_policy)
@@ -193,6 +197,7 @@ class IngestLoop:
         metrics.watermark.set(self._log.watermark / 1e6)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
         self._beat_now(source)
+        return len(events) == limit
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
         """After a quiet time raise the watermark to the open window's end, so that it is learned (DESIGN section 3)."""
