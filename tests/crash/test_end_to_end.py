@@ -12,7 +12,7 @@ import uuid
 
 import numpy as np
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 
 from streamd.demo.broker import ApacheKafka, free_port
@@ -287,3 +287,52 @@ def test_offset_holes_of_aborted_transactions_are_passed(daemon_on, kafka, topic
     assert daemon.stop() == 0
     assert daemon.events() == want
     assert np.all(np.diff([t for _, _, t in want]) > 0)
+
+
+def test_three_nodes_lose_their_leader_and_dead_letters_go_to_a_topic(daemon_on, tmp_path, kafka_home):
+    broker = ApacheKafka(kafka_home, tmp_path / "kafka", nodes=3)
+    try:
+        for name in ("t", "dead"):
+            broker.create_topic(name, 4)
+        rows = rows_of(2000)
+        made = KafkaProducer(bootstrap_servers=broker.bootstrap_servers.split(","))
+        produce(made, "t", rows[:1000])
+        daemon = daemon_on(broker.bootstrap_servers, "t", ingest__dead_letter_topic="dead").start("ingest")
+        wait(lambda: daemon.edges() > 0, "ingest reads")
+        made.send("t", b"{broken", partition=2).get(30)
+        broker.kill(1)
+        produce(made, "t", rows[1000:])
+        made.close()
+        wait(lambda: daemon.edges() == 2000, "all is in the log", 90)
+        assert daemon.stop() == 0
+        assert sorted((u, v) for u, v, _ in daemon.events()) == sorted((u, v) for u, v, _ in rows)
+        reader = KafkaConsumer("dead", bootstrap_servers=broker.bootstrap_servers.split(","), auto_offset_reset="earliest",
+                               consumer_timeout_ms=20_000)
+        letter = next(iter(reader))
+        reader.close()
+        assert letter.value == b"{broken" and dict(letter.headers)["reason"] == b"bad_json"
+    finally:
+        broker.close()
+
+
+def test_an_idle_stream_has_its_last_window_closed_but_never_while_the_broker_is_away(daemon_on, tmp_path, kafka_home):
+    broker = ApacheKafka(kafka_home, tmp_path / "kafka")
+    try:
+        broker.create_topic("t", 4)
+        made = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+        produce(made, "t", [("a", "b", HOUR + 5)])
+        daemon = daemon_on(broker.bootstrap_servers, "t", ingest__idle_timeout_seconds=2.0).start("ingest")
+        wait(lambda: daemon.edges() == 1, "the event is in")
+        broker.kill()
+        time.sleep(7)
+        daemon.edges()
+        assert daemon.reader.watermark == HOUR + 5, "nobody knows what the broker holds"
+        broker.start()
+        wait(lambda: daemon.edges() == 1 and daemon.reader.watermark == 2 * HOUR, "the window is closed")
+        produce(made, "t", [("a", "c", 2 * HOUR + 7), ("a", "d", HOUR + 9)])
+        made.close()
+        wait(lambda: daemon.edges() == 3, "later events are in")
+        assert daemon.stop() == 0
+        assert [t for _, _, t in daemon.events()] == [HOUR + 5, 2 * HOUR, 2 * HOUR + 7]
+    finally:
+        broker.close()

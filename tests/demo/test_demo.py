@@ -5,7 +5,7 @@ import pytest
 
 from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import best_half_life, render, rows
-from streamd.demo.twins import NUM_HALF_LIVES, TwinWindow, Twins
+from streamd.demo.twins import NUM_HALF_LIVES, Twins, TwinWindow
 from streamd.errors import DemoError
 from streamd.events import Schema
 from streamd.ingest.decode import Decoder, Origin, Rules
