@@ -16,7 +16,7 @@ from types import FrameType
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.errors import LockedError, SettingsError, StreamdError
+from streamd.errors import DataLossError, KafkaError, LockedError, SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.processes import end_with_parent
 from streamd.settings import Settings, as_environment
@@ -124,9 +124,9 @@ def run_role(settings: Settings, role: str) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         {"ingest": _run_ingest, "train": _run_train, "serve": _run_serve}[role](settings, stop)
-    except LockedError as error:
-        log.error("refused", error=str(error))
-        return 1
+    except (LockedError, KafkaError) as error:
+        log.error("refused", error=str(error), kind=type(error).__name__)
+        return REFUSED if isinstance(error, DataLossError) else 1
     except StreamdError as error:
         log.error("refused", error=str(error), kind=type(error).__name__)
         return REFUSED
@@ -145,7 +145,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     try:
         letters: DeadLetters
         if settings.ingest.dead_letter_topic:
-            letters = TopicDeadLetters(make_producer(settings.kafka), settings.ingest.dead_letter_topic)
+            letters = TopicDeadLetters(lambda: make_producer(settings.kafka), settings.ingest.dead_letter_topic)
         else:
             letters = LocalDeadLetters(settings.data_dir / "deadletter", settings.ingest.dead_letter_max_bytes)
         serve_metrics(settings.telemetry.ingest_port)

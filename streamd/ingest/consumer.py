@@ -95,6 +95,7 @@ class KafkaSource:
         """Seek every partition to its stored position, or by `start` where there is none, after checking both.
 
         Raises: DataLossError where Kafka no longer has what the log expects next; nothing is skipped in silence.
+        KafkaError while no broker answers.
         """
         if stored.cluster_id and self.cluster_id and stored.cluster_id != self.cluster_id:
             raise DataLossError(f"This log was read from Kafka cluster {stored.cluster_id}, not {self.cluster_id}.",
@@ -105,8 +106,11 @@ class KafkaSource:
                 raise DataLossError(f"Topic {topic} was deleted and made anew (id {new}, the log has {old}).",
                                     "start a new data_dir, or restore the topic from its backup.")
         self._consumer.assign(self.partitions)
-        first = self._consumer.beginning_offsets(self.partitions)
-        end = self._consumer.end_offsets(self.partitions)
+        try:
+            first = self._consumer.beginning_offsets(self.partitions)
+            end = self._consumer.end_offsets(self.partitions)
+        except ClientError as error:
+            raise KafkaError(f"The broker does not tell its offsets: {error}.", "ingest goes on trying.") from None
         self._end = dict(end)
         begun = []
         for tp in self.partitions:

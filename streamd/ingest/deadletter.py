@@ -2,6 +2,7 @@
 
 import base64
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,11 +75,14 @@ class LocalDeadLetters:
 class TopicDeadLetters:
     """Dead letters as records of a topic: the raw value, with provenance in the headers."""
 
-    def __init__(self, producer: Any, topic: str) -> None:
-        self._producer, self._topic = producer, topic
+    def __init__(self, make_producer: Callable[[], Any], topic: str) -> None:
+        """make_producer: called with the first letter, so that a start needs no broker."""
+        self._make_producer, self._topic = make_producer, topic
+        self._producer: Any = None
         self._sent: list[Any] = []
 
     def add(self, letter: DeadLetter) -> None:
+        self._producer = self._producer or self._make_producer()
         headers = [(name, str(getattr(letter, name)).encode())
                    for name in ("topic", "partition", "offset", "index", "reason", "error")]
         self._sent.append(self._producer.send(self._topic, value=letter.value[:900_000], headers=headers))

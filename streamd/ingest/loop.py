@@ -59,6 +59,7 @@ class IngestLoop:
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._num_letters = 0
         self._closed_until = 0
+        self._resume: list[Position] = []
 
     def run(self, stop: threading.Event) -> None:
         """Connect (waiting for broker and topics), then poll until `stop` is set; the last events are committed."""
@@ -66,9 +67,12 @@ class IngestLoop:
         if source is None:
             return
         try:
-            self._begin(source)
+            while not stop.is_set() and not self._begin(source):
+                stop.wait(RETRY_SECONDS)
             while not stop.is_set():
                 self._step(source)
+            if not self._resume:
+                return
             while self._commit(source, final=True):
                 pass
         finally:
@@ -88,8 +92,15 @@ class IngestLoop:
             stop.wait(1.0)
         return None
 
-    def _begin(self, source: KafkaSource) -> None:
-        begun = source.begin(self._log.progress, self._settings.ingest.start)
+    def _begin(self, source: KafkaSource) -> bool:
+        """Seek to the stored positions; False while the broker does not answer. Raises: DataLossError."""
+        try:
+            begun = source.begin(self._log.progress, self._settings.ingest.start)
+        except DataLossError:
+            raise
+        except KafkaError as error:
+            log.warning("broker_unavailable", error=str(error))
+            return False
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds)
         for number, position in enumerate(begun):
             self._merger.start(number, position)
@@ -98,6 +109,7 @@ class IngestLoop:
         now = self._clock.monotonic()
         self._last_commit = self._last_event = self._last_lag = now
         log.info("ingest_started", partitions=len(begun), edges=self._log.num_edges, watermark=self._log.watermark)
+        return True
 
     def _step(self, source: KafkaSource) -> None:
         try:

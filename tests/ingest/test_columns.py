@@ -83,7 +83,7 @@ class Producer:
 
 def test_dead_letters_of_a_topic_carry_their_provenance_and_are_acknowledged():
     producer = Producer()
-    letters = TopicDeadLetters(producer, "dead")
+    letters = TopicDeadLetters(lambda: producer, "dead")
     letters.add(letter(7))
     letters.flush()
     topic, value, headers = producer.sent[0]
