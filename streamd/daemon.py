@@ -20,6 +20,7 @@ from streamd.errors import DataLossError, KafkaError, LockedError, SettingsError
 from streamd.events import Schema
 from streamd.processes import end_with_parent
 from streamd.settings import Settings, as_environment
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.logs import configure_logs
 
@@ -138,7 +139,6 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     from streamd.ingest.deadletter import DeadLetters, LocalDeadLetters, TopicDeadLetters
     from streamd.ingest.loop import IngestLoop
     from streamd.segments.log import LogWriter
-    from streamd.telemetry.metrics import serve_metrics
 
     beat = Heartbeat(settings.data_dir, "ingest")
     writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
@@ -148,7 +148,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
             letters = TopicDeadLetters(lambda: make_producer(settings.kafka), settings.ingest.dead_letter_topic)
         else:
             letters = LocalDeadLetters(settings.data_dir / "deadletter", settings.ingest.dead_letter_max_bytes)
-        serve_metrics(settings.telemetry.ingest_port)
+        metrics.serve_metrics(settings.telemetry.ingest_port, settings.server.host)
         IngestLoop(settings, writer, letters, SystemClock(), beat).run(stop)
     finally:
         writer.close()
@@ -158,14 +158,13 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
-    from streamd.telemetry.metrics import serve_metrics
     from streamd.training.trainer import Trainer
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
-    choose_device(settings.device)
+    metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")
-    serve_metrics(settings.telemetry.train_port)
+    metrics.serve_metrics(settings.telemetry.train_port, settings.server.host)
     reader = LogReader(settings.data_dir)
     while not reader.refresh():
         beat.touch("waiting")
@@ -185,7 +184,7 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     from streamd.server.status import StatusPage
 
     _fix_torch(1)
-    choose_device(settings.device)
+    metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
 

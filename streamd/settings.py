@@ -228,8 +228,8 @@ def _check_together(s: Settings) -> None:
         raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
-    for name in ("api_version", "group_id", "bootstrap_servers"):
-        if name in s.kafka.client and name != "api_version":
+    for name in ("group_id", "bootstrap_servers"):
+        if name in s.kafka.client:
             raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
 
 

@@ -70,6 +70,21 @@ def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: in
 
 
 @njit(cache=True, nogil=True)
+def _count_below(values: NDArray[Any], at: int, length: int, cutoff: int) -> Any:
+    """How many of the ascending values[at : at + length] lie below `cutoff`; the last is looked at first."""
+    low, high = np.int64(0), np.int64(length)
+    if values[at + high - 1] < cutoff:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if values[at + middle] < cutoff:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
 def sample_recent(
     g: BlockArrays, nodes: NDArray[Any], cutoff: int, num_nodes: int, first_edge: int, out_neighbor: NDArray[Any],
     out_eid: NDArray[Any], out_count: NDArray[Any],
@@ -81,29 +96,12 @@ def sample_recent(
         if node < 0 or node >= num_nodes or g.directory_len[node] == 0:
             continue
         at = g.directory_at[node]
-        low, high = np.int64(0), np.int64(g.directory_len[node])
-        if g.block_first[at + high - 1] < cutoff:
-            low = high
-        while low < high:
-            middle = (low + high) // 2
-            if g.block_first[at + middle] < cutoff:
-                low = middle + 1
-            else:
-                high = middle
-        block = at + low - 1
-        if low == 0:
+        before = _count_below(g.block_first, at, g.directory_len[node], cutoff)
+        if before == 0:
             continue
+        block = at + before - 1
         start = g.block_start[block]
-        left, right = np.int64(0), np.int64(g.block_size[block])
-        if g.eid[start + right - 1] < cutoff:
-            left = right
-        while left < right:
-            middle = (left + right) // 2
-            if g.eid[start + middle] < cutoff:
-                left = middle + 1
-            else:
-                right = middle
-        entry = start + left - 1
+        entry = start + _count_below(g.eid, start, g.block_size[block], cutoff) - 1
         found = 0
         while found < k:
             if entry < start:

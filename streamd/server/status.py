@@ -36,7 +36,7 @@ class StatusPage:
         records = self._history.refresh()
         moves = self._registry.journal.moves()
         return {
-            "now": time.time(), "device": "cpu", "rule": RULE, "ready": status.ready, "why": status.why,
+            "now": time.time(), "rule": RULE, "ready": status.ready, "why": status.why,
             "version": status.version, "trained_until_us": status.trained_until_us, "edges": status.edge,
             "newest_us": status.newest_us, "memory_edge": status.memory_edge, "answered": status.answered,
             "events_per_second": self._rate(status.edge), "roles": roles, "num_windows": len(records),

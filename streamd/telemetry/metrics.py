@@ -39,7 +39,7 @@ def clamped_total() -> float:
     return float(clamped._value.get())
 
 
-def serve_metrics(port: int) -> None:
-    """Export this role's metrics on loopback-independent port `port`; 0 for none."""
+def serve_metrics(port: int, host: str) -> None:
+    """Export this role's metrics at `host`, where the server listens too; port 0 for none."""
     if port:
-        start_http_server(port)
+        start_http_server(port, host)
