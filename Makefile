@@ -4,13 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test slow lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow --timeout 3600
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check streamd tests

@@ -96,8 +96,8 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     if not (settings.data_dir / "published").exists():
         raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
     with _progress() as bar:
-        task = bar.add_task("checking", total=None)
-        commits, damage = verify_log(settings.data_dir, lambda n: bar.update(task, description=f"{n:,} commits"))
+        task = bar.add_task("checking what was committed", total=None)
+        commits, damage = verify_log(settings.data_dir, lambda done, of: bar.update(task, completed=done, total=of))
     for d in damage:
         err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
     out.print(f"{commits:,} commits checked, {len(damage)} damaged")

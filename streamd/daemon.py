@@ -135,7 +135,7 @@ def run_role(settings: Settings, role: str) -> int:
 
 
 def _run_ingest(settings: Settings, stop: threading.Event) -> None:
-    from streamd.ingest.consumer import make_producer
+    from streamd.ingest.client import make_producer
     from streamd.ingest.deadletter import DeadLetters, LocalDeadLetters, TopicDeadLetters
     from streamd.ingest.loop import IngestLoop
     from streamd.segments.log import LogWriter

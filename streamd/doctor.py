@@ -37,7 +37,7 @@ def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> 
 
 
 def _broker(settings: Settings) -> str:
-    from streamd.ingest.consumer import make_admin
+    from streamd.ingest.client import make_admin
 
     admin = make_admin(settings.kafka)
     try:

@@ -5,7 +5,8 @@
     |-- DataDirectoryError     the data directory cannot be used as it is
     |   |-- LockedError        another process owns the directory
     |   |-- JournalError       the journal is damaged before its last line, or was written under other settings
-    |   `-- CorruptionError    bytes that were committed differ from their checksum
+    |   |-- CorruptionError    bytes that were committed differ from their checksum
+    |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
     |-- KafkaError             the broker cannot be used as configured
@@ -44,6 +45,10 @@ class JournalError(DataDirectoryError):
 
 class CorruptionError(DataDirectoryError):
     """When committed bytes differ from their checksum. The operator restores the named file from a backup."""
+
+
+class DiskError(DataDirectoryError):
+    """When a write or sync of the log failed. The operator frees space; ingest starts again from the last commit."""
 
 
 class TGUFError(StreamdError):

@@ -13,25 +13,12 @@ MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 MAX_TIME_US = 2**62
 """Later times are refused, so that sums of two times stay inside int64."""
 
-EDGE, NODE, LABEL = 0, 1, 2
+EDGE, NODE, LABEL, DELETE = 0, 1, 2, 3
 
 
-class Event(NamedTuple):
-    """One decoded, valid event. Tuples sort in the log's order: time, then topic and partition, offset, item.
-
-    time: int64 microseconds (a node event has its partition's newest time). source: number of the topic-partition in
-    sorted order. item: place in a batched record. kind: EDGE (a = src, b = dst), NODE (a = node) or LABEL (a = node).
-    values: features or target.
-    """
-
-    time: int
-    source: int
-    offset: int
-    item: int
-    kind: int
-    a: Key
-    b: Key
-    values: tuple[float, ...] | list[float]
+DELETION = np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("src", "<i8"), ("dst", "<i8"), ("time", "<i8")])
+"""A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and event time in
+microseconds of edges, or the node `src` where `dst` is -1."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +42,15 @@ class Position:
     ahead: tuple[tuple[int, int], ...] = ()
 
 
+class Gap(NamedTuple):
+    """Offsets [first, end) that Kafka no longer had; end is -1 where a topic made anew took the place of the old one."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Progress:
     """What Kafka was and how far it was read: topic -> partition -> Position, with the ids that tell topics apart."""
@@ -70,8 +66,10 @@ class EventBatch:
 
     src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*: int64[L], float32[L, dim].
     node_F: int64, node_row_F: int64 row of each feature update among all rows of the commit, node_edge_F: int64 number
-    of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first seen here, in id order.
+    of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first seen here, in id order
+    (None for a node that never has one).
     late_*: edges that got the watermark as their time (index among this commit's edges) with the time they came with.
+    deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within the commit, as in node_edge_F.
     """
 
     src_E: Int64
@@ -85,9 +83,10 @@ class EventBatch:
     node_row_F: Int64
     node_edge_F: Int64
     node_values_F: Float32
-    new_keys: tuple[Key, ...] = ()
+    new_keys: tuple[Key | None, ...] = ()
     late_edge: tuple[int, ...] = ()
     late_time: tuple[int, ...] = ()
+    deletions_X: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DELETION))
 
     @property
     def num_edges(self) -> int:
@@ -95,7 +94,7 @@ class EventBatch:
 
     @property
     def num_rows(self) -> int:
-        return len(self.src_E) + len(self.label_node_L) + len(self.node_F)
+        return len(self.src_E) + len(self.label_node_L) + len(self.node_F) + len(self.deletions_X)
 
 
 def empty_batch(schema: Schema) -> EventBatch:

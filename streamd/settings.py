@@ -44,6 +44,10 @@ class StreamSettings(Branch):
 
 class IngestSettings(Branch):
     start: str = Field("earliest", description="where a first start reads from: earliest, latest, or an ISO 8601 time")
+    shard: str | None = Field(None, pattern=r"^[1-9]\d*/[1-9]\d*$", 
+                              description='"2/4" reads only the second of four parts of the partitions')
+    on_data_loss: Literal["fail", "continue"] = Field("fail", description="what to do where Kafka lost what comes next")
+    tombstones: Literal["dead_letter", "delete"] = Field("dead_letter", description="what a null value with a key is")
     late_policy: Literal["clamp", "dead_letter"] = Field("clamp", description="what becomes of events behind the log")
     max_ahead_seconds: Seconds = Field(600, description="an event further ahead of the wall clock is a dead letter")
     merge_wait_seconds: Seconds = Field(0.2, description="how long a live event waits for other partitions")
@@ -52,10 +56,16 @@ class IngestSettings(Branch):
     max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
     max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
     max_record_bytes: Positive = Field(4_194_304, description="largest Kafka value that is decoded")
+    max_batch_bytes: Positive = Field(67_108_864, description="largest Kafka batch once decompressed")
     max_record_events: Positive = Field(100_000, description="most events in one batched record")
     segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
     dead_letter_topic: str | None = Field(None, description="topic for dead letters; local files where absent")
     dead_letter_max_bytes: Positive = Field(67_108_864, description="most bytes of local dead letters kept")
+
+
+class RetentionSettings(Branch):
+    max_age_seconds: Positive | None = Field(None, description="sealed segments whose newest event is older are dropped")
+    max_bytes: Positive | None = Field(None, description="most bytes of disk that segments may take")
 
 
 class WindowSettings(Branch):
@@ -121,6 +131,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
+    retention: RetentionSettings = RetentionSettings()
     windows: WindowSettings = WindowSettings()
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()
@@ -228,9 +239,10 @@ def _check_together(s: Settings) -> None:
         raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
-    for name in ("group_id", "bootstrap_servers"):
-        if name in s.kafka.client:
-            raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
+    if s.ingest.shard is not None:
+        index, count = (int(x) for x in s.ingest.shard.split("/"))
+        if index > count:
+            raise SettingsError(f"ingest.shard {s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}.")
 
 
 def _nearest(key: str, known: set[str]) -> str:

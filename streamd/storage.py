@@ -1,4 +1,4 @@
-"""Files and folders written whole: durable before they have their name."""
+"""What durability rests on: the few system calls behind a seam that tests can fail, and files written whole."""
 
 import os
 import shutil
@@ -6,12 +6,57 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def write_durably(path: Path, data: bytes) -> None:
+class Disk:
+    """The system calls of every durable write. Tests put one in its place that stops, tears, refuses or loses them."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o640)
+
+    def allocate(self, fd: int, num_bytes: int) -> None:
+        """Reserve real blocks, so that a full disk shows here and not in a later write."""
+        os.posix_fallocate(fd, 0, num_bytes)
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        """pwrite until all is written."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def truncate(self, fd: int, num_bytes: int) -> None:
+        os.ftruncate(fd, num_bytes)
+
+    def sync(self, fd: int) -> None:
+        """Make a file's bytes and its size durable."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make a directory's entries durable."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+DISK = Disk()
+
+
+def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write a file so that it is there whole or not at all, also after power loss."""
     scratch = path.with_name(f".{path.name}.tmp")
-    _write(scratch, data)
-    scratch.replace(path)
-    sync_folder(path.parent)
+    _write(scratch, data, disk)
+    disk.replace(scratch, path)
+    disk.sync_folder(path.parent)
 
 
 def write_folder_durably(path: Path, files: Mapping[str, bytes]) -> None:
@@ -22,23 +67,16 @@ def write_folder_durably(path: Path, files: Mapping[str, bytes]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     for name, data in files.items():
-        _write(scratch / name, data)
-    sync_folder(scratch)
+        _write(scratch / name, data, DISK)
+    DISK.sync_folder(scratch)
     scratch.rename(path)
-    sync_folder(path.parent)
+    DISK.sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a directory's entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _write(path: Path, data: bytes, disk: Disk) -> None:
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        os.fsync(fd)
+        disk.write(fd, data, 0)
+        disk.sync(fd)
     finally:
-        os.close(fd)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        disk.close(fd)

@@ -2,10 +2,11 @@
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from streamd.events import EventBatch, Int64, Progress, Schema, empty_batch
+from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batch
 from streamd.segments.log import LogWriter
 from streamd.settings import Settings, load_settings
 
@@ -57,3 +58,35 @@ def settings(data_dir: Path, **values) -> Settings:
              "telemetry.ingest_port": 0, "telemetry.train_port": 0}
     small |= {k.replace("__", "."): v for k, v in values.items()}
     return load_settings(None, {"data_dir": data_dir, **small}, environ={})[0]
+
+
+class Record(NamedTuple):
+    """A Kafka record as kafka-python hands it over, as far as ingest looks."""
+
+    value: bytes | None
+    offset: int = 42
+    timestamp: int = 1_600_000_000_000
+    timestamp_type: int = 0
+    headers: tuple = ()
+    key: bytes | None = None
+
+
+class Decoded(NamedTuple):
+    """An event of a block, spelled out."""
+
+    time: int
+    source: int
+    offset: int
+    item: int
+    kind: int
+    a: str | int
+    b: str | int | None
+    values: list[float]
+
+
+def spell(block, keys) -> list[Decoded]:
+    """The events of a block with their keys and values."""
+    return [Decoded(*(int(r[n]) for n in ("time", "source", "offset", "item", "kind")), keys[int(r["a"])],
+                    keys[int(r["b"])] if r["b"] >= 0 else None,
+                    list(block.extras[int(r["extra"])]) if r["extra"] >= 0 else values.tolist() if r["kind"] == EDGE else [])
+            for r, values in zip(block.rows, block.values, strict=True)]

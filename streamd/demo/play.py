@@ -27,7 +27,7 @@ from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.processes import end_with_parent
 from streamd.registry.journal import ModelJournal
-from streamd.segments.log import LATE
+from streamd.segments.layout import LATE
 from streamd.settings import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows.history import HistoryReader

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamd.demo.streams import DemoStream
 from streamd.errors import DemoError
-from streamd.ingest.consumer import make_producer
+from streamd.ingest.client import make_producer
 from streamd.ingest.produce import Outgoing
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings

@@ -3,78 +3,154 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from streamd.events import EDGE, NODE, Event, EventBatch, Key, Schema
+from streamd.events import DELETE, DELETION, EDGE, LABEL, MICROSECONDS, NODE, EventBatch, Int64, Key, Schema
+from streamd.ingest.block import Block
+
+UNSEEN, NONE = -2, -1
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An event that was valid alone but has no place in the log as it is now."""
+    """An event that was valid alone but has no place in the log as it is now. row: its place in the block."""
 
-    event: Event
+    row: int
     reason: str
     error: str
 
 
-def build_batch(
-    events: Sequence[Event], keys: dict[Key, int], schema: Schema, watermark: int, max_nodes: int, late_policy: str
-) -> tuple[EventBatch, int, list[Refused]]:
-    """Columns for `events`, which are in log order.
+class BatchBuilder:
+    """Turns blocks of merged events into commits. Owner: the poll thread.
 
-    Args: keys: the log's key table; new keys are added (a commit that fails ends the process, so none is orphaned);
-        watermark: newest time in the log, microseconds.
-    Returns: the batch, the watermark after it, and the events left out.
+    ids: the log's key table, which gets new keys and loses deleted ones here (a commit that fails ends the process, so
+    none is orphaned). A cache from the decoder's key numbers to node ids is kept beside it.
     """
-    src: list[int] = []
-    dst: list[int] = []
-    time: list[int] = []
-    msg: list[Sequence[float]] = []
-    labels: list[tuple[int, int, Sequence[float]]] = []
-    nodes: list[tuple[int, int, int, Sequence[float]]] = []
-    late: list[tuple[int, int]] = []
-    new_keys: list[Key] = []
-    refused: list[Refused] = []
 
-    def node_id(key: Key) -> int:
-        known = keys.get(key)
-        if known is None:
-            known = keys[key] = len(keys)
-            new_keys.append(key)
-        return known
+    def __init__(self, schema: Schema, ids: dict[Key, int], max_nodes: int, late_policy: str) -> None:
+        self._schema, self._ids, self._max_nodes, self._late_policy = schema, ids, max_nodes, late_policy
+        self._cache = np.zeros(0, np.int64)
+        self._epoch = -1
 
-    for e in events:
-        t = e.time
-        if e.kind != NODE and t < watermark:
-            if late_policy == "dead_letter":
-                refused.append(Refused(e, "late", f"time {t} us is behind the watermark {watermark} us"))
-                continue
-            t = watermark
-        missing = (e.a not in keys) + (e.kind == EDGE and e.b != e.a and e.b not in keys)
-        if missing and len(keys) + missing > max_nodes:
-            refused.append(Refused(e, "node_limit", f"the log holds ingest.max_nodes = {max_nodes} keys"))
-            continue
-        a = node_id(e.a)
-        if e.kind == EDGE:
-            if t != e.time:
-                late.append((len(src), e.time))
-            src.append(a)
-            dst.append(node_id(e.b))
-            time.append(t)
-            msg.append(e.values)
-            watermark = t
-        elif e.kind == NODE:
-            nodes.append((a, len(src) + len(labels) + len(nodes), len(src), e.values))
-        else:
-            labels.append((a, t, e.values))
-            watermark = t
-    batch = EventBatch(
-        np.array(src, np.int64), np.array(dst, np.int64), np.array(time, np.int64),
-        np.array(msg, np.float32).reshape(len(src), schema.edge_feature_dim),
-        np.array([x[0] for x in labels], np.int64), np.array([x[1] for x in labels], np.int64),
-        np.array([x[2] for x in labels], np.float32).reshape(len(labels), schema.label_dim),
-        np.array([x[0] for x in nodes], np.int64), np.array([x[1] for x in nodes], np.int64),
-        np.array([x[2] for x in nodes], np.int64),
-        np.array([x[3] for x in nodes], np.float32).reshape(len(nodes), schema.node_feature_dim),
-        tuple(new_keys), tuple(x[0] for x in late), tuple(x[1] for x in late))
-    return batch, watermark, refused
+    def build(
+        self, block: Block, keys: Sequence[Key], epoch: int, watermark: int, num_nodes: int
+    ) -> tuple[EventBatch, int, list[Refused]]:
+        """Columns for the events of `block`, which are in log order.
+
+        Args: keys: by number, as in the block's a and b; epoch: changes when those numbers do; watermark: newest time in
+            the log, microseconds; num_nodes: node ids given out so far.
+        Returns: the batch, the watermark after it, and the events left out.
+        """
+        self._prepare(keys, epoch)
+        rows = block.rows
+        time, late = _clamped(rows, watermark)
+        refused: list[Refused] = []
+        if late.any() and self._late_policy == "dead_letter":
+            refused = [Refused(i, "late", f"time {rows['time'][i]} us is behind the watermark {watermark} us")
+                       for i in np.flatnonzero(late).tolist()]
+            time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
+        kept = np.ones(len(rows), np.bool_)
+        kept[[r.row for r in refused]] = False
+        a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
+        batch = self._columns(block, time, late & kept, kept, a, b, new_keys)
+        moving = kept & ((rows["kind"] == EDGE) | (rows["kind"] == LABEL))
+        return batch, max(watermark, int(time[moving][-1])) if moving.any() else watermark, refused
+
+    def _prepare(self, keys: Sequence[Key], epoch: int) -> None:
+        if epoch != self._epoch:
+            self._cache, self._epoch = np.zeros(0, np.int64), epoch
+        if len(keys) > len(self._cache):
+            grown = np.full(max(len(keys), 2 * len(self._cache)), UNSEEN, np.int64)
+            grown[: len(self._cache)] = self._cache
+            self._cache = grown
+
+    def _number(
+        self, rows: NDArray[np.void], keys: Sequence[Key], kept: NDArray[np.bool_], num_nodes: int, refused: list[Refused]
+    ) -> tuple[Int64, Int64, list[Key]]:
+        """Node ids of both ends, NONE where there is none; refuses what the node limit has no room for (kept: in, out)."""
+        edge = rows["kind"] == EDGE
+        b_number = np.where(rows["b"] >= 0, rows["b"], rows["a"])
+        unseen = np.unique(np.concatenate([rows["a"], b_number]))
+        for number in unseen[self._cache[unseen] == UNSEEN].tolist():
+            self._cache[number] = self._ids.get(keys[number], NONE)
+        new_keys: list[Key] = []
+        deletes = np.flatnonzero((rows["kind"] == DELETE) & (rows["b"] < 0))
+        a, b = np.full(len(rows), NONE, np.int64), np.full(len(rows), NONE, np.int64)
+        start = 0
+        for stop in (*deletes.tolist(), len(rows)):
+            part = slice(start, min(stop + 1, len(rows)))
+            missing = np.flatnonzero(kept[part] & (rows["kind"][part] != DELETE) & (
+                (self._cache[rows["a"][part]] == NONE) | (edge[part] & (self._cache[b_number[part]] == NONE)))) + start
+            for i in missing.tolist():
+                ends = (int(rows["a"][i]), int(rows["b"][i])) if edge[i] else (int(rows["a"][i]),)
+                wanted = [n for n in dict.fromkeys(ends) if self._cache[n] == NONE]
+                if num_nodes + len(new_keys) + len(wanted) > self._max_nodes:
+                    refused.append(Refused(i, "node_limit", f"the log holds ingest.max_nodes = {self._max_nodes} keys"))
+                    kept[i] = False
+                    continue
+                for n in wanted:
+                    self._cache[n] = self._ids[keys[n]] = num_nodes + len(new_keys)
+                    new_keys.append(keys[n])
+            a[part], b[part] = self._cache[rows["a"][part]], self._cache[b_number[part]]
+            if stop < len(rows):
+                number = int(rows["a"][stop])
+                self._ids.pop(keys[number], None)
+                self._cache[number] = NONE
+            start = stop + 1
+        return a, b, new_keys
+
+    def _columns(
+        self, block: Block, time: Int64, late: NDArray[np.bool_], kept: NDArray[np.bool_], a: Int64, b: Int64,
+        new_keys: list[Key]
+    ) -> EventBatch:
+        rows, schema = block.rows, self._schema
+        edge, node, label = (kept & (rows["kind"] == k) for k in (EDGE, NODE, LABEL))
+        single = rows["b"] < 0
+        delete = kept & (rows["kind"] == DELETE) & (a >= 0) & (single | (b >= 0))
+        place = np.cumsum(edge | node | label | delete) - 1
+        edges_before = np.cumsum(edge)
+        deletions = np.zeros(int(delete.sum()), DELETION)
+        deletions["row"], deletions["edge"], deletions["src"] = place[delete], edges_before[delete], a[delete]
+        deletions["dst"] = np.where(single, NONE, b)[delete]
+        deletions["time"] = [block.extras[x][0] if x >= 0 else NONE for x in rows["extra"][delete].tolist()]
+        late_edges = np.flatnonzero(late & edge)
+
+        def carried(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
+            values = [block.extras[x] for x in rows["extra"][chosen].tolist()] if dim else []
+            return np.array(values, np.float32).reshape(int(chosen.sum()), dim)
+
+        return EventBatch(
+            a[edge], b[edge], time[edge], np.ascontiguousarray(block.values[edge]), a[label], time[label],
+            carried(label, schema.label_dim), a[node], place[node], edges_before[node],
+            carried(node, schema.node_feature_dim), tuple(new_keys), tuple((edges_before[late_edges] - 1).tolist()),
+            tuple(rows["time"][late_edges].tolist()), deletions)
+
+
+def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
+    """Times as the log takes them, never behind one before, and which edges and labels came late."""
+    moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
+    if not len(rows):
+        return rows["time"].copy(), moves
+    time: Int64 = np.maximum.accumulate(np.where(moves, np.maximum(rows["time"], watermark), watermark))
+    return time, moves & (time > rows["time"])
+
+
+def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> bytes:
+    """An event of a block as its producer could have sent it."""
+    r = block.rows[row]
+    a, time = keys[int(r["a"])], int(r["time"]) // MICROSECONDS[time_unit]
+    carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
+    event: dict[str, object]
+    if r["kind"] == EDGE:
+        event = {"src": a, "dst": keys[int(r["b"])], "time": time}
+        if block.values.shape[1]:
+            event["features"] = [float(v) for v in block.values[row]]
+    elif r["kind"] == LABEL:
+        event = {"type": "label", "node": a, "time": time, "target": list(carried)}
+    elif r["kind"] == NODE:
+        event = {"type": "node", "id": a, "features": list(carried)}
+    else:
+        event = {"type": "delete", "node": a}
+    return msgspec.json.encode(event)

@@ -13,8 +13,8 @@ from streamd.errors import KafkaError
 
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
-    "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "tombstone",
-    "unsupported", "node_limit", "late",
+    "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "bad_arrow",
+    "bad_batch", "tombstone", "unsupported", "node_limit", "late",
 )
 
 

@@ -1,34 +1,38 @@
-"""Kafka values to events, each event judged on its own: what does not fit is a dead letter, its neighbours go in."""
+"""Kafka values to events, each event judged on its own: what does not fit is a dead letter, its neighbours go in.
 
-import re
-from collections.abc import Sequence
+Edges are decoded many at a time and checked as columns; where anything among them does not fit, the few concerned are
+decoded again one by one, which also says what is wrong with which.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, MICROSECONDS, NODE, Event, Key, Schema
+from streamd.events import DELETE, EDGE, LABEL, MAX_TIME_US, MICROSECONDS, NODE, Float32, Int64, Key, Schema
+from streamd.ingest.block import ROW, Block, empty_block, joined
+from streamd.ingest.codecs import REFUSED_HEADER
+from streamd.ingest.keys import KeyTable
+from streamd.ingest.wire import (
+    ARROW,
+    NDJSON,
+    WireEdge,
+    WireEvent,
+    content_type,
+    edges_of_array,
+    edges_of_lines,
+    elements,
+    parse,
+)
 
-JSON = "application/json"
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-INT64_MAX = 2**63 - 1
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-MAX_DEPTH_NAME = "nested deeper than the decoder goes"
-
-
-class WireEvent(msgspec.Struct, gc=False):
-    """An event as producers send it (DESIGN section 3). `time` admits floats here so that they can be refused by name."""
-
-    type: Literal["edge", "node", "label", "delete"] = "edge"
-    src: int | str | None = None
-    dst: int | str | None = None
-    time: int | float | None = None
-    features: list[float] | None = None
-    id: int | str | None = None
-    node: int | str | None = None
-    target: list[float] | None = None
+LINES, FEW = 512, 8
+"""Single events decoded in one go; where one does not fit, by halves, until so few go one by one."""
+_columns = operator.attrgetter("src", "dst", "time", "features")
 
 
 @dataclass(frozen=True)
@@ -41,139 +45,97 @@ class Rules:
     max_key_bytes: int = 256
     max_record_bytes: int = 4_194_304
     max_record_events: int = 100_000
-
-
-class Origin(NamedTuple):
-    """Where a value came from: number of its topic-partition, offset, Kafka timestamp (us, -1 for none)."""
-
-    source: int
-    offset: int
-    timestamp_us: int
-    log_append_time: bool = False
+    delete_tombstones: bool = False
 
 
 @dataclass(frozen=True)
 class Rejected:
     """An event (or a whole value, index -1) that does not fit, with its raw bytes."""
 
-    origin: Origin
+    offset: int
     index: int
     reason: str
     error: str
     raw: bytes
 
 
-_one = msgspec.json.Decoder(WireEvent)
-_many = msgspec.json.Decoder(list[WireEvent])
-_raw = msgspec.json.Decoder(list[msgspec.Raw])
-
-
 class Decoder:
-    """Turns values into events under `rules`. Owner: the poll thread; it holds no state but the keys it has checked."""
+    """Turns the records of one partition into events under `rules`. Owner: the poll thread."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.keys = KeyTable(rules.max_key_bytes)
         self._scale = MICROSECONDS[rules.time_unit]
         self._dim = rules.schema.edge_feature_dim
-        self._good_keys: set[Key] = set()
 
-    def decode(
-        self, value: bytes | None, headers: Sequence[tuple[str, bytes]], origin: Origin, newest_us: int, now_us: int
-    ) -> tuple[list[Event], list[Rejected]]:
-        """Decode one Kafka value.
+    def decode(self, records: Sequence[Any], source: int, newest_us: int, now_us: int) -> tuple[Block, list[Rejected]]:
+        """Decode records in order (kafka-python's: offset, timestamp, timestamp_type, key, value, headers).
 
-        Args: newest_us: the partition's newest event time, which node events take; now_us: wall clock.
-        Returns: valid events with their index in the value, and the rejected ones.
+        Args: newest_us: the partition's newest event time, which node events and deletes take; now_us: wall clock.
+        Returns: valid events, each with its place in its record, and the rejected ones.
         """
+        batch = _Batch(self, source, newest_us, now_us)
+        at = 0
+        while at < len(records):
+            end = at
+            while end < len(records) and end - at < LINES and _is_single(records[end], self.rules.max_record_bytes):
+                end += 1
+            if end > at:
+                batch.singles(records[at:end])
+                at = end
+            else:
+                batch.record(records[at])
+                at += 1
+        return batch.finish()
+
+    def edges(
+        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, stamp_us: Sequence[int] | int, horizon: Any
+    ) -> Block | None:
+        """Edges as a block where every one of them is valid, else None. offset, item, stamp_us: one for all, or each."""
+        src, dst, time, features = zip(*map(_columns, wire), strict=True)
+        times = self._times(time, stamp_us, horizon)
+        a = None if times is None else self.keys.numbers(src)
+        b = None if a is None else self.keys.numbers(dst)
+        values = None if b is None else self._features(features)
+        if times is None or a is None or b is None or values is None:
+            return None
+        return edge_block(times, a, b, values, offset, item, source)
+
+    def _times(self, time: Sequence[int | None], stamp_us: Sequence[int] | int, horizon: Any) -> Int64 | None:
         try:
-            wire = self._split(value, headers)
-        except BadEvent as bad:
-            return [], [Rejected(origin, -1, bad.reason, str(bad), value or b"")]
-        good: list[Event] = []
-        rejected: list[Rejected] = []
-        horizon = now_us + self.rules.max_ahead_us
-        if origin.log_append_time and origin.timestamp_us >= 0:
-            horizon = min(horizon, origin.timestamp_us + self.rules.max_ahead_us)
-        for index, item in enumerate(wire):
-            try:
-                event = self._event(item, index, origin, newest_us, horizon)
-            except BadEvent as bad:
-                raw = bytes(item) if isinstance(item, msgspec.Raw) else msgspec.json.encode(item)
-                if len(wire) == 1 and value is not None:
-                    raw = value
-                rejected.append(Rejected(origin, index, bad.reason, str(bad), raw))
-                continue
-            newest_us = max(newest_us, event.time)
-            good.append(event)
-        return good, rejected
+            column = np.fromiter(time, np.int64, len(time))
+        except TypeError:
+            stamps = [stamp_us] * len(time) if isinstance(stamp_us, int) else stamp_us
+            filled = [s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)]
+            if any(not 0 <= t <= MAX_TIME_US for t in filled):
+                return None
+            column = np.array(filled, np.int64)
+        except OverflowError:
+            return None
+        else:
+            if column.min() < 0 or column.max() > MAX_TIME_US // self._scale:
+                return None
+            column *= self._scale
+        return None if (column > horizon).any() else column
 
-    def _split(self, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Sequence[WireEvent | msgspec.Raw]:
-        """The events of a value; where one of an array does not parse, all come as Raw and are parsed singly."""
-        if value is None:
-            raise BadEvent("tombstone", "the value is null and deletes are not supported")
-        if len(value) > self.rules.max_record_bytes:
-            raise BadEvent("record_too_large", f"{len(value)} bytes, at most {self.rules.max_record_bytes}")
-        content_type = JSON
-        for name, content in headers:
-            if name.lower() == "content-type":
-                content_type = (content or b"").decode("latin-1").split(";")[0].strip().lower()
-        if content_type != JSON:
-            raise BadEvent("unknown_content_type", f"content-type {content_type[:80]!r}, known is {JSON}")
-        if value[:1] != b"[" and value.lstrip()[:1] != b"[":
-            return (self._parse(value),)
+    def _features(self, features: Sequence[list[float] | None]) -> Float32 | None:
+        count = len(features)
+        if not self._dim:
+            return None if any(features) else np.zeros((count, 0), np.float32)
         try:
-            events: list[Any] = _many.decode(value)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            try:
-                events = _raw.decode(value)
-            except RecursionError:
-                raise BadEvent("too_deep", MAX_DEPTH_NAME) from None
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise BadEvent("bad_json", str(error)) from None
-        if not events:
-            raise BadEvent("empty", "an empty array")
-        if len(events) > self.rules.max_record_events:
-            raise BadEvent("too_many_events", f"{len(events)} events, at most {self.rules.max_record_events}")
-        return events
+            if set(map(len, features)) != {self._dim}:  # type: ignore[arg-type]
+                return None
+        except TypeError:
+            return None
+        flat = np.fromiter((v for row in features for v in row), np.float64, count * self._dim)  # type: ignore[union-attr]
+        return None if (np.abs(flat) > FLOAT32_MAX).any() else flat.astype(np.float32).reshape(count, self._dim)
 
-    @staticmethod
-    def _parse(raw: bytes | msgspec.Raw) -> WireEvent:
-        try:
-            return _one.decode(raw)
-        except msgspec.ValidationError as error:
-            where = str(error)
-            reason = "unknown_type" if "`$.type`" in where else "wrong_type"
-            raise BadEvent(reason, where) from None
-        except RecursionError:
-            raise BadEvent("too_deep", MAX_DEPTH_NAME) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadEvent("bad_json", str(error)) from None
-
-    def _event(self, item: WireEvent | msgspec.Raw, index: int, origin: Origin, newest_us: int, horizon: int) -> Event:
-        e = item if isinstance(item, WireEvent) else self._parse(item)
-        if e.type == "edge":
-            if e.id is not None or e.node is not None or e.target is not None:
-                raise BadEvent("wrong_type", "an edge has src, dst, time and features only")
-            time = self._time(e.time, origin, horizon)
-            values = self._values(e.features, self._dim, "features")
-            return Event(time, origin.source, origin.offset, index, EDGE, self._key(e.src, "src"),
-                         self._key(e.dst, "dst"), values)
-        if e.type == "node":
-            values = self._values(e.features, self.rules.schema.node_feature_dim, "features")
-            return Event(newest_us, origin.source, origin.offset, index, NODE, self._key(e.id, "id"), "", values)
-        if e.type == "label":
-            if self.rules.schema.label_dim == 0:
-                raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
-            values = self._values(e.target, self.rules.schema.label_dim, "target")
-            return Event(self._time(e.time, origin, horizon), origin.source, origin.offset, index, LABEL,
-                         self._key(e.node, "node"), "", values)
-        raise BadEvent("unsupported", "deletes are not supported yet")
-
-    def _time(self, time: int | float | None, origin: Origin, horizon: int) -> int:
+    def checked_time(self, time: int | float | None, stamp_us: int, horizon: int) -> int:
+        """Microseconds of one event's time. Raises: BadEvent."""
         if time is None:
-            if origin.timestamp_us < 0:
+            if stamp_us < 0:
                 raise BadEvent("bad_time", "no time, and the record has no timestamp")
-            time_us = origin.timestamp_us
+            time_us = stamp_us
         elif type(time) is not int:
             raise BadEvent("bad_time", f"time {time!r} is not an integer")
         else:
@@ -184,33 +146,200 @@ class Decoder:
             raise BadEvent("time_ahead", f"time {time_us} us is more than {self.rules.max_ahead_us} us ahead")
         return time_us
 
-    def _values(self, values: list[float] | None, dim: int, name: str) -> list[float]:
-        if values is None:
-            values = []
-        if len(values) != dim:
-            raise BadEvent("feature_width", f"{name} has {len(values)} values, the stream has {dim}")
-        for v in values:
-            if not -FLOAT32_MAX <= v <= FLOAT32_MAX:
-                raise BadEvent("bad_features", f"{name} holds {v!r}, which float32 cannot")
-        return values
 
-    def _key(self, key: Key | None, name: str) -> Key:
-        if key in self._good_keys:
-            return key
-        if key is None:
-            raise BadEvent("missing_field", f"{name} is missing")
-        if isinstance(key, str):
-            if not key or CONTROL.search(key):
-                raise BadEvent("bad_key", f"{name} is empty or holds a control character")
+class _Batch:
+    """The records of one partition on their way to one block."""
+
+    def __init__(self, decoder: Decoder, source: int, newest_us: int, now_us: int) -> None:
+        self._decoder, self._rules, self._source = decoder, decoder.rules, source
+        self._newest, self._horizon = newest_us, now_us + decoder.rules.max_ahead_us
+        self.time_unit, self.dim = decoder.rules.time_unit, decoder.rules.schema.edge_feature_dim
+        self.key_numbers = decoder.keys.numbers
+        self._blocks: list[Block] = []
+        self._rejected: list[Rejected] = []
+
+    def finish(self) -> tuple[Block, list[Rejected]]:
+        block = joined(self._blocks) if self._blocks else empty_block(self.dim)
+        return block, self._rejected
+
+    def singles(self, records: Sequence[Any]) -> None:
+        """Records that hold one JSON object each."""
+        wire = edges_of_lines([r.value for r in records])
+        if wire is not None:
+            stamps = [_stamp(r) for r in records]
+            horizon: Any = self._horizon
+            if records[0].timestamp_type == 1 or records[-1].timestamp_type == 1:
+                horizon = np.array([self._horizon_of(r) for r in records])
+            offset = np.fromiter((r.offset for r in records), np.int64, len(records))
+            if self._add(self._decoder.edges(wire, offset, 0, self._source, stamps, horizon)):
+                return
+        if len(records) > FEW:
+            half = len(records) // 2
+            self.singles(records[:half])
+            self.singles(records[half:])
+            return
+        for record in records:
+            self._one_by_one([record.value], record)
+
+    def record(self, record: Any) -> None:
+        """A record of any kind."""
+        value: bytes | None = record.value
+        try:
+            if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
+                raise BadEvent("bad_batch", (value or b"").decode())
+            if value is None:
+                self._tombstone(record)
+                return
+            if len(value) > self._rules.max_record_bytes:
+                raise BadEvent("record_too_large", f"{len(value)} bytes, at most {self._rules.max_record_bytes}")
+            kind = content_type(record.headers or ())
+            if kind == ARROW:
+                from streamd.ingest.arrow import decode_arrow
+
+                decode_arrow(value, self, record)
+            elif kind == NDJSON:
+                self._many([x for x in value.split(b"\n") if x.strip()], edges_of_lines, record)
+            elif value.lstrip()[:1] == b"[":
+                self._array(value, record)
+            else:
+                self._one_by_one([value], record)
+        except BadEvent as bad:
+            self._rejected.append(Rejected(record.offset, -1, bad.reason, str(bad), value or b""))
+
+    def _array(self, value: bytes, record: Any) -> None:
+        wire = edges_of_array(value)
+        if not wire or not self.add_edges(wire, record):
+            self._many(elements(value), lambda _: None, record)
+
+    def _many(
+        self, items: Sequence[bytes | msgspec.Raw], fast: Callable[[Sequence[Any]], list[WireEdge] | None], record: Any
+    ) -> None:
+        self.check_count(len(items))
+        wire = fast(items)
+        if wire is None or not self.add_edges(wire, record):
+            self._one_by_one(items, record)
+
+    def check_count(self, count: int) -> None:
+        """Raises: BadEvent where a batched record holds no events or too many."""
+        if not count:
+            raise BadEvent("empty", "a record without events")
+        if count > self._rules.max_record_events:
+            raise BadEvent("too_many_events", f"{count} events, at most {self._rules.max_record_events}")
+
+    def add_edges(self, wire: Sequence[WireEdge], record: Any) -> bool:
+        """Take the edges of one record; False, and nothing taken, where one of them is not valid."""
+        self.check_count(len(wire))
+        return self._add(self._decoder.edges(wire, record.offset, np.arange(len(wire)), self._source, _stamp(record),
+                                             self._horizon_of(record)))
+
+    def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool:
+        """Take edges that come as columns, keys as numbers of the key table; False where a time does not fit."""
+        if time_E.min() < 0 or time_E.max() > min(MAX_TIME_US, self._horizon_of(record)):
+            return False
+        return self._add(edge_block(time_E, src, dst, values_ED, record.offset, np.arange(len(time_E)), self._source))
+
+    def _add(self, block: Block | None) -> bool:
+        if block is None:
+            return False
+        self._newest = max(self._newest, int(block.rows["time"].max()))
+        self._blocks.append(block)
+        return True
+
+    def _one_by_one(self, items: Sequence[bytes | msgspec.Raw], record: Any) -> None:
+        self.events(items, parse, record, lambda item: record.value if len(items) == 1 else bytes(item))
+
+    def events(
+        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any, raw: Callable[[Any], bytes]
+    ) -> None:
+        """Take the items of one record that `read` makes valid events of; the others are rejected as `raw` bytes."""
+        horizon = self._horizon_of(record)
+        rows: list[tuple[int, ...]] = []
+        values: list[Sequence[float]] = []
+        extras: list[Sequence[float]] = []
+        for index, item in enumerate(items):
             try:
-                size = len(key.encode())
-            except UnicodeEncodeError:
-                raise BadEvent("bad_key", f"{name} is not valid unicode") from None
-            if size > self.rules.max_key_bytes:
-                raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self.rules.max_key_bytes}")
-        elif not -INT64_MAX <= key <= INT64_MAX:
-            raise BadEvent("bad_key", f"{name} {key} does not fit int64")
-        if len(self._good_keys) >= 1_000_000:
-            self._good_keys.clear()
-        self._good_keys.add(key)
-        return key
+                time, kind, a, b, carried = self._event(read(item), _stamp(record), horizon)
+            except BadEvent as bad:
+                self._rejected.append(Rejected(record.offset, index, bad.reason, str(bad), raw(item)))
+                continue
+            self._newest = max(self._newest, time)
+            extra = -1
+            if kind != EDGE and carried:
+                extra = len(extras)
+                extras.append(carried)
+            rows.append((time, self._source, record.offset, index, kind, a, b, extra))
+            values.append(carried if kind == EDGE else (0.0,) * self.dim)
+        if rows:
+            matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
+            self._add(Block(np.array(rows, ROW), matrix, extras))
+
+    def _event(self, e: WireEvent, stamp_us: int, horizon: int) -> tuple[int, int, int, int, Sequence[float]]:
+        """(time, kind, a, b, values) of one event. Raises: BadEvent."""
+        schema, number = self._rules.schema, self._decoder.keys.number
+        if e.type == "edge":
+            if e.id is not None or e.node is not None or e.target is not None:
+                raise BadEvent("wrong_type", "an edge has src, dst, time and features only")
+            time = self._decoder.checked_time(e.time, stamp_us, horizon)
+            values = _checked(e.features, schema.edge_feature_dim, "features")
+            return time, EDGE, number(e.src, "src"), number(e.dst, "dst"), values
+        if e.type == "node":
+            values = _checked(e.features, schema.node_feature_dim, "features")
+            return self._newest, NODE, number(e.id, "id"), -1, values
+        if e.type == "label":
+            if schema.label_dim == 0:
+                raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
+            values = _checked(e.target, schema.label_dim, "target")
+            return self._decoder.checked_time(e.time, stamp_us, horizon), LABEL, number(e.node, "node"), -1, values
+        if e.node is not None:
+            if e.src is not None or e.dst is not None:
+                raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
+            return self._newest, DELETE, number(e.node, "node"), -1, ()
+        if e.time is None:
+            raise BadEvent("missing_field", "a delete of an edge needs its time")
+        time = self._decoder.checked_time(e.time, -1, MAX_TIME_US)
+        return self._newest, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
+
+    def _tombstone(self, record: Any) -> None:
+        if not self._rules.delete_tombstones:
+            raise BadEvent("tombstone", "the value is null, and ingest.tombstones is not delete")
+        try:
+            key: Key = (record.key or b"").decode()
+        except UnicodeDecodeError:
+            raise BadEvent("bad_key", "the record's key is not UTF-8") from None
+        self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")
+
+    def _horizon_of(self, record: Any) -> int:
+        if record.timestamp_type == 1 and record.timestamp >= 0:
+            return min(self._horizon, _stamp(record) + self._rules.max_ahead_us)
+        return self._horizon
+
+
+def edge_block(time: Int64, a: Int64, b: Int64, values: Float32, offset: Any, item: Any, source: int) -> Block:
+    """Columns of valid edges as a block."""
+    rows = np.zeros(len(time), ROW)
+    rows["time"], rows["source"], rows["offset"], rows["item"] = time, source, offset, item
+    rows["kind"], rows["a"], rows["b"], rows["extra"] = EDGE, a, b, -1
+    return Block(rows, values)
+
+
+def _is_single(record: Any, max_bytes: int) -> bool:
+    """Whether a record plainly holds one JSON object: what the fast path for single events takes."""
+    value = record.value
+    return bool(value is not None and not record.headers and value[:1] == b"{" and len(value) <= max_bytes)
+
+
+def _stamp(record: Any) -> int:
+    """Kafka's timestamp in microseconds, -1 for none."""
+    stamp = int(record.timestamp)
+    return stamp * 1000 if stamp >= 0 else -1
+
+
+def _checked(values: list[float] | None, dim: int, name: str) -> list[float]:
+    if values is None:
+        values = []
+    if len(values) != dim:
+        raise BadEvent("feature_width", f"{name} has {len(values)} values, the stream has {dim}")
+    for v in values:
+        if not -FLOAT32_MAX <= v <= FLOAT32_MAX:
+            raise BadEvent("bad_features", f"{name} holds {v!r}, which float32 cannot")
+    return values

@@ -1,20 +1,20 @@
 """The poll thread: poll, decode, merge, commit; nothing else in the product writes to the log."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import structlog
 
 from streamd.clock import Clock
 from streamd.errors import DataLossError, KafkaError
-from streamd.events import Event, EventBatch, Key, Position, Progress, Schema, empty_batch
-from streamd.ingest.columns import build_batch
-from streamd.ingest.consumer import KafkaSource
+from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, empty_batch
+from streamd.ingest.block import Block, empty_block
+from streamd.ingest.columns import BatchBuilder, as_json
+from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetter, DeadLetters
-from streamd.ingest.decode import Decoder, Origin, Rejected, Rules
-from streamd.ingest.merge import Merger
+from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
 POLL_SECONDS = 0.2
 MIN_POLL_SECONDS = 0.005
-LAG_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 
 
@@ -40,23 +40,33 @@ class Log(Protocol):
     def num_edges(self) -> int: ...
 
     @property
+    def num_nodes(self) -> int: ...
+
+    @property
     def progress(self) -> Progress: ...
 
     def room(self) -> int: ...
 
-    def commit(self, batch: EventBatch, progress: Progress, watermark: int) -> None: ...
+    def commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()) -> None: ...
 
 
 class IngestLoop:
     """Runs until told to stop; a restart continues at the journal's positions. Owner: the ingest process."""
 
-    def __init__(self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat) -> None:
+    def __init__(
+        self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat,
+        keep_house: Callable[[], None] = lambda: None
+    ) -> None:
+        """keep_house: called every second between two commits, for retention and compaction."""
         s = settings.ingest
+        self._keep_house = keep_house
         self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
         rules = Rules(log_writer.schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes,
-                      s.max_record_bytes, s.max_record_events)
+                      s.max_record_bytes, s.max_record_events, s.tombstones == "delete")
         self._decoder = Decoder(rules)
+        self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy)
         self._width_us = settings.windows.width_seconds * 1_000_000
+        self._nothing = empty_block(log_writer.schema.edge_feature_dim)
         self._num_letters = 0
         self._closed_until = 0
         self._resume: list[Position] = []
@@ -67,10 +77,14 @@ class IngestLoop:
         if source is None:
             return
         try:
-            while not stop.is_set() and not self._begin(source):
-                stop.wait(RETRY_SECONDS)
             while not stop.is_set():
-                self._step(source)
+                if not self._begin(source):
+                    stop.wait(RETRY_SECONDS)
+                    continue
+                while not stop.is_set() and self._step(source):
+                    pass
+                if not stop.is_set():
+                    self._rediscover(source, stop)
             if not self._resume:
                 return
             while self._commit(source, final=True):
@@ -83,45 +97,65 @@ class IngestLoop:
         while not stop.is_set():
             self._beat.touch("connecting")
             try:
-                source = source or KafkaSource(self._settings.kafka)
+                source = source or KafkaSource(self._settings.kafka, self._settings.ingest)
                 if source.discover():
                     return source
                 log.info("waiting_for_topics", topics=list(self._settings.kafka.topics))
             except KafkaError as error:
                 log.warning("broker_unavailable", error=str(error))
             stop.wait(1.0)
+        if source is not None:
+            source.close()
         return None
+
+    def _rediscover(self, source: KafkaSource, stop: threading.Event) -> None:
+        """The partitions are others than before, or Kafka lost some: what was buffered is read again from the log's end."""
+        while not stop.is_set():
+            try:
+                if source.discover():
+                    return
+            except KafkaError as error:
+                log.warning("broker_unavailable", error=str(error))
+            self._beat.touch("connecting")
+            stop.wait(1.0)
 
     def _begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions; False while the broker does not answer. Raises: DataLossError."""
         try:
-            begun = source.begin(self._log.progress, self._settings.ingest.start)
+            begun, gaps = source.begin(self._log.progress)
         except DataLossError:
             raise
         except KafkaError as error:
             log.warning("broker_unavailable", error=str(error))
             return False
-        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds)
+        if gaps:
+            self._log.commit(empty_batch(self._log.schema), source.progress(begun), self._log.watermark, gaps)
+            metrics.gaps.inc(len(gaps))
+            metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
+        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, self._log.schema.edge_feature_dim)
         for number, position in enumerate(begun):
             self._merger.start(number, position)
         self._resume = list(begun)
         self._stored = [Position(-1)] * len(begun)
+        self._stamps_ms = [0] * len(begun)
         now = self._clock.monotonic()
-        self._last_commit = self._last_event = self._last_lag = now
+        self._last_commit = self._last_event = self._last_report = now
         log.info("ingest_started", partitions=len(begun), edges=self._log.num_edges, watermark=self._log.watermark)
         return True
 
-    def _step(self, source: KafkaSource) -> None:
+    def _step(self, source: KafkaSource) -> bool:
+        """One turn. Returns: False where the source must begin again."""
         try:
             polled = source.poll(self._patience(), MAX_COMMIT_EVENTS)
-        except DataLossError:
-            raise
+        except OutOfRange:
+            log.warning("offset_out_of_range")
+            return False
         except KafkaError as error:
             self._last_event = self._clock.monotonic()
             log.warning("broker_unavailable", error=str(error))
             self._beat.touch("broker unavailable", edges=self._log.num_edges, watermark=self._log.watermark)
             self._clock.sleep(RETRY_SECONDS)
-            return
+            return True
         now = self._clock.monotonic()
         for number in range(len(source.partitions)):
             self._take(source, number, polled.get(number, ()), now)
@@ -129,10 +163,15 @@ class IngestLoop:
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
             while self._commit(source):
                 self._beat_now(source)
-        if now - self._last_lag >= LAG_SECONDS:
-            self._last_lag = now
+        if now - self._last_report >= REPORT_SECONDS:
+            self._last_report = now
             self._report(source)
+            self._keep_house()
         self._close_idle_window(source, now)
+        if source.changed:
+            log.info("topics_changed")
+            return False
+        return True
 
     def _patience(self) -> float:
         """Seconds a poll may wait: not beyond the moment when a buffered event may be committed."""
@@ -145,32 +184,21 @@ class IngestLoop:
     def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
         position = source.position(number)
         at_end = position >= source.end(number)
-        events: list[Event] = []
-        if records:
-            tp = source.partitions[number]
-            now_us = self._clock.now_us()
-            newest = self._merger.newest(number)
-            resume = self._resume[number]
-            for record in records:
-                origin = Origin(number, record.offset, record.timestamp * 1000 if record.timestamp >= 0 else -1,
-                                record.timestamp_type == 1)
-                good, bad = self._decoder.decode(record.value, record.headers or (), origin, newest, now_us)
-                if record.offset <= resume.offset or resume.ahead:
-                    good = [e for e in good if (e.offset, e.item) >= (resume.offset, resume.index)
-                            and not self._merger.is_appended(number, e.offset, e.item)]
-                    bad = [b for b in bad if (record.offset, b.index) >= (resume.offset, resume.index) or b.index < 0]
-                for rejected in bad:
-                    self._reject(tp.topic, tp.partition, rejected)
-                if good:
-                    events += good
-                    newest = max(newest, *(e.time for e in good))
-            metrics.ingest_bytes.inc(sum(len(r.value or b"") for r in records))
-            self._last_event = now
+        if not records:
+            self._merger.push(number, self._nothing, position, at_end, now)
+            return
+        tp, resume = source.partitions[number], self._resume[number]
+        events, rejected = self._decoder.decode(records, number, self._merger.newest(number), self._clock.now_us())
+        if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
+            events = events.take(not_yet_appended(events.rows, resume))
+            rejected = [r for r in rejected if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0]
+        for r in rejected:
+            self._add_letter(DeadLetter(tp.topic, tp.partition, r.offset, r.index, r.reason, r.error,
+                                        self._clock.now_us(), r.raw))
+        metrics.ingest_bytes.inc(sum([r.serialized_value_size for r in records]))
+        self._stamps_ms[number] = records[-1].timestamp
+        self._last_event = now
         self._merger.push(number, events, position, at_end, now)
-
-    def _reject(self, topic: str, partition: int, rejected: Rejected) -> None:
-        self._add_letter(DeadLetter(topic, partition, rejected.origin.offset, rejected.index, rejected.reason,
-                                    rejected.error, self._clock.now_us(), rejected.raw))
 
     def _add_letter(self, letter: DeadLetter) -> None:
         self._letters.add(letter)
@@ -187,15 +215,10 @@ class IngestLoop:
         events = self._merger.release(now, limit)
         positions = [self._merger.position(i) for i in range(len(source.partitions))]
         moved = positions != self._stored
-        if not events and not (moved and (final or now - self._last_commit >= LAG_SECONDS or self._stored[0].offset < 0)):
+        if not len(events) and not (
+                moved and (final or now - self._last_commit >= REPORT_SECONDS or self._stored[0].offset < 0)):
             return False
-        batch, watermark, refused = build_batch(
-            events, self._log.keys, self._log.schema, self._log.watermark, self._settings.ingest.max_nodes,
-            self._settings.ingest.late_policy)
-        for r in refused:
-            tp, e = source.partitions[r.event.source], r.event
-            self._add_letter(DeadLetter(tp.topic, tp.partition, e.offset, e.item, r.reason, r.error,
-                                        self._clock.now_us(), msgspec.json.encode(e)))
+        batch, watermark = self._build(source, events)
         self._letters.flush()
         with metrics.commit_seconds.time():
             self._log.commit(batch, source.progress(positions), watermark)
@@ -204,12 +227,27 @@ class IngestLoop:
         metrics.events.labels("edge").inc(batch.num_edges)
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
+        metrics.events.labels("delete").inc(len(batch.deletions_X))
         metrics.clamped.inc(len(batch.late_edge))
         metrics.log_edges.set(self._log.num_edges)
         metrics.watermark.set(self._log.watermark / 1e6)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
         self._beat_now(source)
         return len(events) == limit
+
+    def _build(self, source: KafkaSource, events: Block) -> tuple[EventBatch, int]:
+        """The columns of a commit, and the watermark after it; what has no place in the log becomes a dead letter."""
+        keys = self._decoder.keys
+        batch, watermark, refused = self._builder.build(events, keys.keys, keys.epoch, self._log.watermark,
+                                                        self._log.num_nodes)
+        for r in refused:
+            tp, row = source.partitions[int(events.rows["source"][r.row])], events.rows[r.row]
+            self._add_letter(DeadLetter(tp.topic, tp.partition, int(row["offset"]), int(row["item"]), r.reason, r.error,
+                                        self._clock.now_us(),
+                                        as_json(events, r.row, keys.keys, self._settings.stream.time_unit)))
+        if not self._merger.num_buffered:
+            keys.shrink()
+        return batch, watermark
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
         """After a quiet time raise the watermark to the open window's end, so that it is learned (DESIGN section 3)."""
@@ -233,6 +271,8 @@ class IngestLoop:
         for number, tp in enumerate(source.partitions):
             lag = max(0, source.end(number) - self._merger.position(number).offset)
             metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
+            behind = self._clock.now_us() / 1e6 - self._stamps_ms[number] / 1e3 if lag and self._stamps_ms[number] else 0.0
+            metrics.lag_seconds.labels(tp.topic, str(tp.partition)).set(max(0.0, behind))
         self._beat_now(source)
 
     def _beat_now(self, source: KafkaSource) -> None:

@@ -3,12 +3,19 @@
 Pure: fed with events, ends and a clock reading, it says which events may be appended now and what to read on from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamd.events import Event, Position
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Position
+from streamd.ingest.block import Block, Rows, empty_block, joined
 
 NEVER = -(2**63)
 ALWAYS = 2**63 - 1
+Place = tuple[int, int]
+"""Offset and item of an event in its partition."""
 
 
 @dataclass
@@ -17,9 +24,22 @@ class _Partition:
     at_end: bool = False
     ever: bool = False
     next_offset: int = 0
-    buffered: list[Event] = field(default_factory=list)
-    ahead: list[tuple[int, int]] = field(default_factory=list)
-    appended: frozenset[tuple[int, int]] = frozenset()
+    blocks: list[Block] = field(default_factory=list)
+    num_buffered: int = 0
+    earliest: int = ALWAYS
+    ahead: list[Place] = field(default_factory=list)
+
+    def buffer(self) -> Block:
+        """All that is buffered, as one block."""
+        if len(self.blocks) > 1:
+            self.blocks = [joined(self.blocks)]
+        return self.blocks[0]
+
+    def keep(self, block: Block) -> None:
+        """Buffer this and nothing else."""
+        self.num_buffered = len(block)
+        self.blocks = [block] if len(block) else []
+        self.earliest = int(block.rows["time"].min()) if len(block) else ALWAYS
 
 
 class Merger:
@@ -29,9 +49,10 @@ class Merger:
     the others back for `wait_seconds` only; one that never had a record holds nobody back.
     """
 
-    def __init__(self, num_sources: int, wait_seconds: float, max_buffered: int = 50_000) -> None:
+    def __init__(self, num_sources: int, wait_seconds: float, edge_feature_dim: int, max_buffered: int = 50_000) -> None:
         self.wait_seconds = wait_seconds
         self.max_buffered = max_buffered
+        self._dim = edge_feature_dim
         self._parts = [_Partition() for _ in range(num_sources)]
         self._arrivals: list[tuple[float, int]] = []
         """(monotonic seconds, newest time among the events that arrived then), oldest first."""
@@ -39,43 +60,54 @@ class Merger:
     def start(self, source: int, position: Position) -> None:
         """Read `source` on from a stored position."""
         part = self._parts[source]
-        part.next_offset, part.ahead = position.offset, list(position.ahead)
-        part.appended, part.ever = frozenset(position.ahead), position.offset > 0
-
-    def add_source(self) -> int:
-        self._parts.append(_Partition())
-        return len(self._parts) - 1
+        part.next_offset, part.ahead, part.ever = position.offset, list(position.ahead), position.offset > 0
 
     def newest(self, source: int) -> int:
         """Newest event time seen in a partition, 0 before any: what node events of it take as their time."""
         return max(self._parts[source].frontier, 0)
 
-    def push(self, source: int, events: list[Event], next_offset: int, at_end: bool, now: float) -> None:
+    def push(self, source: int, events: Block, next_offset: int, at_end: bool, now: float) -> None:
         """Take what one poll brought from one partition. now: monotonic seconds."""
         part = self._parts[source]
         part.next_offset, part.at_end = next_offset, at_end
-        if not events:
+        if not len(events):
             return
         part.ever = True
-        newest = max(e.time for e in events)
+        times = events.rows["time"]
+        newest = int(times.max())
         part.frontier = max(part.frontier, newest)
-        part.buffered.extend(events)
+        part.blocks.append(events)
+        part.num_buffered += len(events)
+        part.earliest = min(part.earliest, int(times.min()))
         self._arrivals.append((now, newest))
 
-    def release(self, now: float, limit: int) -> list[Event]:
+    def release(self, now: float, limit: int) -> Block:
         """Events that may be appended now, in log order, at most `limit`."""
-        waiting = [p for p in self._parts if p.buffered]
-        if not waiting:
-            return []
+        waiting = [p for p in self._parts if p.num_buffered]
         bound = self._bound(now)
-        merged: list[Event] = []
-        for part in waiting:
-            part.buffered.sort()
-            merged += part.buffered if bound is None else [e for e in part.buffered if e.time < bound]
-        merged.sort()
-        released = merged[:limit]
-        if released:
-            self._remove(released, waiting)
+        taken = [p for p in waiting if bound is None or p.earliest < bound]
+        if not taken:
+            return empty_block(self._dim)
+        buffers = [p.buffer() for p in taken]
+        merged = joined(buffers)
+        order = _log_order(merged.rows)
+        if bound is not None:
+            order = order[merged.rows["time"][order] < bound]
+        order = order[:limit]
+        if len(order) == len(merged) and len(taken) == 1:
+            released, gone = (merged if _is_sorted(order) else merged.take(order)), None
+        else:
+            released, gone = merged.take(order), np.zeros(len(merged), np.bool_)
+            gone[order] = True
+        at = 0
+        for part, buffer in zip(taken, buffers, strict=True):
+            self._remove(part, buffer, np.ones(len(buffer), np.bool_) if gone is None else gone[at: at + len(buffer)])
+            at += len(buffer)
+        if not any(p.num_buffered for p in waiting):
+            self._arrivals.clear()
+        else:
+            oldest = min(p.earliest for p in waiting)
+            self._arrivals = [a for a in self._arrivals if a[1] >= oldest]
         return released
 
     def _bound(self, now: float) -> int | None:
@@ -90,42 +122,30 @@ class Merger:
             until = max(until, max(overdue) + 1)
         return min([until, *behind])
 
-    def _remove(self, released: list[Event], waiting: list[_Partition]) -> None:
-        taken: dict[int, list[tuple[int, int]]] = {}
-        for e in released:
-            taken.setdefault(e.source, []).append((e.offset, e.item))
-        last = released[-1]
-        for source, done in taken.items():
-            part = self._parts[source]
-            part.buffered = [e for e in part.buffered if e > last]
-            if part.buffered:
-                first = min((e.offset, e.item) for e in part.buffered)
-                part.ahead = sorted(x for x in (*part.ahead, *done) if x > first)
-            else:
-                part.ahead = [x for x in part.ahead if x[0] >= part.next_offset]
-        if not any(p.buffered for p in waiting):
-            self._arrivals.clear()
-        else:
-            oldest = min(e.time for p in waiting for e in p.buffered[:1])
-            self._arrivals = [a for a in self._arrivals if a[1] >= oldest]
-
-    def is_appended(self, source: int, offset: int, index: int) -> bool:
-        """Whether the log holds this event already: after a restart, those appended ahead of the position are."""
-        return (offset, index) in self._parts[source].appended
+    @staticmethod
+    def _remove(part: _Partition, buffer: Block, gone: NDArray[np.bool_]) -> None:
+        if gone.all():
+            part.keep(buffer.take(np.zeros(0, np.int64)))
+            part.ahead = [x for x in part.ahead if x[0] >= part.next_offset]
+            return
+        done = _places(buffer.rows[gone])
+        part.keep(buffer.take(~gone))
+        first = _first(part.blocks[0].rows)
+        part.ahead = sorted(x for x in (*part.ahead, *done) if x > first)
 
     def position(self, source: int) -> Position:
         """Where to read on from, given that all released events are in the log."""
         part = self._parts[source]
-        if not part.buffered:
+        if not part.num_buffered:
             return Position(part.next_offset, 0, tuple(part.ahead))
-        offset, index = min((e.offset, e.item) for e in part.buffered)
+        offset, index = _first(part.buffer().rows)
         return Position(offset, index, tuple(part.ahead))
 
     def paused(self) -> list[int]:
         """Partitions that should not be polled now: full buffers, except the one all others wait for."""
         slowest = min((p.frontier for p in self._parts if not p.at_end), default=NEVER)
         return [i for i, p in enumerate(self._parts)
-                if len(p.buffered) >= self.max_buffered and (p.at_end or p.frontier > slowest)]
+                if p.num_buffered >= self.max_buffered and (p.at_end or p.frontier > slowest)]
 
     def next_due(self, now: float) -> float:
         """Seconds until a buffered event may leave without news from other partitions; 3600 with none waiting."""
@@ -137,8 +157,39 @@ class Merger:
 
     @property
     def num_buffered(self) -> int:
-        return sum(len(p.buffered) for p in self._parts)
+        return sum(p.num_buffered for p in self._parts)
 
     @property
     def all_at_end(self) -> bool:
         return all(p.at_end for p in self._parts)
+
+
+def not_yet_appended(rows: Rows, resume: Position) -> NDArray[np.bool_]:
+    """Which events of a partition, read again from `resume`, the log does not hold: bool[n]."""
+    offset, item = rows["offset"], rows["item"]
+    missing: NDArray[np.bool_] = (offset > resume.offset) | ((offset == resume.offset) & (item >= resume.index))
+    if resume.ahead:
+        ahead = set(resume.ahead)
+        for i in np.flatnonzero(offset <= resume.ahead[-1][0]).tolist():
+            missing[i] &= (int(offset[i]), int(item[i])) not in ahead
+    return missing
+
+
+def _log_order(rows: Rows) -> NDArray[np.int64]:
+    time = rows["time"]
+    if (time[1:] > time[:-1]).all():
+        return np.arange(len(rows))
+    return np.lexsort((rows["item"], rows["offset"], rows["source"], time))
+
+
+def _is_sorted(order: NDArray[np.int64]) -> bool:
+    return bool((order[1:] > order[:-1]).all())
+
+
+def _first(rows: Rows) -> Place:
+    offset = int(rows["offset"].min())
+    return offset, int(rows["item"][rows["offset"] == offset].min())
+
+
+def _places(rows: Rows) -> Sequence[Place]:
+    return list(zip(rows["offset"].tolist(), rows["item"].tolist(), strict=True))

@@ -13,7 +13,7 @@ import msgspec
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.events import MICROSECONDS
-from streamd.ingest.consumer import make_producer
+from streamd.ingest.client import make_producer
 from streamd.settings import KafkaSettings
 
 FLUSH_EVERY = 5_000

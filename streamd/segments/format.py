@@ -60,11 +60,44 @@ class Section:
     capacity: int
 
 
-def lay_out(
-    edges: int, msg_dim: int, labels: int, label_dim: int, nodes: int, node_feat_dim: int, negatives: int = 0,
-    negatives_start: int = 0, val_start: int = 0, test_start: int = 0
-) -> tuple[Header, int]:
-    """Header with offsets for the given capacities, and the file size in bytes, as the reference lays them out."""
+@dataclass(frozen=True)
+class TGUFSchema:
+    """Capacities (rows), widths and splits of a file to be written.
+
+    negatives_per_edge candidates are stored for each edge from row `negatives_start` on. Splits are edge rows, 0 for
+    none: train is [0, val_start), validation [val_start, test_start), test the rest.
+    """
+
+    edge_capacity: int
+    msg_dim: int = 0
+    label_capacity: int = 0
+    label_dim: int = 0
+    node_capacity: int = 0
+    node_feat_dim: int = 0
+    val_start: int = 0
+    test_start: int = 0
+    negatives_per_edge: int = 0
+    negatives_start: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [f.name for f in fields(self) if not 0 <= getattr(self, f.name) < 2**40]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}; it must be 0 or above, and a size a file can have")
+        if self.negatives_start > self.edge_capacity:
+            raise ValueError(f"negatives_start {self.negatives_start} lies behind edge_capacity {self.edge_capacity}")
+        if not _in_order(self.val_start, self.test_start, self.edge_capacity):
+            raise ValueError(f"splits val_start {self.val_start}, test_start {self.test_start} are out of order or behind "
+                             f"edge_capacity {self.edge_capacity}")
+
+
+def _in_order(val_start: int, test_start: int, edges: int) -> bool:
+    """Whether splits, 0 for none, are ordered and lie among `edges` rows."""
+    return val_start <= (test_start or edges) and max(val_start, test_start) <= edges
+
+
+def lay_out(schema: TGUFSchema) -> tuple[Header, int]:
+    """Header with offsets for the schema's capacities, and the file size in bytes, as the reference lays them out."""
+    s = schema
     at = PAGE
     offset: dict[str, int] = {}
 
@@ -74,21 +107,23 @@ def lay_out(
         at += pages(num_bytes)
 
     for name in ("src", "dst", "time"):
-        place(name, 8 * edges)
-    place("msg", 4 * edges * msg_dim)
-    if negatives:
-        place("neg_dst", 8 * negatives * (edges - negatives_start))
-    if nodes and node_feat_dim:
-        place("node_feat", 4 * nodes * node_feat_dim)
-    if labels:
-        place("label_n_id", 8 * labels)
-        place("label_time", 8 * labels)
-        place("label_target", 4 * labels * label_dim)
+        place(name, 8 * s.edge_capacity)
+    place("msg", 4 * s.edge_capacity * s.msg_dim)
+    if s.negatives_per_edge:
+        place("neg_dst", 8 * s.negatives_per_edge * (s.edge_capacity - s.negatives_start))
+    has_features = bool(s.node_capacity and s.node_feat_dim)
+    if has_features:
+        place("node_feat", 4 * s.node_capacity * s.node_feat_dim)
+    if s.label_capacity:
+        place("label_n_id", 8 * s.label_capacity)
+        place("label_time", 8 * s.label_capacity)
+        place("label_target", 4 * s.label_capacity * s.label_dim)
     size = max(at, max(offset.values()) + PAGE)
     header = Header(
-        msg_dim=msg_dim, label_dim=label_dim if labels else 0, node_feat_dim=node_feat_dim if nodes else 0,
-        negatives_start_e_id=negatives_start, negatives_per_edge=negatives, val_start=val_start, test_start=test_start,
-        **{f"{name}_offset": value for name, value in offset.items()})
+        msg_dim=s.msg_dim, label_dim=s.label_dim if s.label_capacity else 0,
+        node_feat_dim=s.node_feat_dim if has_features else 0,
+        negatives_start_e_id=s.negatives_start if s.negatives_per_edge else 0, negatives_per_edge=s.negatives_per_edge,
+        val_start=s.val_start, test_start=s.test_start, **{f"{name}_offset": value for name, value in offset.items()})
     return header, size
 
 
@@ -98,18 +133,20 @@ def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
     def fail(what: str) -> TGUFError:
         return TGUFError(f"{path}: {what}.", REWRITE)
 
-    if len(page) < HEADER_BYTES:
-        raise fail(f"{len(page)} bytes are too few for a TGUF header")
+    if file_bytes < PAGE or len(page) < HEADER_BYTES:
+        raise fail(f"{file_bytes} bytes are too few for a TGUF header page")
     header = Header(*struct.unpack_from(f"<{len(FIELDS)}Q", page))
     if header.magic != MAGIC:
         raise fail(f"magic {header.magic:#x} is not TGUF's")
     if header.src_offset != PAGE:
-        raise fail("the header is of an older TGUF layout, which this reader does not know")
+        raise fail(f"the header is of an older TGUF layout (src_offset {header.src_offset}, version 1 has {PAGE}), which "
+                   "this reader does not know")
     if header.version != 1:
         raise fail(f"version {header.version} is unknown, this reader knows 1")
-    sections_of(header, file_bytes, path)
-    if not 0 <= header.val_start <= header.test_start <= header.num_edges and (header.val_start or header.test_start):
-        raise fail(f"splits val_start {header.val_start}, test_start {header.test_start} are out of order")
+    capacity = sections_of(header, file_bytes, path)["src"].capacity
+    if not _in_order(header.val_start, header.test_start, capacity):
+        raise fail(f"splits val_start {header.val_start}, test_start {header.test_start} are out of order or behind the "
+                   f"{capacity} rows there is room for")
     return header
 
 
@@ -118,6 +155,9 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
 
     Raises: TGUFError naming the section.
     """
+    for name in ("msg_dim", "label_dim", "node_feat_dim", "negatives_per_edge"):
+        if getattr(h, name) * 4 > file_bytes:
+            raise TGUFError(f"{path}: {name} {getattr(h, name)} does not fit a file of {file_bytes} bytes.", REWRITE)
     row_bytes = {"src": 8, "dst": 8, "time": 8, "msg": 4 * h.msg_dim}
     if h.neg_dst_offset:
         row_bytes["neg_dst"] = 8 * h.negatives_per_edge
@@ -139,7 +179,7 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
         if end < start:
             raise TGUFError(f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.", REWRITE)
         width = row_bytes[name]
-        capacity = (end - start) // width if width else 2**62
+        capacity = (end - start) // width if width else 2**40
         count = rows.get(name, h.num_labels if name.startswith("label") else h.num_edges)
         if count > capacity:
             raise TGUFError(f"{path}: section {name} has room for {capacity} rows, the header counts {count}.", REWRITE)

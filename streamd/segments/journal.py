@@ -6,7 +6,7 @@ named by the first commit that may follow. `LogState.after` is the only code tha
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,23 @@ from crc32c import crc32c
 
 from streamd.errors import JournalError
 from streamd.events import Position, Progress, Schema
-from streamd.segments.tguf import write_all
-from streamd.storage import sync_folder
+from streamd.storage import DISK, Disk
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class SegmentState:
-    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was allocated for."""
+    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was allocated for.
+
+    revision: the commit that put a compacted file in its place, 0 for none; readers map it anew when this changes.
+    """
 
     first_edge: int
     num_edges: int
     num_labels: int
     capacity: int
+    revision: int = 0
 
     @property
     def path(self) -> str:
@@ -36,15 +39,27 @@ class SegmentState:
 
 
 @dataclass(frozen=True)
+class FileState:
+    """An append-only file: its committed bytes and the CRC32C of all of them. revision: as a segment's."""
+
+    num_bytes: int = 0
+    crc: int = 0
+    revision: int = 0
+
+
+NOTHING = FileState()
+
+
+@dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files and their committed bytes."""
+    """What is committed after commit `seq`. files: append-only files by path."""
 
     schema: Schema
     seq: int = 0
     segments: tuple[SegmentState, ...] = ()
     num_nodes: int = 0
     watermark: int = 0
-    files: tuple[tuple[str, int], ...] = ()
+    files: dict[str, FileState] = field(default_factory=dict)
     progress: Progress = Progress()
 
     @property
@@ -61,23 +76,24 @@ class LogState:
         """The state after one more commit line."""
         if line["seq"] != self.seq + 1:
             raise JournalError(f"The journal jumps from commit {self.seq} to {line['seq']}.", "restore the data_dir.")
-        segments = self.segments
-        if line["segment"] is not None:
-            last = SegmentState(*line["segment"])
-            segments = (*segments[:-1], last) if segments and segments[-1].first_edge == last.first_edge else (
-                *segments, last)
-        sizes = dict(self.files)
+        segments = {s.first_edge: s for s in self.segments}
+        for changed in line["segments"]:
+            segments[changed[0]] = SegmentState(*changed)
+        for dropped in line.get("dropped", ()):
+            del segments[dropped]
+        files = dict(self.files)
         for change in line["files"]:
             if "bytes" in change:
-                sizes[change["path"]] = change["bytes"][1]
-        return LogState(self.schema, line["seq"], segments, line["nodes"], line["watermark"], tuple(sizes.items()),
+                revision = change.get("revision", files.get(change["path"], NOTHING).revision)
+                files[change["path"]] = FileState(change["bytes"][1], change["total"], revision)
+        return LogState(self.schema, line["seq"], tuple(segments.values()), line["nodes"], line["watermark"], files,
                         _merge(self.progress, line["progress"]))
 
     def checkpoint(self) -> dict[str, Any]:
         """The state as the first line of a journal file."""
         return {"format": FORMAT, "checkpoint": self.seq, "schema": msgspec.to_builtins(self.schema),
-                "segments": [[s.first_edge, s.num_edges, s.num_labels, s.capacity] for s in self.segments],
-                "nodes": self.num_nodes, "watermark": self.watermark, "files": [list(f) for f in self.files],
+                "segments": [list(astuple(s)) for s in self.segments], "nodes": self.num_nodes,
+                "watermark": self.watermark, "files": {p: list(astuple(f)) for p, f in self.files.items()},
                 "progress": progress_fields(self.progress)}
 
     @classmethod
@@ -87,7 +103,7 @@ class LogState:
             raise JournalError(f"The journal has format {line.get('format')}, this streamd reads {FORMAT}.",
                                "use the streamd that wrote it.")
         return cls(Schema(**line["schema"]), line["checkpoint"], tuple(SegmentState(*s) for s in line["segments"]),
-                   line["nodes"], line["watermark"], tuple((p, n) for p, n in line["files"]),
+                   line["nodes"], line["watermark"], {p: FileState(*f) for p, f in line["files"].items()},
                    _merge(Progress(), line["progress"]))
 
 
@@ -146,34 +162,36 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 class JournalWriter:
     """Appends lines to the newest journal file. Owner: the log writer."""
 
-    def __init__(self, folder: Path, state: LogState, path: Path | None = None, size: int = 0) -> None:
+    def __init__(
+        self, folder: Path, state: LogState, path: Path | None = None, size: int = 0, disk: Disk = DISK
+    ) -> None:
         """Go on with `path` behind `size` bytes, or begin a new file with `state` as its checkpoint."""
-        self.folder = folder
+        self.folder, self._disk = folder, disk
         if path is None:
             self._begin(state)
         else:
-            self._fd, self._size = os.open(path, os.O_RDWR), size
-            os.ftruncate(self._fd, size)
-            os.fsync(self._fd)
+            self._fd, self._size = disk.open(path, os.O_RDWR), size
+            disk.truncate(self._fd, size)
+            disk.sync(self._fd)
 
     def _begin(self, state: LogState) -> None:
         path = self.folder / f"{state.seq + 1:020d}.journal"
-        line = encode_line(state.checkpoint())
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        self._fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
-        self.append(line)
-        sync_folder(self.folder)
+        self.append(encode_line(state.checkpoint()))
+        self._disk.sync_folder(self.folder)
 
     def append(self, line: bytes) -> None:
         """Write one line and make it durable; once this returns, the commit stands."""
-        write_all(self._fd, line, self._size)
-        os.fdatasync(self._fd)
+        self._disk.write(self._fd, line, self._size)
+        self._disk.sync(self._fd)
         self._size += len(line)
 
     def roll(self, state: LogState) -> None:
         """Start a new file, because a segment was sealed."""
-        os.close(self._fd)
+        old = self._fd
         self._begin(state)
+        self._disk.close(old)
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._disk.close(self._fd)

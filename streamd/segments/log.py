@@ -1,57 +1,69 @@
 """The log's one writer: turns a batch into a commit, in the numbered steps of DESIGN section 2, and recovers."""
 
-import fcntl
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
 from crc32c import crc32c
+from numpy.typing import NDArray
 
-from streamd.errors import DataDirectoryError, JournalError, LockedError
-from streamd.events import EventBatch, Key, Progress, Schema
+from streamd.errors import DataDirectoryError, DiskError, JournalError
+from streamd.events import DELETION, EventBatch, Gap, Key, Progress, Schema
+from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
+    NOTHING,
+    FileState,
     JournalWriter,
     LogState,
     SegmentState,
     changed_progress,
     encode_line,
-    journal_files,
-    read_lines,
 )
+from streamd.segments.layout import APPENDED, DELETIONS, EDGES, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.nodekeys import decode_keys, encode_keys
-from streamd.segments.tguf import TGUFSchema, TGUFWriter, write_all
-from streamd.storage import sync_folder
+from streamd.segments.recovery import drop_journals, finish_replacements, lock_directory, recover, replacement, sweep
+from streamd.segments.writer import TGUFWriter
+from streamd.storage import DISK, Disk
 
 log = structlog.get_logger()
-KEYS = "nodes.keys"
-FEATURES = "node_features/updates.rows"
-LATE = "edges/default/late.rows"
 MAX_COMMIT_ROWS = 65_536
 
 
-def feature_row(dim: int) -> np.dtype[Any]:
-    """A feature update on disk: commit, row in it, edges in the log before it, node, values."""
-    return np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("node", "<i8"), ("values", "<f4", (dim,))])
-
-
-LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
-
-
 class LogWriter:
-    """Owner: the ingest process, held by a lock on the directory. `keys` maps external keys to dense node ids."""
+    """Owner: the ingest process, held by a lock on the directory. `keys` maps external keys to dense node ids.
 
-    def __init__(self, data_dir: Path, schema: Schema, segment_edges: int = 1_000_000) -> None:
-        """Lock, recover and open the log. Raises: LockedError, JournalError, DataDirectoryError."""
-        self.data_dir, self.schema, self.segment_edges = data_dir, schema, segment_edges
-        for folder in ("journal", "edges/default", "node_features"):
+    After a failed write or sync nothing more is accepted: the process ends, and a new writer recovers.
+    """
+
+    def __init__(
+        self, data_dir: Path, schema: Schema, segment_edges: int = 1_000_000, disk: Disk = DISK
+    ) -> None:
+        """Lock, recover and open the log. Raises: LockedError, JournalError, DataDirectoryError, DiskError."""
+        self.data_dir, self.schema, self.segment_edges, self.disk = data_dir, schema, segment_edges, disk
+        self._failed = ""
+        self._closed = False
+        for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(data_dir / "lock")
-        state, path, size = recover(data_dir / "journal", schema)
-        if state.schema != schema:
+        self._lock = lock_directory(data_dir / "lock")
+        try:
+            self._open()
+        except OSError as error:
+            os.close(self._lock)
+            raise _disk_error(data_dir, error) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        state, path, size = recover(self.data_dir, self.schema, self.disk)
+        if state.schema != self.schema:
             raise JournalError(
-                f"{data_dir} was written with {state.schema}, the settings say {schema}.",
+                f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
                 "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.")
         self.state = state
         self._segment: TGUFWriter | None = None
@@ -59,14 +71,21 @@ class LogWriter:
         self._files: dict[str, int] = {}
         self._open_files()
         self._open_segment()
-        self._journal = JournalWriter(data_dir / "journal", state, path, size)
-        self._published = os.open(data_dir / "published", os.O_RDWR | os.O_CREAT, 0o640)
+        self._journal = JournalWriter(self.data_dir / "journal", state, path, size, self.disk)
+        self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
-        raw = (data_dir / KEYS).read_bytes()[: dict(state.files).get(KEYS, 0)]
-        self.keys: dict[Key, int] = {k: i for i, k in enumerate(decode_keys(raw))}
-        if len(self.keys) != state.num_nodes:
-            raise DataDirectoryError(f"{KEYS} holds {len(self.keys)} keys, the journal counts {state.num_nodes}.",
+        self.keys = self._read_keys()
+
+    def _read_keys(self) -> dict[Key, int]:
+        """Keys of the nodes that are not deleted."""
+        raw = (self.data_dir / KEYS).read_bytes()[: self._committed(KEYS).num_bytes]
+        rows = list(decode_keys(raw))
+        if len(rows) != self.state.num_nodes:
+            raise DataDirectoryError(f"{KEYS} holds {len(rows)} keys, the journal counts {self.state.num_nodes}.",
                                      "restore nodes.keys from a backup.")
+        deleted = read_deletions(self.data_dir, self.state)
+        gone = set(deleted["src"][deleted["dst"] < 0].tolist())
+        return {k: i for i, k in enumerate(rows) if k is not None and i not in gone}
 
     @property
     def watermark(self) -> int:
@@ -75,6 +94,11 @@ class LogWriter:
     @property
     def num_edges(self) -> int:
         return self.state.num_edges
+
+    @property
+    def num_nodes(self) -> int:
+        """Node ids given out, those of deleted nodes included: the next new node's id."""
+        return self.state.num_nodes
 
     @property
     def progress(self) -> Progress:
@@ -90,11 +114,18 @@ class LogWriter:
             room = min(room, max(segment.label_capacity - segment.num_labels, 0))
         return min(room, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
-    def commit(self, batch: EventBatch, progress: Progress, watermark: int) -> None:
-        """Append one batch durably. Any failure leaves the log at the commit before; the caller ends the process."""
+    def commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()) -> None:
+        """Append one batch durably. gaps: offsets that Kafka lost and that are passed over.
+
+        Raises: DiskError where a write or sync failed; the log stays at the commit before and the caller ends the process.
+        """
+        with self._steps():
+            self._commit(batch, progress, watermark, gaps)
+
+    def _commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap]) -> None:
         seq = self.state.seq + 1
         changes: list[dict[str, Any]] = []
-        segment_state: SegmentState | None = None
+        segments: list[SegmentState] = []
         touched: list[int] = []
         if batch.num_edges or len(batch.label_node_L):
             segment = self._segment_for(batch)
@@ -103,35 +134,111 @@ class LogWriter:
             # Step 1: write the rows.
             segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
             segment.append_labels(batch.label_node_L, batch.label_time_L, batch.label_target_L)
-            segment_state = SegmentState(first, segment.num_edges, segment.num_labels, segment.edge_capacity)
+            segments.append(SegmentState(first, segment.num_edges, segment.num_labels, segment.edge_capacity))
         for path, data in self._appends(seq, batch):
-            at = dict(self.state.files).get(path, 0)
-            write_all(self._files[path], data, at)
-            changes.append({"path": path, "bytes": [at, at + len(data)], "crc": crc32c(data)})
+            old = self._committed(path)
+            self.disk.write(self._files[path], data, old.num_bytes)
+            changes.append({"path": path, "bytes": [old.num_bytes, old.num_bytes + len(data)], "crc": crc32c(data),
+                            "total": crc32c(data, old.crc)})
             touched.append(self._files[path])
         # Step 2: make them durable.
-        if segment_state is not None and self._segment is not None:
+        if segments and self._segment is not None:
             self._segment.sync()
         for fd in touched:
-            os.fdatasync(fd)
-        # Step 3: the line; from here on the commit stands.
-        line = {"seq": seq, "segment": None if segment_state is None else
-                [segment_state.first_edge, segment_state.num_edges, segment_state.num_labels, segment_state.capacity],
-                "rows": batch.num_rows, "nodes": self.state.num_nodes + len(batch.new_keys), "watermark": watermark,
+            self.disk.sync(fd)
+        line = {"rows": batch.num_rows, "nodes": self.state.num_nodes + len(batch.new_keys), "watermark": watermark,
                 "files": changes, "progress": changed_progress(self.state.progress, progress)}
-        self._journal.append(encode_line(line))
-        self.state = self.state.after(line)
-        # Step 4: show it to readers. Step 5, Kafka's offsets, is the caller's.
-        self._publish()
-        if segment_state is not None and self._segment is not None:
+        if gaps:
+            line["gaps"] = [list(g) for g in gaps]
+        self._line(segments, line)
+        if segments and self._segment is not None:
             self._segment.raise_counts()
 
+    def _line(self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False) -> None:
+        line = {"seq": self.state.seq + 1, "rows": 0, "nodes": self.state.num_nodes, "watermark": self.state.watermark,
+                "files": [], "progress": changed_progress(self.state.progress, self.state.progress),
+                "segments": [[s.first_edge, s.num_edges, s.num_labels, s.capacity, s.revision] for s in segments],
+                **fields}
+        # Step 3: the line; from here on the commit stands.
+        self._journal.append(encode_line(line))
+        self.state = self.state.after(line)
+        if replaces:
+            finish_replacements(self.data_dir, self.state, self.disk)
+        # Step 4: show it to readers. Step 5, Kafka's offsets, is the caller's.
+        self._publish()
+
+    def drop_before(self, first_edge: int) -> list[SegmentState]:
+        """Unlink the sealed segments that end at or before `first_edge`. Returns: those dropped."""
+        doomed = [s for s in self.state.segments[:-1] if s.first_edge + s.num_edges <= first_edge]
+        if doomed:
+            with self._steps():
+                self._line([], {"dropped": [s.first_edge for s in doomed]})
+                sweep(self.data_dir, self.state, self.disk)
+                drop_journals(self.data_dir, self.state, self.disk)
+        return doomed
+
+    def seal(self) -> None:
+        """Close the segment in progress, so that all rows are in sealed ones; the next row goes to a new one."""
+        if self._segment is not None and self._segment.num_edges:
+            with self._steps():
+                self._begin_segment()
+                self._line([SegmentState(self._segment_first, 0, 0, self._segment.edge_capacity)], {})
+
+    def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
+        """Put a copy in the place of a sealed segment. write: makes the copy at a path and returns its rows' CRC32C."""
+        with self._steps():
+            new = replace(old, revision=self.state.seq + 1)
+            crc = write(replacement(self.data_dir / new.path, new.revision))
+            change = {"path": new.path, "rows": [0, new.num_edges], "labels": [0, new.num_labels], "crc": crc,
+                      "revision": new.revision}
+            self._line([new], {"files": [change]}, replaces=True)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Put other bytes of the same length in the place of an append-only file's committed ones."""
+        assert len(data) == self._committed(path).num_bytes
+        with self._steps():
+            revision = self.state.seq + 1
+            fd = self.disk.open(replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            self.disk.write(fd, data, 0)
+            self.disk.sync(fd)
+            self.disk.sync_folder((self.data_dir / path).parent)
+            crc = crc32c(data)
+            self._line([], {"files": [{"path": path, "bytes": [0, len(data)], "crc": crc, "total": crc,
+                                       "revision": revision}]}, replaces=True)
+            os.close(self._files[path])
+            self._files[path] = fd
+
     def close(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-        self._journal.close()
-        for fd in (*self._files.values(), self._published, self._lock):
-            os.close(fd)
+        """Give up the directory; a second call does nothing. Raises: DiskError."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with ExitStack() as stack:
+                for fd in (self._lock, self._published, *self._files.values()):
+                    stack.callback(os.close, fd)
+                stack.callback(self._journal.close)
+                if self._segment is not None:
+                    stack.callback(self._segment.close)
+        except OSError as error:
+            raise _disk_error(self.data_dir, error) from error
+
+    def _committed(self, path: str) -> FileState:
+        return self.state.files.get(path, NOTHING)
+
+    @contextmanager
+    def _steps(self) -> Iterator[None]:
+        """A failure between two steps of a commit leaves memory and disk apart: nothing may follow it."""
+        if self._failed:
+            raise DiskError(f"The log at {self.data_dir} takes nothing more after: {self._failed}.", "restart ingest.")
+        try:
+            yield
+        except OSError as error:
+            self._failed = str(error)
+            raise _disk_error(self.data_dir, error) from error
+        except BaseException as error:
+            self._failed = str(error)
+            raise
 
     def _appends(self, seq: int, batch: EventBatch) -> list[tuple[str, bytes]]:
         out = []
@@ -147,81 +254,73 @@ class LogWriter:
             rows["edge"] = np.array(batch.late_edge) + self.state.num_edges
             rows["time"] = batch.late_time
             out.append((LATE, rows.tobytes()))
+        if len(batch.deletions_X):
+            rows = batch.deletions_X.copy()
+            rows["seq"] = seq
+            rows["edge"] += self.state.num_edges
+            out.append((DELETIONS, rows.tobytes()))
         return out
 
     def _segment_for(self, batch: EventBatch) -> TGUFWriter:
         segment = self._segment
-        if (segment is not None and segment.num_edges + batch.num_edges <= segment.edge_capacity
-                and segment.num_labels + len(batch.label_node_L) <= segment.label_capacity):
-            return segment
+        if (segment is None or segment.num_edges + batch.num_edges > segment.edge_capacity
+                or segment.num_labels + len(batch.label_node_L) > segment.label_capacity):
+            segment = self._begin_segment()
+        return segment
+
+    def _begin_segment(self) -> TGUFWriter:
         first = self.state.num_edges
-        path = self.data_dir / f"edges/default/{first:020d}.tguf"
-        path.unlink(missing_ok=True)
         labels = self.segment_edges if self.schema.label_dim else 0
+        path = self.data_dir / SegmentState(first, 0, 0, 0).path
+        self.disk.unlink(path)
         new = TGUFWriter(path, TGUFSchema(self.segment_edges, self.schema.edge_feature_dim, labels,
-                                          self.schema.label_dim))
-        if segment is not None:
-            segment.close()
+                                          self.schema.label_dim), self.disk)
+        if self._segment is not None:
+            self._segment.close()
             self._journal.roll(self.state)
-            log.info("segment_sealed", first_edge=self._segment_first, edges=segment.num_edges)
+            log.info("segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges)
         self._segment, self._segment_first = new, first
         return new
 
     def _open_files(self) -> None:
-        sizes = dict(self.state.files)
-        for name in (KEYS, FEATURES, LATE):
-            fd = os.open(self.data_dir / name, os.O_RDWR | os.O_CREAT, 0o640)
-            if os.fstat(fd).st_size < sizes.get(name, 0):
+        for name in APPENDED:
+            committed = self._committed(name).num_bytes
+            fd = self.disk.open(self.data_dir / name, os.O_RDWR | os.O_CREAT)
+            if os.fstat(fd).st_size < committed:
+                os.close(fd)
                 raise DataDirectoryError(f"{name} is shorter than the journal says.", "restore it from a backup.")
-            os.ftruncate(fd, sizes.get(name, 0))
-            os.fsync(fd)
+            self.disk.truncate(fd, committed)
+            self.disk.sync(fd)
             self._files[name] = fd
-            sync_folder((self.data_dir / name).parent)
+            self.disk.sync_folder((self.data_dir / name).parent)
 
     def _open_segment(self) -> None:
-        for stray in (self.data_dir / "edges/default").glob("*.tguf"):
-            if int(stray.stem) >= self.state.num_edges and not any(
-                    s.first_edge == int(stray.stem) for s in self.state.segments):
-                stray.unlink()
         if not self.state.segments:
             return
         last = self.state.segments[-1]
+        if not (self.data_dir / last.path).exists():
+            raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge
         labels = last.capacity if self.schema.label_dim else 0
         self._segment = TGUFWriter.reopen(self.data_dir / last.path, last.num_edges, last.num_labels, last.capacity,
-                                          labels)
+                                          labels, self.disk)
         self._segment.clear_behind(MAX_COMMIT_ROWS)
         self._segment.raise_counts()
 
     def _publish(self) -> None:
-        write_all(self._published, self.state.seq.to_bytes(8, "little"), 0)
+        self.disk.write(self._published, self.state.seq.to_bytes(8, "little"), 0)
 
 
-def recover(folder: Path, schema: Schema) -> tuple[LogState, Path | None, int]:
-    """The last good state, the journal file to go on with and its good bytes. A torn last line is dropped.
+def _disk_error(data_dir: Path, error: OSError) -> DiskError:
+    return DiskError(f"The log in {data_dir} could not be written: {error.strerror or error}.",
+                     "free space or mend the disk; ingest resumes from the last commit by itself.")
 
-    Raises: JournalError where damage lies before the last line.
-    """
-    files = journal_files(folder)
-    while files:
-        path = files[-1]
-        state: LogState | None = None
-        good = 0
-        lines = list(read_lines(path))
-        for number, (at, fields) in enumerate(lines):
-            if fields is None:
-                if number != len(lines) - 1:
-                    raise JournalError(f"{path} is damaged in line {number + 1}, before its last line.",
-                                       "restore the data_dir from a backup; do not edit the journal.")
-                log.warning("torn_line_dropped", file=path.name, line=number + 1)
-                break
-            state = LogState.restored(fields) if state is None else state.after(fields)
-            good = at
-        if state is not None:
-            return state, path, good
-        path.unlink()
-        files.pop()
-    return LogState(schema), None, 0
+
+def read_deletions(data_dir: Path, state: LogState, start: int = 0) -> NDArray[np.void]:
+    """`DELETION` rows committed behind the first `start` bytes."""
+    with (data_dir / DELETIONS).open("rb") as file:
+        file.seek(start)
+        return np.frombuffer(file.read(state.files.get(DELETIONS, NOTHING).num_bytes - start), DELETION)
 
 
 def _segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[str, Any]:
@@ -230,22 +329,6 @@ def _segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[
                    batch.label_target_L):
         if column.size:
             crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
-    return {"path": f"edges/default/{first:020d}.tguf",
+    return {"path": SegmentState(first, 0, 0, 0).path,
             "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
             "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)], "crc": crc}
-
-
-def _lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise LockedError(f"{path.parent} is being written by process {owner}.",
-                          "stop that process or set another data_dir.") from None
-    os.ftruncate(fd, 0)
-    write_all(fd, str(os.getpid()).encode(), 0)
-    return fd
-
-

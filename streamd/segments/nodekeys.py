@@ -1,30 +1,59 @@
-"""External node keys on disk: one byte of type, four of length, then the bytes; the row number is the node id."""
+"""External node keys on disk: one byte of type, four of length, then the bytes; the row number is the node id.
+
+A row whose key was removed by a compaction keeps its length, so that no row moves; its bytes are zero.
+"""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from streamd.errors import CorruptionError
 from streamd.events import Key
 
-STRING, INTEGER = 0, 1
+STRING, INTEGER, REMOVED = 0, 1, 2
 
 
-def encode_keys(keys: Sequence[Key]) -> bytes:
-    """Keys in order; strings as UTF-8, integers as eight bytes, so that "1" is not 1."""
+def encode_keys(keys: Sequence[Key | None]) -> bytes:
+    """Keys in order; strings as UTF-8, integers as eight bytes, so that "1" is not 1; None is a row without a key."""
     out = bytearray()
     for key in keys:
-        kind, data = (STRING, key.encode()) if isinstance(key, str) else (INTEGER, struct.pack("<q", key))
+        if key is None:
+            kind, data = REMOVED, b""
+        else:
+            kind, data = (STRING, key.encode()) if isinstance(key, str) else (INTEGER, struct.pack("<q", key))
         out += struct.pack("<BI", kind, len(data)) + data
     return bytes(out)
 
 
-def decode_keys(data: bytes) -> Iterator[Key]:
-    """Keys in order. Raises: CorruptionError where lengths do not add up."""
+def decode_keys(data: bytes) -> Iterator[Key | None]:
+    """Keys in order, None for a removed one. Raises: CorruptionError where lengths do not add up."""
     at = 0
     while at < len(data):
         kind, length = struct.unpack_from("<BI", data, at) if at + 5 <= len(data) else (255, 0)
         body = data[at + 5: at + 5 + length]
-        if kind not in (STRING, INTEGER) or len(body) != length or (kind == INTEGER and length != 8):
+        if kind not in (STRING, INTEGER, REMOVED) or len(body) != length or (kind == INTEGER and length != 8):
             raise CorruptionError(f"nodes.keys is damaged at byte {at}.", "restore it from a backup.")
-        yield body.decode() if kind == STRING else struct.unpack("<q", body)[0]
+        yield None if kind == REMOVED else body.decode() if kind == STRING else struct.unpack("<q", body)[0]
         at += 5 + length
+
+
+def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
+    """The same rows, of the same lengths, with the keys of `nodes` removed."""
+    out = bytearray(data)
+    at = 0
+    for row in range(max(nodes, default=-1) + 1):
+        length = struct.unpack_from("<I", data, at + 1)[0]
+        if row in nodes:
+            out[at: at + 5 + length] = struct.pack("<BI", REMOVED, length) + bytes(length)
+        at += 5 + length
+    return bytes(out)
+
+
+def reserved_node(data: bytes) -> int:
+    """Row of the node that compacted edges point to: the one that never had a key. -1 before there is one."""
+    at = row = 0
+    while at < len(data):
+        kind, length = struct.unpack_from("<BI", data, at)
+        if kind == REMOVED and length == 0:
+            return row
+        at, row = at + 5 + length, row + 1
+    return -1

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.errors import DataDirectoryError, JournalError
-from streamd.events import Float32, Int64, Key
-from streamd.segments.journal import LogState, SegmentState, decode_line, journal_files
-from streamd.segments.log import FEATURES, KEYS, feature_row
+from streamd.errors import DataDirectoryError, JournalError, TGUFError
+from streamd.events import DELETION, Float32, Int64, Key
+from streamd.segments.deletions import Bools, Deletions
+from streamd.segments.journal import NOTHING, LogState, SegmentState, decode_line, journal_files
+from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.nodekeys import decode_keys
 from streamd.segments.tguf import TGUFFile, open_tguf
 
@@ -16,14 +17,14 @@ from streamd.segments.tguf import TGUFFile, open_tguf
 class LogReader:
     """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and writes nothing.
 
-    keys: external keys by node id; ids: the other way round. feature_*: node feature updates in log order, `feature_edge`
-    being the number of edges in the log before the update.
+    keys: external keys by node id, None for a deleted node; ids: the other way round. feature_*: node feature updates in
+    log order, `feature_edge` being the number of edges in the log before the update. deletions: what deletes hide.
     """
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.state: LogState | None = None
-        self.keys: list[Key] = []
+        self.keys: list[Key | None] = []
         self.ids: dict[Key, int] = {}
         self.feature_node = np.zeros(0, np.int64)
         self.feature_edge = np.zeros(0, np.int64)
@@ -34,7 +35,9 @@ class LogReader:
         self._segments: list[SegmentState] = []
         self._files: list[TGUFFile] = []
         self._starts = np.zeros(0, np.int64)
-        self._read_bytes = {KEYS: 0, FEATURES: 0}
+        self._read_bytes = dict.fromkeys((KEYS, FEATURES, LATE, DELETIONS), 0)
+        self._late = np.zeros(0, LATE_ROW)
+        self.deletions = Deletions()
 
     @property
     def num_edges(self) -> int:
@@ -58,23 +61,32 @@ class LogReader:
 
     def refresh(self) -> bool:
         """Take in what was committed since the last call; True if anything was."""
-        try:
-            raw = (self.data_dir / "published").read_bytes()
-        except FileNotFoundError:
-            return False
-        published = int.from_bytes(raw[:8], "little")
-        if self.state is None:
+        published = self._published()
+        if self.state is None and published is not None:
             self._open_newest(published)
-        assert self.state is not None
+        if self.state is None or published is None:
+            return False
         while self.state.seq < published:
             self._read_on(published)
         if self.state.seq == self._taken:
             return False
         self._taken = self.state.seq
-        self._take_segments()
+        try:
+            self._take_segments()
+        except TGUFError:
+            if self._published() == published:
+                raise
+            return self.refresh()  # a segment was dropped between the journal's line and our opening its file
         self._take_keys()
         self._take_features()
+        self._take_deletions()
         return True
+
+    def _published(self) -> int | None:
+        try:
+            return int.from_bytes((self.data_dir / "published").read_bytes()[:8], "little")
+        except FileNotFoundError:
+            return None
 
     def _open_newest(self, published: int) -> None:
         for path in reversed(journal_files(self.data_dir / "journal")):
@@ -90,7 +102,12 @@ class LogReader:
     def _read_on(self, published: int) -> None:
         assert self.state is not None and self._journal is not None
         start = self.state.seq
-        with self._journal.open("rb") as file:
+        try:
+            file = self._journal.open("rb")
+        except FileNotFoundError:
+            self._open_newest(published)
+            return
+        with file:
             file.seek(self._at)
             while self.state.seq < published:
                 line = file.readline()
@@ -102,6 +119,9 @@ class LogReader:
         if self.state.seq < published and self.state.seq == start:
             following = self.data_dir / "journal" / f"{start + 1:020d}.journal"
             if following == self._journal or not following.exists():
+                if self._published() != published or journal_files(self.data_dir / "journal")[0] > self._journal:
+                    self._open_newest(published)
+                    return
                 raise JournalError(f"Commit {start + 1} is published, but {self._journal} does not hold it.",
                                    "restore the data_dir from a backup.")
             with following.open("rb") as file:
@@ -109,14 +129,15 @@ class LogReader:
 
     def _take_segments(self) -> None:
         assert self.state is not None
-        known = {s.first_edge: f for s, f in zip(self._segments, self._files, strict=True)}
-        self._segments = list(self.state.segments)
-        self._files = [known.get(s.first_edge) or open_tguf(self.data_dir / s.path) for s in self._segments]
+        known = {(s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)}
+        files = [known.get((s.first_edge, s.revision)) or open_tguf(self.data_dir / s.path, check_rows=False)
+                 for s in self.state.segments]
+        self._segments, self._files = list(self.state.segments), files
         self._starts = np.array([s.first_edge for s in self._segments], np.int64)
 
     def _new_bytes(self, name: str) -> bytes:
         assert self.state is not None
-        at, end = self._read_bytes[name], dict(self.state.files).get(name, 0)
+        at, end = self._read_bytes[name], self.state.files.get(name, NOTHING).num_bytes
         if end == at:
             return b""
         with (self.data_dir / name).open("rb") as file:
@@ -127,9 +148,14 @@ class LogReader:
         return data
 
     def _take_keys(self) -> None:
+        removed = []
         for key in decode_keys(self._new_bytes(KEYS)):
-            self.ids[key] = len(self.keys)
+            if key is None:
+                removed.append(len(self.keys))
+            else:
+                self.ids[key] = len(self.keys)
             self.keys.append(key)
+        self.deletions.retire(np.array(removed, np.int64))
 
     def _take_features(self) -> None:
         assert self.state is not None
@@ -141,6 +167,32 @@ class LogReader:
             self.feature_node = np.concatenate([self.feature_node, rows["node"]])
             self.feature_edge = np.concatenate([self.feature_edge, rows["edge"]])
             self.feature_values = np.concatenate([self.feature_values, rows["values"]])
+
+    def _take_deletions(self) -> None:
+        self._late = np.concatenate([self._late, np.frombuffer(self._new_bytes(LATE), LATE_ROW)])
+        rows = np.frombuffer(self._new_bytes(DELETIONS), DELETION)
+        self.deletions.take(rows, self._find)
+        for node in rows["src"][rows["dst"] < 0].tolist():
+            key, self.keys[node] = self.keys[node], None
+            if key is not None and self.ids.get(key) == node:
+                del self.ids[key]
+
+    def _find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
+        """Ids of the edges below `before_edge` that came with these ends and this time, late ones by their own time."""
+        first = self.lower_bound(time_us)
+        end = max(min(self.lower_bound(time_us + 1), before_edge), first)
+        on_time = np.setdiff1d(np.arange(first, end), self._late["edge"])
+        late = self._late["edge"][self._late["time"] == time_us]
+        found = np.concatenate([on_time, late[(late >= self.first_edge) & (late < before_edge)]])
+        if not len(found):
+            return found
+        matches: Int64 = found[(self._gather("src", found) == src) & (self._gather("dst", found) == dst)]
+        return matches
+
+    def hidden(self, first: int, end: int) -> Bools:
+        """Whether each of the edges [first, end) is deleted: bool[end - first]."""
+        src, dst, _ = self.edges(first, end)
+        return self.deletions.hides(first, src, dst)
 
     def _parts(self, first: int, end: int) -> list[tuple[TGUFFile, int, int]]:
         """(file, from row, to row) covering the global edge ids [first, end)."""
@@ -163,14 +215,17 @@ class LogReader:
         return columns[0], columns[1], columns[2]
 
     def time_of(self, edge_ids: Int64) -> Int64:
-        """Event times of any edge ids, int64 microseconds, same shape."""
+        """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge, any value."""
+        return self._gather("time", edge_ids)
+
+    def _gather(self, name: str, edge_ids: Int64) -> Int64:
         out = np.zeros(edge_ids.shape, np.int64)
         for file, inside, rows in self._located(edge_ids):
-            out[inside] = file.column("time")[rows]
+            out[inside] = file.column(name)[rows]
         return out
 
     def features_of(self, edge_ids: Int64) -> Float32:
-        """Edge features of any edge ids: float32[..., edge_feature_dim]."""
+        """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any value."""
         assert self.state is not None
         out = np.zeros((*edge_ids.shape, self.state.schema.edge_feature_dim), np.float32)
         if out.shape[-1]:
@@ -182,10 +237,11 @@ class LogReader:
         if not edge_ids.size:
             return []
         if len(self._files) == 1:
-            return [(self._files[0], np.ones(edge_ids.shape, np.bool_), (edge_ids - self._starts[0]).ravel())]
+            rows = np.maximum(edge_ids - self._starts[0], 0).ravel()
+            return [(self._files[0], np.ones(edge_ids.shape, np.bool_), rows)]
         number = np.searchsorted(self._starts, edge_ids, side="right") - 1
         out = []
-        for i in np.unique(number).tolist():
+        for i in np.unique(number[number >= 0]).tolist():
             inside = number == i
             out.append((self._files[i], inside, edge_ids[inside] - self._starts[i]))
         return out

@@ -1,232 +1,228 @@
-"""One TGUF file: a writer that appends and a reader that maps, both at any moment of the file's life."""
+"""One TGUF file, mapped for reading at any moment of its life; `streamd.segments.writer` writes them."""
 
 import mmap
 import os
-from dataclasses import dataclass, replace
+import stat
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.errors import CapacityError, TGUFError
+from streamd.errors import TGUFError
 from streamd.events import Float32, Int64
-from streamd.segments.format import PAGE, Header, Section, lay_out, parse_header, sections_of
-from streamd.storage import sync_folder
+from streamd.segments.format import PAGE, REWRITE, Header, Section, parse_header, sections_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOATS = ("msg", "label_target", "node_feat")
+CHECKED_ROWS = 1 << 20
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class TGUFSchema:
-    """Capacities (rows) and widths of a file to be written."""
+class LabelEvents:
+    """Labels that became known at one time together. R runs of equal label time, in order.
 
-    edge_capacity: int
-    msg_dim: int = 0
-    label_capacity: int = 0
-    label_dim: int = 0
-    node_capacity: int = 0
-    node_feat_dim: int = 0
-    val_start: int = 0
-    test_start: int = 0
+    start_R: int64, first label row; end_R: one past the last; time_R: int64; edge_cutoff_R: int64, edges strictly before.
+    """
+
+    start_R: Int64
+    end_R: Int64
+    time_R: Int64
+    edge_cutoff_R: Int64
+
+    def __len__(self) -> int:
+        return len(self.time_R)
 
 
 class TGUFFile:
-    """A mapped file. Arrays are views of the mapping: no copy, and rows written later appear in `all_*`.
+    """A mapped file. Arrays are read-only views of the mapping: nothing is copied, nothing read before it is touched.
 
-    src, dst, time: int64[num_edges]; msg: float32[num_edges, msg_dim]; label_n_id, label_time: int64[num_labels];
-    label_target: float32[num_labels, label_dim]; node_feat: float32[num_nodes, dim]; neg_dst: int64[.., per edge].
+    Sections that the file does not have are arrays without rows. Ids and times are int64, features float32.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                self.file_bytes = os.fstat(file.fileno()).st_size
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.file_bytes else None
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise TGUFError(f"{path} cannot be opened: {error.strerror}.", "check the path.") from None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise TGUFError(f"{path} is not a regular file.", "check the path.")
+            self.file_bytes = status.st_size
+            self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if self.file_bytes else None
+        finally:
+            os.close(fd)
         self.header: Header = parse_header(self._map[:PAGE] if self._map else b"", self.file_bytes, path)
         self.sections: dict[str, Section] = sections_of(self.header, self.file_bytes, path)
 
     def column(self, name: str, rows: int | None = None) -> NDArray[Any]:
-        """A section as an array of `rows` rows (its capacity where None): int64[rows] or [rows, width]."""
+        """A section as an array of `rows` rows (its capacity where None): [rows] or [rows, width]."""
         section = self.sections[name]
-        h = self.header
-        width = {"msg": h.msg_dim, "label_target": h.label_dim, "node_feat": h.node_feat_dim,
-                 "neg_dst": h.negatives_per_edge}.get(name)
-        dtype = np.dtype("<f4") if name in ("msg", "label_target", "node_feat") else np.dtype("<i8")
+        width = self._width(name)
         count = section.capacity if rows is None else rows
-        if count > section.capacity:
-            raise TGUFError(f"{self.path}: {count} rows of {name} asked for, it has room for {section.capacity}.")
+        if not 0 <= count <= section.capacity:
+            raise TGUFError(f"{self.path}: {count} rows of {name} asked for, it has room for {section.capacity}.",
+                            "ask for no more.")
+        return self._array(name, self._map or b"", count, width)
+
+    def _array(self, name: str, buffer: Any, count: int, width: int | None) -> NDArray[Any]:
+        dtype = np.dtype("<f4" if name in FLOATS else "<i8")
         if width == 0 or count == 0:
             return np.zeros((count, width) if width is not None else count, dtype)
-        flat = np.frombuffer(self._map or b"", dtype, count * (width or 1), section.offset)
+        flat = np.frombuffer(buffer, dtype, count * (width or 1), self.sections[name].offset)
         return flat if width is None else flat.reshape(count, width)
 
-    def __getattr__(self, name: str) -> Any:
-        counts = {"src": "num_edges", "dst": "num_edges", "time": "num_edges", "msg": "num_edges",
-                  "label_n_id": "num_labels", "label_time": "num_labels", "label_target": "num_labels",
-                  "node_feat": "num_nodes"}
-        if name in ("num_edges", "num_labels", "num_nodes", "val_start", "test_start"):
-            return getattr(self.header, name)
-        if name == "neg_dst" and name in self.sections:
-            return self.column(name, self.header.num_edges - self.header.negatives_start_e_id)
-        if name in counts and name in self.sections:
-            return self.column(name, getattr(self.header, counts[name]))
-        raise AttributeError(name)
+    def _width(self, name: str) -> int | None:
+        h = self.header
+        return {"msg": h.msg_dim, "label_target": h.label_dim, "node_feat": h.node_feat_dim,
+                "neg_dst": h.negatives_per_edge}.get(name)
+
+    def _rows(self, name: str) -> int:
+        h = self.header
+        if name not in self.sections:
+            return 0
+        if name == "neg_dst":
+            return max(0, h.num_edges - h.negatives_start_e_id)
+        return h.num_labels if name.startswith("label") else h.num_nodes if name == "node_feat" else h.num_edges
+
+    def _written(self, name: str) -> NDArray[Any]:
+        if name in self.sections:
+            return self.column(name, self._rows(name))
+        return self._array(name, b"", 0, self._width(name))
+
+    @property
+    def num_edges(self) -> int:
+        return self.header.num_edges
+
+    @property
+    def num_labels(self) -> int:
+        return self.header.num_labels
+
+    @property
+    def num_nodes(self) -> int:
+        """Highest node id with a feature row, plus one."""
+        return self.header.num_nodes
+
+    @property
+    def val_start(self) -> int:
+        return self.header.val_start
+
+    @property
+    def test_start(self) -> int:
+        return self.header.test_start
+
+    @property
+    def src(self) -> Int64:
+        """int64[num_edges]"""
+        return self._written("src")
+
+    @property
+    def dst(self) -> Int64:
+        """int64[num_edges]"""
+        return self._written("dst")
+
+    @property
+    def time(self) -> Int64:
+        """int64[num_edges], ascending; microseconds in files that streamd wrote."""
+        return self._written("time")
+
+    @property
+    def msg(self) -> Float32:
+        """Edge features, float32[num_edges, msg_dim]."""
+        return self._written("msg")
+
+    @property
+    def neg_dst(self) -> Int64:
+        """Negatives of the edges from `header.negatives_start_e_id` on: int64[rows, negatives_per_edge]."""
+        return self._written("neg_dst")
+
+    @property
+    def node_feat(self) -> Float32:
+        """float32[num_nodes, node_feat_dim]; the row number is the node id, zero where none was written."""
+        return self._written("node_feat")
+
+    @property
+    def label_n_id(self) -> Int64:
+        """int64[num_labels]"""
+        return self._written("label_n_id")
+
+    @property
+    def label_time(self) -> Int64:
+        """int64[num_labels], ascending: when each label became known."""
+        return self._written("label_time")
+
+    @property
+    def label_target(self) -> Float32:
+        """float32[num_labels, label_dim]"""
+        return self._written("label_target")
+
+    @property
+    def label_events(self) -> LabelEvents:
+        """Runs of equal label time with the number of edges strictly before each, as the reference groups them."""
+        time = self.label_time
+        start = np.flatnonzero(np.diff(time, prepend=time[:1] - 1)) if len(time) else np.zeros(0, np.int64)
+        end = np.append(start[1:], len(time)).astype(np.int64) if len(time) else start
+        return LabelEvents(start, end, time[start], np.searchsorted(self.time, time[start]))
+
+    @property
+    def splits(self) -> dict[str, Range]:
+        """Half-open ranges of edge rows (train, val, test) and of label events (train_label, val_label, test_label).
+
+        A label event belongs to the split that holds the first edge not before it. Without splits all is train.
+        """
+        edges = self.num_edges
+        val, test = (min(x or edges, edges) for x in (self.val_start or self.test_start, self.test_start))
+        cutoff = self.label_events.edge_cutoff_R
+        first = {x: int(np.searchsorted(cutoff, x)) if x < edges else len(cutoff) for x in (val, test)}
+        return {"train": (0, val), "val": (val, test), "test": (test, edges), "train_label": (0, first[val]),
+                "val_label": (first[val], first[test]), "test_label": (first[test], len(cutoff))}
+
+    def tensor(self, name: str) -> "Tensor":
+        """A section as a torch tensor, without a copy: a private mapping, so that writing to it changes no file."""
+        import torch
+
+        if name not in self.sections or not self._rows(name):
+            return torch.from_numpy(self._written(name).copy())
+        with self.path.open("rb") as file:
+            private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return torch.from_numpy(self._array(name, private, self._rows(name), self._width(name)))
+
+    def check_rows(self) -> None:
+        """Read every row and check what the header cannot tell. Raises: TGUFError naming section and row."""
+        for name in ("time", "label_time"):
+            self._check(name, "is smaller than the one before it", lambda x: x[1:] < x[:-1], overlap=1)
+        for name in ("src", "dst", "label_n_id", "neg_dst"):
+            self._check(name, "is a negative node id", lambda x: x.reshape(len(x), -1).min(1, initial=0) < 0)
+        for name in FLOATS:
+            self._check(name, "is not finite", lambda x: ~np.isfinite(x).all(1))
+
+    def _check(self, name: str, what: str, wrong: Any, overlap: int = 0) -> None:
+        rows = self._written(name)
+        for at in range(0, len(rows), CHECKED_ROWS):
+            found = np.flatnonzero(wrong(rows[max(at - overlap, 0): at + CHECKED_ROWS]))
+            if len(found):
+                row = max(at - overlap, 0) + int(found[0]) + overlap
+                raise TGUFError(f"{self.path}: {name} row {row} {what}.", REWRITE)
 
     def close(self) -> None:
         """Drop the mapping; arrays taken from it keep it alive until they go."""
         self._map = None
 
 
-def open_tguf(path: str | Path) -> TGUFFile:
-    """Map a TGUF file for reading. Raises: TGUFError where it is not one or contradicts itself."""
-    return TGUFFile(Path(path))
+def open_tguf(path: str | Path, check_rows: bool = True) -> TGUFFile:
+    """Map a TGUF file for reading.
 
-
-class TGUFWriter:
-    """Appends rows to a file that is valid TGUF at every moment. Owner: one thread of one process.
-
-    `commit` makes what was appended durable and then visible in the header's counts.
+    Args: check_rows: read all rows once and check them (times sorted, ids not negative, features finite); without it
+        only the header page is read, for files whose checksums are known from a journal.
+    Raises: TGUFError where it is not one, or contradicts itself.
     """
-
-    def __init__(self, path: str | Path, schema: TGUFSchema) -> None:
-        """Create and allocate the file, synced together with its directory. Raises: FileExistsError."""
-        self.path = Path(path)
-        self.header, size = lay_out(schema.edge_capacity, schema.msg_dim, schema.label_capacity, schema.label_dim,
-                                    schema.node_capacity, schema.node_feat_dim, val_start=schema.val_start,
-                                    test_start=schema.test_start)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
-        os.posix_fallocate(self._fd, 0, size)
-        self._start(schema.edge_capacity, schema.label_capacity, schema.node_capacity)
-        write_all(self._fd, self.header.pack(), 0)
-        os.fsync(self._fd)
-        sync_folder(self.path.parent)
-
-    @classmethod
-    def reopen(cls, path: Path, edges: int, labels: int, edge_capacity: int, label_capacity: int) -> "TGUFWriter":
-        """Go on appending to an existing file behind `edges` and `labels` rows."""
-        self = cls.__new__(cls)
-        self.path = path
-        self._fd = os.open(path, os.O_RDWR)
-        self.header = parse_header(os.pread(self._fd, PAGE, 0), os.fstat(self._fd).st_size, path)
-        self._start(edge_capacity, label_capacity, 0)
-        self.num_edges, self.num_labels = edges, labels
-        return self
-
-    def _start(self, edges: int, labels: int, nodes: int) -> None:
-        size = os.fstat(self._fd).st_size
-        self.sections = sections_of(self.header, size, self.path)
-        self.edge_capacity = min(edges, self.sections["src"].capacity)
-        self.label_capacity, self.node_capacity = labels, nodes
-        self.num_edges = self.num_labels = self.num_nodes = 0
-        self._last_time = self._last_label_time = -1
-
-    def append_edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, msg_ED: Float32) -> None:
-        """Write rows behind the last ones. Raises: ValueError on a wrong column, CapacityError when full."""
-        n = len(src_E)
-        _check("src", src_E, np.int64, (n,))
-        _check("dst", dst_E, np.int64, (n,))
-        _check("time", time_E, np.int64, (n,))
-        _check("msg", msg_ED, np.float32, (n, self.header.msg_dim))
-        if not n:
-            return
-        if self.num_edges + n > self.edge_capacity:
-            raise CapacityError(f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, {n} more do not fit.")
-        if min(src_E.min(), dst_E.min()) < 0:
-            raise ValueError("node ids must be 0 or above")
-        if time_E[0] < self._last_time or np.any(time_E[1:] < time_E[:-1]):
-            raise ValueError("edge times must be sorted and not before the last one written")
-        for name, column in (("src", src_E), ("dst", dst_E), ("time", time_E), ("msg", msg_ED)):
-            self._write(name, self.num_edges, column)
-        self._last_time = int(time_E[-1])
-        self.num_edges += n
-
-    def append_labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> None:
-        """Write label rows behind the last ones. Raises: as `append_edges`."""
-        n = len(node_L)
-        _check("label_n_id", node_L, np.int64, (n,))
-        _check("label_time", time_L, np.int64, (n,))
-        _check("label_target", target_LD, np.float32, (n, self.header.label_dim))
-        if not n:
-            return
-        if self.num_labels + n > self.label_capacity:
-            raise CapacityError(f"{self.path} holds {self.num_labels} of {self.label_capacity} labels, {n} do not fit.")
-        if node_L.min() < 0 or time_L[0] < self._last_label_time or np.any(time_L[1:] < time_L[:-1]):
-            raise ValueError("label nodes must be 0 or above and label times sorted")
-        for name, column in (("label_n_id", node_L), ("label_time", time_L), ("label_target", target_LD)):
-            self._write(name, self.num_labels, column)
-        self._last_label_time = int(time_L[-1])
-        self.num_labels += n
-
-    def append_node_features(self, node_F: Int64, values_FD: Float32) -> None:
-        """Write feature rows at their node ids. Raises: ValueError, CapacityError."""
-        n = len(node_F)
-        _check("node id", node_F, np.int64, (n,))
-        _check("node_feat", values_FD, np.float32, (n, self.header.node_feat_dim))
-        if not n:
-            return
-        if node_F.min() < 0 or node_F.max() >= self.node_capacity:
-            raise CapacityError(f"{self.path} has room for node ids 0 to {self.node_capacity - 1}.")
-        for node, row in zip(node_F.tolist(), values_FD, strict=True):
-            self._write("node_feat", node, row)
-        self.num_nodes = max(self.num_nodes, int(node_F.max()) + 1)
-
-    def sync(self) -> None:
-        """Make all rows durable; the header's counts stay."""
-        os.fdatasync(self._fd)
-
-    def raise_counts(self) -> None:
-        """Show the rows written so far in the header, for foreign readers."""
-        self.header = replace(self.header, num_edges=self.num_edges, num_labels=self.num_labels,
-                              num_nodes=self.num_nodes)
-        write_all(self._fd, self.header.pack(), 0)
-
-    def commit(self) -> None:
-        """Durable first, visible second."""
-        self.sync()
-        self.raise_counts()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def clear_behind(self, rows: int) -> None:
-        """Zero up to `rows` rows behind the counts: what a crash left of a commit that never was."""
-        for name, section in self.sections.items():
-            count = self.num_labels if name.startswith("label") else self.num_edges
-            if name in ("node_feat", "neg_dst") or not section.row_bytes:
-                continue
-            size = min(rows, section.capacity - count) * section.row_bytes
-            at = section.offset + count * section.row_bytes
-            if any(os.pread(self._fd, size, at)):
-                write_all(self._fd, bytes(size), at)
-        self.sync()
-
-    def _write(self, name: str, row: int, column: NDArray[Any]) -> None:
-        section = self.sections[name]
-        if section.row_bytes:
-            write_all(self._fd, np.ascontiguousarray(column).view(np.uint8).data,
-                      section.offset + row * section.row_bytes)
-
-    def __enter__(self) -> "TGUFWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite until all is written."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _check(name: str, column: NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
-    if column.dtype != dtype or column.shape != shape:
-        raise ValueError(f"{name} must be {np.dtype(dtype)}{list(shape)}, not {column.dtype}{list(column.shape)}")
+    file = TGUFFile(Path(path))
+    if check_rows:
+        file.check_rows()
+    return file

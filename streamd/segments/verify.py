@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from streamd.errors import JournalError
+from streamd.errors import JournalError, TGUFError
 from streamd.segments.journal import journal_files, read_lines
+from streamd.segments.reader import LogReader
 from streamd.segments.tguf import TGUFFile, open_tguf
 
 
@@ -21,47 +22,100 @@ class Damage:
     seq: int
 
 
-def verify_log(data_dir: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[int, list[Damage]]:
-    """Check all commits. Returns: number of commits checked, and the damage found, oldest first.
+@dataclass(frozen=True)
+class _Promise:
+    """What a commit said of a file: edge and label rows of a segment, or bytes of another file, and their CRC32C."""
 
+    seq: int
+    rows: tuple[int, int]
+    labels: tuple[int, int] | None
+    crc: int
+
+
+def verify_log(
+    data_dir: Path, progress: Callable[[int, int], None] = lambda done, of: None, only: str | None = None
+) -> tuple[int, list[Damage]]:
+    """Check all commits. progress: told (checked, in all). only: the one path in the directory to check.
+
+    Returns: number of commits read, and the damage found, by file and oldest first.
     Raises: JournalError where the journal itself is damaged before its last line.
     """
+    commits, promised = _promises(data_dir)
     damage: list[Damage] = []
-    files: dict[str, TGUFFile] = {}
-    checked = 0
-    published = int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
+    done, total = 0, sum(len(p) for p in promised.values())
+    for path, promises in promised.items():
+        if only not in (None, path):
+            continue
+        try:
+            file = open_tguf(data_dir / path, check_rows=False) if path.endswith(".tguf") else None
+        except TGUFError as error:
+            damage.append(Damage(path, f"all of it: {error}", promises[-1].seq))
+            continue
+        for p in promises:
+            crc, what = _segment_crc(file, p) if file is not None else _bytes_crc(data_dir / path, p)
+            if crc != p.crc:
+                damage.append(Damage(path, what, p.seq))
+            done += 1
+            progress(done, total)
+    return commits, damage
+
+
+def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
+    """What the journal says of every file that is still there; a replaced file is held to what was said since."""
+    reader = LogReader(data_dir)
+    reader.refresh()
+    assert reader.state is not None
+    present = {s.path for s in reader.state.segments} | set(reader.state.files)
+    promised: dict[str, list[_Promise]] = {}
+    commits, seen = 0, False
     for path in journal_files(data_dir / "journal"):
         for number, (_, fields) in enumerate(read_lines(path)):
-            if number == 0 and fields is not None:
-                continue
             if fields is None:
                 raise JournalError(f"{path} is damaged in line {number + 1}.", "restore the data_dir from a backup.")
-            if fields["seq"] > published:
-                return checked, damage
+            if number == 0:
+                if not seen:
+                    promised |= {p: [_Promise(fields["checkpoint"], (0, size), None, crc)]
+                                 for p, (size, crc, _) in fields["files"].items() if size}
+                seen = True
+                continue
+            if fields["seq"] > reader.state.seq:
+                break
+            commits += 1
             for change in fields["files"]:
                 name = change["path"]
-                if "bytes" in change:
-                    a, b = change["bytes"]
-                    with (data_dir / name).open("rb") as file:
-                        file.seek(a)
-                        crc = crc32c(file.read(b - a))
-                    what = f"bytes [{a}, {b})"
-                else:
-                    if name not in files:
-                        files[name] = open_tguf(data_dir / name)
-                    crc, what = _segment_crc(files[name], change["rows"], change["labels"])
-                if crc != change["crc"]:
-                    damage.append(Damage(name, what, fields["seq"]))
-            checked += 1
-            progress(checked)
-    return checked, damage
+                if name not in present:
+                    continue
+                rows = tuple(change["bytes"] if "bytes" in change else change["rows"])
+                if "revision" in change:
+                    promised[name] = []
+                labels = tuple(change["labels"]) if "labels" in change else None
+                promised.setdefault(name, []).append(_Promise(fields["seq"], rows, labels, change["crc"]))
+    return commits, promised
 
 
-def _segment_crc(file: TGUFFile, rows: list[int], labels: list[int]) -> tuple[int, str]:
+def _bytes_crc(path: Path, promise: _Promise) -> tuple[int, str]:
+    a, b = promise.rows
+    crc = 0
+    with path.open("rb") as file:
+        file.seek(a)
+        while a < b and (piece := file.read(min(b - a, 1 << 24))):
+            crc, a = crc32c(piece, crc), a + len(piece)
+    return crc, f"bytes [{promise.rows[0]}, {b})"
+
+
+def _segment_crc(file: TGUFFile, promise: _Promise) -> tuple[int, str]:
+    assert promise.labels is not None
+    crc = rows_crc(file, promise.rows, promise.labels)
+    (a, b), (c, d) = promise.rows, promise.labels
+    return crc, f"edges [{a}, {b}) and labels [{c}, {d})"
+
+
+def rows_crc(file: TGUFFile, rows: tuple[int, int], labels: tuple[int, int]) -> int:
+    """CRC32C of the given edge rows, column by column, then of the label rows."""
     crc = 0
     for name in file.sections:
         a, b = labels if name.startswith("label") else rows
         column = np.ascontiguousarray(file.column(name, b)[a:b])
         if column.size:
-            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
-    return crc, f"edges [{rows[0]}, {rows[1]}) and labels [{labels[0]}, {labels[1]})"
+            crc = crc32c(column.view(np.uint8).data, crc)
+    return crc

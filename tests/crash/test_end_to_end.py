@@ -16,7 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 
 from streamd.demo.broker import ApacheKafka, free_port
-from streamd.segments.log import LATE
+from streamd.segments.layout import LATE
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
 from streamd.settings import as_environment

@@ -1,18 +1,35 @@
 import numpy as np
 
-from streamd.events import EDGE, LABEL, NODE, Event, Schema
-from streamd.ingest.columns import build_batch
+from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
+from streamd.ingest.block import ROW, Block
+from streamd.ingest.columns import BatchBuilder, as_json
+from streamd.ingest.keys import KeyTable
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
 
 SCHEMA = Schema(1, 2, 1)
 
 
 def edge(time, a, b, item=0):
-    return Event(time, 0, 0, item, EDGE, a, b, [float(item)])
+    return time, item, EDGE, a, b, [float(item)]
+
+
+def block_of(events, table):
+    rows, values, extras = [], [], []
+    for time, item, kind, a, b, carried in events:
+        extra = -1
+        if kind != EDGE and carried:
+            extra = len(extras)
+            extras.append(carried)
+        rows.append((time, 0, 0, item, kind, table.number(a, "a"), -1 if b is None else table.number(b, "b"), extra))
+        values.append(carried if kind == EDGE else [0.0])
+    return Block(np.array(rows, ROW), np.array(values, np.float32).reshape(-1, 1), extras)
 
 
 def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp"):
-    return build_batch(events, {} if keys is None else keys, SCHEMA, watermark, max_nodes, policy)
+    keys = {} if keys is None else keys
+    table = KeyTable(256)
+    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy)
+    return builder.build(block_of(events, table), table.keys, table.epoch, watermark, len(keys))
 
 
 def test_keys_become_ids_in_order_of_first_sight():
@@ -41,12 +58,45 @@ def test_the_node_limit_refuses_new_nodes_only():
 
 
 def test_rows_remember_their_order_among_one_another():
-    events = [edge(1, "a", "b"), Event(1, 0, 0, 1, NODE, "a", "", [1, 2]), edge(2, "a", "b", 2),
-              Event(2, 0, 0, 3, LABEL, "b", "", [1.0]), Event(2, 0, 0, 4, NODE, "new", "", [3, 4])]
+    events = [edge(1, "a", "b"), (1, 1, NODE, "a", None, [1, 2]), edge(2, "a", "b", 2),
+              (2, 3, LABEL, "b", None, [1.0]), (2, 4, NODE, "new", None, [3, 4])]
     batch, _, _ = build(events)
     assert batch.node_row_F.tolist() == [1, 4] and batch.node_edge_F.tolist() == [1, 2] and batch.node_F.tolist() == [0, 2]
     assert batch.label_node_L.tolist() == [1] and batch.label_time_L.tolist() == [2] and batch.num_rows == 5
     np.testing.assert_array_equal(batch.node_values_F, [[1, 2], [3, 4]])
+
+
+def test_a_deleted_key_comes_back_under_a_new_id():
+    keys = {}
+    events = [edge(1, "a", "b"), (1, 1, DELETE, "a", None, ()), edge(2, "a", "b", 2), (2, 3, DELETE, "b", "a", [7]),
+              (2, 4, DELETE, "nobody", None, ()), (2, 5, DELETE, "a", "nobody", [7]), edge(3, "b", "a", 6)]
+    batch, _, refused = build(events, keys)
+    assert batch.src_E.tolist() == [0, 2, 1] and batch.dst_E.tolist() == [1, 1, 2] and not refused
+    assert batch.new_keys == ("a", "b", "a") and keys == {"a": 2, "b": 1}
+    assert batch.deletions_X[["row", "edge", "src", "dst", "time"]].tolist() == [(1, 1, 0, -1, -1), (3, 2, 1, 2, 7)]
+
+
+def test_a_builder_used_again_remembers_keys_and_forgets_deleted_ones():
+    keys, table = {}, KeyTable(256)
+    builder = BatchBuilder(SCHEMA, keys, 100, "clamp")
+    nodes = 0
+    for events, src in (([edge(1, "a", "b")], [0]), ([(1, 0, DELETE, "a", None, ())], []), ([edge(2, "a", "b")], [2])):
+        batch, _, _ = builder.build(block_of(events, table), table.keys, table.epoch, 0, nodes)
+        nodes += len(batch.new_keys)
+        assert batch.src_E.tolist() == src
+    table.epoch += 1
+    table.keys.clear()
+    table._number.clear()
+    batch, _, _ = builder.build(block_of([edge(3, "b", "c")], table), table.keys, table.epoch, 0, nodes)
+    assert batch.src_E.tolist() == [1] and batch.dst_E.tolist() == [3]
+
+
+def test_an_event_is_written_back_as_its_producer_could_have_sent_it():
+    table = KeyTable(256)
+    block = block_of([edge(5_000, "a", 7, 2), (6_000, 0, LABEL, "a", None, [1.5]), (0, 0, NODE, "a", None, [1, 2])], table)
+    assert [as_json(block, i, table.keys, "ms") for i in range(3)] == [
+        b'{"src":"a","dst":7,"time":5,"features":[2.0]}', b'{"type":"label","node":"a","time":6,"target":[1.5]}',
+        b'{"type":"node","id":"a","features":[1,2]}']
 
 
 def letter(n, size=10):

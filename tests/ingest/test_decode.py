@@ -1,24 +1,36 @@
 import json
+import random
+import resource
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.events import EDGE, LABEL, NODE, Schema
+from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.decode import Decoder, Origin, Rules
+from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.wire import ARROW, NDJSON
+from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000
-ORIGIN = Origin(3, 42, 1_600_000_000_000_000)
+STAMP_MS = 1_600_000_000_000
 
 
 def decoder(**rules):
     return Decoder(Rules(**{"schema": Schema(2, 1, 1), **rules}))
 
 
-def decode(value, headers=(), origin=ORIGIN, **rules):
+def decode(value, headers=(), stamp=STAMP_MS, log_append_time=False, key=None, **rules):
     raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-    return decoder(**rules).decode(raw, headers, origin, 77, NOW)
+    return decode_all([Record(raw, 42, stamp, int(log_append_time), tuple(headers), key)], **rules)
+
+
+def decode_all(records, **rules):
+    used = decoder(**rules)
+    block, rejected = used.decode(records, 3, 77, NOW)
+    return spell(block, used.keys.keys), rejected
 
 
 def edge(**fields):
@@ -38,8 +50,9 @@ def test_a_string_key_is_not_the_integer_that_looks_like_it():
 def test_an_event_without_time_takes_the_kafka_timestamp():
     plain = edge()
     del plain["time"]
-    assert decode(plain)[0][0].time == ORIGIN.timestamp_us
-    assert decode(plain, origin=Origin(0, 0, -1))[1][0].reason == "bad_time"
+    assert decode(plain)[0][0].time == STAMP_MS * 1000
+    assert decode([plain, edge()])[0][0].time == STAMP_MS * 1000
+    assert decode(plain, stamp=-1)[1][0].reason == "bad_time"
 
 
 def test_nodes_and_labels_are_decoded():
@@ -67,7 +80,8 @@ BAD = {
     "key beyond int64": (edge(src=2**63), "bad_key|wrong_type"), "10 MB record": (b'{"src": "' + b"x" * 10_000_000 + b'"}', "record_too_large"),
     "empty array": (b"[]", "empty"), "deep nesting": (b'{"src":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too_deep|wrong_type"),
     "deep array": (b"[" * 100_000 + b"]" * 100_000, "too_deep|wrong_type|bad_json"),
-    "delete": ({"type": "delete", "node": "u:1"}, "unsupported"), "edge with a target": (edge(target=[1]), "wrong_type"),
+    "delete of nothing": ({"type": "delete"}, "missing_field"), "delete without time": ({"type": "delete", "src": 1, "dst": 2}, "missing_field"),
+    "delete of a node and an edge": ({"type": "delete", "node": 1, "src": 2}, "wrong_type"), "edge with a target": (edge(target=[1]), "wrong_type"),
 }
 
 
@@ -99,9 +113,117 @@ def test_too_many_events_in_one_record_are_rejected_whole():
 
 
 def test_an_event_beyond_the_brokers_own_time_is_ahead_even_if_our_clock_is_wrong():
-    origin = Origin(0, 0, 1_000_000_000, log_append_time=True)
-    assert decode(edge(time=1_000_000 + 601_000), origin=origin)[1][0].reason == "time_ahead"
-    assert decode(edge(time=1_000_000 + 599_000), origin=origin)[0]
+    assert decode(edge(time=1_000_000 + 601_000), stamp=1_000_000, log_append_time=True)[1][0].reason == "time_ahead"
+    assert decode(edge(time=1_000_000 + 599_000), stamp=1_000_000, log_append_time=True)[0]
+    assert decode([edge(time=1_000_000 + 601_000)] * 2, stamp=1_000_000, log_append_time=True)[0] == []
+
+
+def test_deletes_name_a_node_or_an_edge_and_take_the_partitions_newest_time():
+    good, bad = decode([{"type": "delete", "node": "u:1"}, edge(), {"type": "delete", "src": 1, "dst": "x", "time": 5}])
+    assert not bad and [(e.kind, e.a, e.b, e.values) for e in good if e.kind == DELETE] == [
+        (DELETE, "u:1", None, []), (DELETE, 1, "x", [5000])]
+    assert [e.time for e in good] == [77, edge()["time"] * 1000, edge()["time"] * 1000]
+
+
+def test_a_null_value_deletes_the_node_of_its_key_only_where_the_setting_says_so():
+    assert decode(None, key=b"u:1")[1][0].reason == "tombstone"
+    good, bad = decode(None, key=b"u:1", delete_tombstones=True)
+    assert not bad and (good[0].kind, good[0].a) == (DELETE, "u:1")
+    assert decode(None, key=None, delete_tombstones=True)[1][0].reason == "bad_key"
+    assert decode(None, key=b"\xff", delete_tombstones=True)[1][0].reason == "bad_key"
+
+
+def single_records(events):
+    return [Record(e if isinstance(e, bytes) else json.dumps(e).encode(), i) for i, e in enumerate(events)]
+
+
+def test_single_events_decoded_together_are_those_decoded_alone():
+    rng = random.Random(4)
+    pool = [edge(src=f"u:{i}", features=[i, -i / 3]) for i in range(40)] + [
+        {"type": "node", "id": "n", "features": [1]}, {"type": "label", "node": "n", "time": 5, "target": [2]},
+        {"src": "a", "dst": 5, "features": [1, 2]}] + [v for v, _ in BAD.values() if v is not None and len(str(v)) < 1000] + [
+        b'{"src":1,\n"dst":2,"time":5,"features":[1,2]}', b'{"src":"a","dst":"b","features":[1,2]},{"src":"c"}',
+        b'{"src":"a', b'","dst":2,"time":5,"features":[1,2]}', b'{"src":1,"dst":2,', b'"time":5,"features":[1,2]}',
+        b'{"src":1,"dst":2,"time":5,"features":[1,2]} {"src":1,"dst":2,"time":5,"features":[1,2]}']
+    for bad_share in (0.0, 0.02, 0.5):
+        events = [rng.choice(pool) if rng.random() < bad_share else rng.choice(pool[:40]) for _ in range(700)]
+        together = decode_all(single_records(events))
+        alone, newest = ([], []), 77
+        for record in single_records(events):
+            used = decoder()
+            block, rejected = used.decode([record], 3, newest, NOW)
+            alone[0].extend(spell(block, used.keys.keys))
+            alone[1].extend(rejected)
+            newest = max(newest, *block.rows["time"].tolist(), 0)
+        assert together == alone
+
+
+def test_ndjson_lines_are_judged_one_by_one():
+    lines = [json.dumps(edge(src="first")).encode(), b"", b'{"src": 1', json.dumps(edge(src="last")).encode(), b" "]
+    good, bad = decode(b"\n".join(lines), [("content-type", NDJSON.encode())])
+    assert [(e.a, e.item) for e in good] == [("first", 0), ("last", 2)] and [(b.index, b.raw) for b in bad] == [(1, b'{"src": 1')]
+    good, bad = decode(b"\n".join([lines[0]] * 5), [("content-type", b"application/x-ndjson")])
+    assert [e.item for e in good] == [0, 1, 2, 3, 4] and not bad
+    assert decode(b"\n\n", [("content-type", NDJSON.encode())])[1][0].reason == "empty"
+
+
+def arrow(table, **options):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, **options) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return sink.getvalue().to_pybytes()
+
+
+def decode_arrow(table, **rules):
+    return decode(table if isinstance(table, bytes) else arrow(table), [("content-type", ARROW.encode())], **rules)
+
+
+def plain_table(n=20, **columns):
+    return pa.table({"src": [f"u:{i % 5}" for i in range(n)], "dst": list(range(n)), "time": [1000 + i for i in range(n)],
+                     "features": pa.array([[i, 0.5] for i in range(n)], pa.list_(pa.float32(), 2)), **columns})
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"src": pa.array([f"u:{i % 5}" for i in range(20)]).dictionary_encode()}, {"dst": pa.array(range(20), pa.int32())},
+    {"features": pa.array([[i, 0.5] for i in range(20)], pa.list_(pa.float64()))},
+    {"src": pa.array([f"u:{i % 5}" for i in range(20)], pa.large_string())},
+    {"time": pa.array([1000 + i for i in range(20)], pa.timestamp("ms"))},
+])
+def test_arrow_columns_are_the_events_of_the_same_json(change):
+    got, bad = decode_arrow(plain_table(**change))
+    want, _ = decode([{"src": f"u:{i % 5}", "dst": i, "time": 1000 + i, "features": [i, 0.5]} for i in range(20)])
+    assert got == want and not bad
+
+
+def test_arrow_rows_that_do_not_fit_leave_their_neighbours_in():
+    table = plain_table(3, dst=["a", None, "b"], time=[5, 6, -1])
+    good, bad = decode_arrow(table)
+    assert [(e.b, e.item) for e in good] == [("a", 0)] and [(b.index, b.reason) for b in bad] == [(1, "missing_field"), (2, "bad_time")]
+    mixed = pa.table({"type": ["node", "label", "delete"], "id": ["n", None, None], "node": [None, "n", "n"],
+                      "time": [None, 5, None], "features": [[1.0], None, None], "target": [None, [2.0], None]})
+    assert [e.kind for e in decode_arrow(mixed)[0]] == [NODE, LABEL, DELETE]
+
+
+@pytest.mark.parametrize(("value", "reason"), [
+    (b"", "bad_arrow"), (b"ARROW1", "bad_arrow"), (arrow(plain_table())[:200], "bad_arrow"), (b"\xff" * 100, "bad_arrow"),
+    (arrow(plain_table(), options=pa.ipc.IpcWriteOptions(compression="zstd")), "bad_arrow"),
+    (arrow(plain_table(0)), "empty"), (arrow(plain_table(500)), "too_many_events"),
+    (arrow(pa.table({"n": pa.nulls(10**9)})), "too_many_events"),
+])
+def test_arrow_streams_that_cannot_be_trusted_are_rejected_whole(value, reason):
+    good, bad = decode_arrow(value, max_record_events=100)
+    assert not good and [(b.index, b.reason) for b in bad] == [(-1, reason)]
+
+
+def test_arrow_bytes_that_were_tampered_with_never_crash_and_never_pass_unchecked():
+    raw = arrow(plain_table())
+    rng = np.random.default_rng(2)
+    for _ in range(400):
+        fuzzed = bytearray(raw)
+        for at in rng.integers(0, len(raw), int(rng.integers(1, 6))):
+            fuzzed[at] = int(rng.integers(0, 256))
+        good, bad = decode_arrow(bytes(fuzzed))
+        assert len(good) + len(bad) >= 1 and all(b.reason in REASONS for b in bad)
 
 
 JUNK = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -115,3 +237,41 @@ def test_no_input_crashes_the_decoder_or_goes_unaccounted(value):
     good, bad = decode(value)
     assert good or bad
     assert all(b.reason in REASONS for b in bad)
+
+
+MUTATED = [json.dumps(edge(src=f"u:{i}")).encode() for i in range(8)] + [
+    json.dumps([edge(), edge(src=5)]).encode(), b'{"type":"node","id":1,"features":[2]}', b'{"type":"delete","node":"u:1"}']
+
+
+def fuzz(count, seed):
+    """Feed `count` mutated values between two good ones; every good neighbour must come through."""
+    rng, used, alive = random.Random(seed), decoder(), 0
+    for start in range(0, count, 64):
+        values = []
+        for _ in range(min(64, count - start)):
+            raw = bytearray(rng.choice(MUTATED))
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(raw))
+                raw[at: at + rng.randint(0, 2)] = rng.choice([b"", b'"', b"{", b"}", b",", b"[", b"\n", b"\\", bytes([rng.randrange(256)])])
+            values += [bytes(raw), MUTATED[0]]
+        headers = (("content-type", NDJSON.encode()),) if rng.random() < 0.1 else ()
+        block, rejected = used.decode([Record(v, i, headers=headers if i % 2 == 0 else ()) for i, v in enumerate(values)], 0, 77, NOW)
+        whole = set(block.rows["offset"].tolist())
+        assert set(range(1, len(values), 2)) <= whole, "a good neighbour was lost"
+        assert whole | {r.offset for r in rejected} == set(range(len(values))), "a value went unaccounted"
+        assert all(r.reason in REASONS for r in rejected)
+        alive += len(values) // 2
+        used.keys.shrink()
+    return alive
+
+
+def test_good_neighbours_survive_mutated_values():
+    assert fuzz(20_000, 1) == 20_000
+
+
+@pytest.mark.slow
+def test_a_million_mutated_values_crash_nothing_and_grow_nothing():
+    fuzz(100_000, 2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert fuzz(1_000_000, 3) == 1_000_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "KiB; the key table may hold a million keys"

@@ -13,7 +13,8 @@ import pytest
 from streamd.errors import CorruptionError, JournalError, LockedError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
-from streamd.segments.log import FEATURES, LATE, LogWriter
+from streamd.segments.layout import FEATURES, LATE
+from streamd.segments.log import LogWriter
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log

@@ -1,0 +1,62 @@
+"""Decoded events as columns: what travels from the decoder through the merge to a commit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Float32
+
+ROW = np.dtype([("time", "<i8"), ("source", "<i4"), ("offset", "<i8"), ("item", "<i4"), ("kind", "<i1"), ("a", "<i8"),
+                ("b", "<i8"), ("extra", "<i4")])
+"""time: int64 microseconds. source: number of the topic-partition in sorted order. item: place in a batched record.
+kind: EDGE (a = src, b = dst), NODE, LABEL (a = node) or DELETE (a = node, b = -1; or a = src, b = dst); a and b are
+numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none. Time, source, offset, item: the log's order."""
+Rows = NDArray[np.void]
+
+
+@dataclass
+class Block:
+    """n events. rows: `ROW` [n]; values: edge features, float32[n, D]; extras: what other kinds carry.
+
+    extras: features of a NODE, target of a LABEL, (time of the edge in microseconds,) of a DELETE of edges.
+    """
+
+    rows: Rows
+    values: Float32
+    extras: list[Sequence[float]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: NDArray[Any]) -> "Block":
+        """The events at `index` (places or a mask)."""
+        rows = self.rows[index]
+        if not self.extras:
+            return Block(rows, self.values[index])
+        held = np.flatnonzero(rows["extra"] >= 0)
+        extras = [self.extras[i] for i in rows["extra"][held].tolist()]
+        rows["extra"][held] = np.arange(len(held))
+        return Block(rows, self.values[index], extras)
+
+
+def empty_block(dim: int) -> Block:
+    return Block(np.zeros(0, ROW), np.zeros((0, dim), np.float32))
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """Blocks one behind the other; there must be one at least."""
+    if len(blocks) == 1:
+        return blocks[0]
+    rows = np.concatenate([b.rows for b in blocks])
+    extras: list[Sequence[float]] = []
+    at = 0
+    for b in blocks:
+        if b.extras:
+            part = rows[at: at + len(b)]
+            part["extra"] += np.where(part["extra"] >= 0, len(extras), 0).astype(np.int32)
+            extras += b.extras
+        at += len(b)
+    return Block(rows, np.concatenate([b.values for b in blocks]), extras)

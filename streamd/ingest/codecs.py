@@ -1,0 +1,130 @@
+"""Compressed Kafka batches with bounded expansion; one that grows too large, or cannot be read, becomes one dead letter.
+
+kafka-python expands a batch without a limit, and one it cannot expand stops its partition for good. `bound_expansion`
+puts a limit into its batch class; a refused batch is replaced by one record that carries the reason in a header, so that
+it passes through the decoder like any other value that does not fit.
+"""
+
+import zlib
+from typing import Any
+
+import lz4.frame
+import snappy
+import zstandard
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.util import encode_varint
+
+REFUSED_HEADER = "streamd-refused-batch"
+ZSTD_WINDOW = 1 << 27
+XERIAL_MAGIC = b"\x82SNAPPY\x00"
+
+
+class _Refused(Exception):
+    """The batch is not taken."""
+
+
+def expand(codec: int, data: bytes, limit: int) -> bytes:
+    """Decompress a batch. codec: Kafka's number (1 gzip, 2 snappy, 3 lz4, 4 zstd).
+
+    Raises: ValueError where it is larger than `limit` bytes, is cut short or is not of that codec.
+    """
+    try:
+        out = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}[codec](data, limit)
+    except (zlib.error, zstandard.ZstdError, RuntimeError, OSError, EOFError, IndexError, KeyError) as error:
+        raise ValueError(f"the compressed batch cannot be read: {error!r}") from None
+    except snappy.UncompressError as error:
+        raise ValueError(f"the compressed batch cannot be read: {error!r}") from None
+    if len(out) > limit:
+        raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit}")
+    return out
+
+
+def _gzip(data: bytes, limit: int) -> bytes:
+    out = b""
+    while data and len(out) <= limit:
+        member = zlib.decompressobj(wbits=31)
+        out += member.decompress(data, limit + 1 - len(out))
+        if not member.eof and len(out) <= limit:
+            raise EOFError("the gzip stream is cut short")
+        data = member.unused_data
+    return out
+
+
+def _lz4(data: bytes, limit: int) -> bytes:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    out: bytes = frame.decompress(data, limit + 1)
+    if not frame.eof and len(out) <= limit:
+        raise EOFError("the lz4 frame is cut short")
+    return out
+
+
+def _zstd(data: bytes, limit: int) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(data, read_across_frames=True)
+    parts, size = [], 0
+    while size <= limit and (part := reader.read(min(1 << 20, limit + 1 - size))):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _snappy(data: bytes, limit: int) -> bytes:
+    if data[:8] != XERIAL_MAGIC:
+        return _snappy_block(data, limit)
+    out, at = [], 16
+    while at < len(data):
+        size = int.from_bytes(data[at: at + 4], "big")
+        block = data[at + 4: at + 4 + size]
+        if not 0 < size == len(block):
+            raise EOFError("a snappy block is cut short")
+        out.append(_snappy_block(block, limit))
+        limit -= len(out[-1])
+        at += 4 + size
+    return b"".join(out)
+
+
+def _snappy_block(data: bytes, limit: int) -> bytes:
+    """One block; its first bytes say, as a varint, how large it becomes."""
+    size = 0
+    for place in range(5):
+        size |= (data[place] & 0x7F) << 7 * place
+        if data[place] < 0x80:
+            break
+    if size > limit:
+        raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit} of which are left")
+    out: bytes = snappy.decompress(data)
+    return out
+
+
+def bound_expansion(limit: int) -> None:
+    """Let no batch that this process reads expand beyond `limit` bytes."""
+
+    def uncompress(batch: Any) -> None:
+        if batch._decompressed or batch.compression_type == batch.CODEC_NONE:
+            batch._decompressed = True
+            return
+        try:
+            data = expand(batch.compression_type, bytes(memoryview(batch._buffer)[batch._pos:]), limit)
+            batch._buffer = bytearray(data)
+        except ValueError as error:
+            batch._buffer = _refused(f"offsets {batch.base_offset} to {batch.last_offset}: {error}")
+            batch._num_records = 1
+        batch._pos = 0
+        batch._decompressed = True
+
+    DefaultRecordBatch._maybe_uncompress = uncompress
+
+
+def _refused(why: str) -> bytearray:
+    """One Kafka record (message format 2) whose value says why and whose header marks it."""
+    value, name = why.encode()[:1000], REFUSED_HEADER.encode()
+    body = bytearray(b"\x00")
+    for number in (0, 0, -1, len(value)):
+        encode_varint(number, body.append)
+    body += value
+    for number in (1, len(name)):
+        encode_varint(number, body.append)
+    body += name
+    encode_varint(0, body.append)
+    record = bytearray()
+    encode_varint(len(body), record.append)
+    return record + body

@@ -1,0 +1,70 @@
+"""External keys seen lately as small numbers, so that one look-up checks a key and the rest works on integers."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamd.errors import BadEvent
+from streamd.events import Int64, Key
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+INT64_MAX = 2**63 - 1
+MAX_KEYS = 1_000_000
+
+
+class KeyTable:
+    """Keys that were checked and the number each has here; not a node id. Owner: the poll thread.
+
+    It is emptied by `shrink` when it has grown large; numbers handed out before are void then.
+    """
+
+    def __init__(self, max_key_bytes: int) -> None:
+        self._max_bytes = max_key_bytes
+        self._number: dict[Key, int] = {}
+        self.keys: list[Key] = []
+        self.epoch = 0
+
+    def numbers(self, keys: Sequence[Key]) -> Int64 | None:
+        """Numbers of keys, int64[n]; None where one of them is not a key."""
+        get = self._number.get
+        try:
+            return np.fromiter(map(get, keys), np.int64, len(keys))
+        except TypeError:
+            pass
+        try:
+            for key in keys:
+                if key not in self._number:
+                    self.number(key, "key")
+        except BadEvent:
+            return None
+        return np.fromiter(map(get, keys), np.int64, len(keys))
+
+    def number(self, key: Key | None, name: str) -> int:
+        """Number of one key. Raises: BadEvent where it is missing, empty, too long, or not a key."""
+        known = self._number.get(key) if key is not None else None
+        if known is not None:
+            return known
+        if key is None:
+            raise BadEvent("missing_field", f"{name} is missing")
+        if isinstance(key, str):
+            if not key or CONTROL.search(key):
+                raise BadEvent("bad_key", f"{name} is empty or holds a control character")
+            try:
+                size = len(key.encode())
+            except UnicodeEncodeError:
+                raise BadEvent("bad_key", f"{name} is not valid unicode") from None
+            if size > self._max_bytes:
+                raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self._max_bytes}")
+        elif not -INT64_MAX <= key <= INT64_MAX:
+            raise BadEvent("bad_key", f"{name} {key} does not fit int64")
+        number = self._number[key] = len(self.keys)
+        self.keys.append(key)
+        return number
+
+    def shrink(self) -> None:
+        """Forget all keys once they are too many. Call it only while no event with a number is in flight."""
+        if len(self.keys) > MAX_KEYS:
+            self._number.clear()
+            self.keys.clear()
+            self.epoch += 1

@@ -1,0 +1,101 @@
+"""Beside the poll loop: tells Kafka how far we are, and notices new partitions and topics made anew."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import KafkaError as ClientError
+from kafka.structs import OffsetAndMetadata
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_admin
+from streamd.settings import KafkaSettings
+
+log = structlog.get_logger()
+INTERVAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted."""
+
+    cluster_id: str
+    topic_ids: dict[str, str]
+    partitions: tuple[TopicPartition, ...]
+
+
+def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics | None:
+    """Ask the broker; None while one of the topics does not exist. Raises: kafka.errors.KafkaError."""
+    cluster = admin.describe_cluster().get("cluster_id") or ""
+    found = {t["name"]: t for t in admin.describe_topics(sorted(set(names))) if not t["error_code"] and t["partitions"]}
+    if len(found) < len(set(names)):
+        return None
+    ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
+    return Topics(cluster, ids, tuple(sorted(TopicPartition(n, p["partition_index"]) for n, t in found.items()
+                                             for p in t["partitions"])))
+
+
+class BrokerWatch:
+    """A thread with an admin client of its own, so that a slow coordinator never holds up reading. Owner: the source.
+
+    changed: set once the topics are not those of `known` any more; the poll loop then begins again.
+    """
+
+    def __init__(self, kafka: KafkaSettings, known: Topics) -> None:
+        self._kafka, self._known = kafka, known
+        self._offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._admin: Any = None
+        self._well = True
+        self._stop = threading.Event()
+        self.changed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
+        self._thread.start()
+
+    def publish(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Have these offsets told to Kafka soon, for lag tools only."""
+        self._offsets = {tp: OffsetAndMetadata(offset, "", -1) for tp, offset in offsets.items()}
+
+    def close(self) -> None:
+        """Publish once more and end."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        published: dict[TopicPartition, OffsetAndMetadata] = {}
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(INTERVAL_SECONDS)
+            offsets = self._offsets
+            try:
+                self._admin = self._admin or make_admin(self._kafka)
+                if offsets != published:
+                    self._tell(offsets)
+                    published = offsets
+                now = None if stopping else describe(self._admin, self._kafka.topics)
+                if now is not None and now != self._known:
+                    self.changed.set()
+                self._well = True
+            except (ClientError, KafkaError, OSError) as error:
+                if self._well:
+                    log.warning("broker_watch_failed", error=str(error))
+                self._well = False
+                self._drop_admin()
+        self._drop_admin()
+
+    def _tell(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        said = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
+        refused = sorted({e.__name__ for e in said.values() if getattr(e, "errno", 0)})
+        if refused and self._well:
+            log.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
+
+    def _drop_admin(self) -> None:
+        """A client remembers its controller: after trouble a new one is needed."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            try:
+                admin.close()
+            except (ClientError, OSError) as error:
+                log.debug("admin_not_closed", error=str(error))

@@ -1,0 +1,116 @@
+"""Makes deletes physical: rows, keys and features that were hidden are overwritten, and no id moves."""
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from streamd.events import empty_batch
+from streamd.segments.deletions import Bools
+from streamd.segments.format import TGUFSchema
+from streamd.segments.journal import NOTHING, SegmentState
+from streamd.segments.layout import FEATURES, KEYS, feature_row
+from streamd.segments.log import LogWriter
+from streamd.segments.nodekeys import decode_keys, reserved_node, without_keys
+from streamd.segments.reader import LogReader
+from streamd.segments.tguf import TGUFFile, open_tguf
+from streamd.segments.verify import rows_crc
+from streamd.segments.writer import TGUFWriter
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What a compaction did. waiting: hidden edges it had to leave, because a role still replays them."""
+
+    segments: int = 0
+    edges: int = 0
+    keys: int = 0
+    waiting: int = 0
+
+
+def rewrite_deleted(log: LogWriter, reader: LogReader, before_edge: int) -> Compaction:
+    """Overwrite what deletes hide in sealed segments that end at or before `before_edge`, and all keys deleted.
+
+    A dead row keeps its time; both its ends become a reserved node without a key, its features zero. A crash between
+    two steps leaves a whole log with fewer steps done; running it again finishes them.
+    """
+    reader.refresh()
+    keys = _remove_keys(log, reader)
+    _remove_node_features(log, reader)
+    segments = edges = waiting = 0
+    for state in log.state.segments:
+        dead_E, dead_L = _dead(log, reader, state)
+        if not (dead_E.any() or dead_L.any()):
+            continue
+        if state == log.state.segments[-1] or state.first_edge + state.num_edges > before_edge:
+            waiting += int(dead_E.sum())
+            continue
+        smaller = replace(state, capacity=max(state.num_edges, 1))
+        log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, _reserve(log)))
+        segments, edges = segments + 1, edges + int(dead_E.sum())
+    reader.refresh()
+    return Compaction(segments, edges, keys, waiting)
+
+
+def _dead(log: LogWriter, reader: LogReader, state: SegmentState) -> tuple[Bools, Bools]:
+    """Rows of edges and labels that are hidden but not overwritten yet: bool[num_edges], bool[num_labels]."""
+    file = open_tguf(log.data_dir / state.path, check_rows=False)
+    src, dst = file.column("src", state.num_edges), file.column("dst", state.num_edges)
+    reserved = reserved_node((log.data_dir / KEYS).read_bytes())
+    hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
+    if not state.num_labels:
+        return hidden, np.zeros(0, np.bool_)
+    label_node = file.column("label_n_id", state.num_labels)
+    return hidden, reader.deletions.is_gone(label_node) & (label_node != reserved)
+
+
+def _copy(
+    log: LogWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int, path: Path
+) -> int:
+    old = open_tguf(log.data_dir / state.path, check_rows=False)
+    labels = max(state.num_labels, 1) if log.schema.label_dim else 0
+    schema = TGUFSchema(max(state.num_edges, 1), log.schema.edge_feature_dim, labels, log.schema.label_dim)
+    with TGUFWriter(path, schema, log.disk) as new:
+        _copy_rows(old, new, state, dead_E, dead_L, reserved)
+        new.commit()
+    return rows_crc(open_tguf(path), (0, state.num_edges), (0, state.num_labels))
+
+
+def _copy_rows(
+    old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
+) -> None:
+    src, dst, time, msg = (old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg"))
+    new.append_edges(np.where(dead_E, reserved, src), np.where(dead_E, reserved, dst), time,
+                     np.where(dead_E[:, None], np.float32(0), msg))
+    if state.num_labels:
+        node, when, target = (old.column(n, state.num_labels) for n in ("label_n_id", "label_time", "label_target"))
+        new.append_labels(np.where(dead_L, reserved, node), when, np.where(dead_L[:, None], np.float32(0), target))
+
+
+def _reserve(log: LogWriter) -> int:
+    """Id of the node that dead rows point to, given out at the first compaction."""
+    found = reserved_node((log.data_dir / KEYS).read_bytes())
+    if found < 0:
+        found = log.num_nodes
+        log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
+    return found
+
+
+def _remove_keys(log: LogWriter, reader: LogReader) -> int:
+    data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
+    still = {i for i, key in enumerate(decode_keys(data)) if key is not None}
+    gone = still.intersection(reader.deletions.nodes.tolist())
+    if gone:
+        log.replace_file(KEYS, without_keys(data, gone))
+    return len(gone)
+
+
+def _remove_node_features(log: LogWriter, reader: LogReader) -> None:
+    path = log.data_dir / FEATURES
+    data = path.read_bytes()[: log.state.files.get(FEATURES, NOTHING).num_bytes]
+    rows = np.frombuffer(data, feature_row(log.schema.node_feature_dim)).copy()
+    dead = reader.deletions.is_gone(rows["node"]) & rows["values"].any(1)
+    if dead.any():
+        rows["values"][dead] = 0
+        log.replace_file(FEATURES, rows.tobytes())

@@ -1,0 +1,110 @@
+"""What stands after a crash: the last good journal line, replacements finished, strays removed; one writer at a time."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import JournalError, LockedError
+from streamd.events import Schema
+from streamd.segments.journal import LogState, journal_files, read_lines
+from streamd.segments.layout import APPENDED, EDGES
+from streamd.storage import DISK, Disk
+
+log = structlog.get_logger()
+REPLACEMENT = ".replacement-"
+
+
+def recover(data_dir: Path, schema: Schema, disk: Disk = DISK) -> tuple[LogState, Path | None, int]:
+    """Settle what a crash left.
+
+    Returns: the last good state, the journal file to go on with (None for a new log) and its good bytes; a torn last line
+    is dropped with what was written for it.
+    Raises: JournalError where damage lies before the last line, or a commit that readers saw is missing.
+    """
+    files = journal_files(data_dir / "journal")
+    state, path, good = LogState(schema), None, 0
+    torn: list[Path] = []
+    while files:
+        found, size = _read(files[-1])
+        if found is not None:
+            state, path, good = found, files[-1], size
+            break
+        torn.append(files.pop())
+    published = data_dir / "published"
+    if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
+        raise JournalError(f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later ones.",
+                           "restore the data_dir from a backup.")
+    for stray in torn:
+        disk.unlink(stray)
+    finish_replacements(data_dir, state, disk)
+    sweep(data_dir, state, disk)
+    return state, path, good
+
+
+def _read(path: Path) -> tuple[LogState | None, int]:
+    """The state after the good lines of a journal file, None where not even the first is whole, and their bytes."""
+    state: LogState | None = None
+    good = 0
+    lines = list(read_lines(path))
+    for number, (at, fields) in enumerate(lines):
+        if fields is None:
+            if number != len(lines) - 1:
+                raise JournalError(f"{path} is damaged in line {number + 1}, before its last line.",
+                                   "restore the data_dir from a backup; do not edit the journal.")
+            log.warning("torn_line_dropped", file=path.name, line=number + 1)
+            break
+        state = LogState.restored(fields) if state is None else state.after(fields)
+        good = at
+    return state, good
+
+
+def replacement(path: Path, revision: int) -> Path:
+    """Where the file that commit `revision` puts in the place of `path` waits until its line stands."""
+    return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
+
+
+def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
+    """Rename what the journal says replaces a file; also after a crash between line and rename."""
+    named = {s.path: s.revision for s in state.segments} | {p: f.revision for p, f in state.files.items()}
+    for path, revision in named.items():
+        scratch = replacement(data_dir / path, revision)
+        if revision and scratch.exists():
+            disk.replace(scratch, data_dir / path)
+            disk.sync_folder(scratch.parent)
+
+
+def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
+    """Unlink segments the journal does not name, and replacements that never came to be."""
+    named = {s.path for s in state.segments}
+    strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
+    for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
+        strays += (data_dir / folder).glob(f"*{REPLACEMENT}*")
+    for path in strays:
+        disk.unlink(path)
+
+
+def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
+    """Unlink the oldest journal files, as long as they speak of no segment that is still there."""
+    named = {s.path for s in state.segments}
+    for path in journal_files(data_dir / "journal")[:-1]:
+        touched = {c["path"] for _, line in read_lines(path) if line and "seq" in line for c in line["files"]}
+        if touched & named:
+            return
+        disk.unlink(path)
+
+
+def lock_directory(path: Path) -> int:
+    """Take the directory for this process. Raises: LockedError naming the owner."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise LockedError(f"{path.parent} is being written by process {owner}.",
+                          "stop that process or set another data_dir.") from None
+    os.ftruncate(fd, 0)
+    DISK.write(fd, str(os.getpid()).encode(), 0)
+    return fd

@@ -1,0 +1,158 @@
+"""The writer stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamd.errors import DiskError
+from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.segments.compact import rewrite_deleted
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.segments.verify import verify_log
+from tests.faults import Crash, FaultyDisk
+
+SCHEMA = Schema(2, 1, 1)
+SEGMENT_EDGES = 8
+NUM_COMMITS = 16
+
+
+def commit_number(i):
+    """Commit i of a fixed life: edges, keys, labels, features, late events and deletes, over several segments."""
+    rng = np.random.default_rng(i)
+    n = int(rng.integers(0, 6))
+    first_node = 2 * i + 1
+    labels = int(rng.integers(0, 2))
+    deletions = np.zeros(1 if i % 5 == 4 else 0, DELETION)
+    if len(deletions):
+        deletions["src"], deletions["dst"] = (2 * i - 7, -1) if i % 2 else (2 * i - 1, 2 * i)
+        deletions["time"], deletions["edge"] = (i - 1) * 10, n
+    return dataclasses.replace(
+        empty_batch(SCHEMA), src_E=np.full(n, first_node), dst_E=np.full(n, first_node + 1), time_E=np.full(n, i * 10),
+        msg_ED=np.full((n, 2), i + 1, np.float32), label_node_L=np.full(labels, first_node),
+        label_time_L=np.full(labels, i * 10), label_target_L=np.full((labels, 1), i, np.float32),
+        node_F=np.array([first_node]), node_row_F=np.array([n]), node_edge_F=np.array([n]),
+        node_values_F=np.full((1, 1), i, np.float32), new_keys=(*(() if i else (None,)), f"key{first_node}", first_node + 1),
+        late_edge=(0,) if n and i % 3 == 0 else (), late_time=(i,) if n and i % 3 == 0 else (), deletions_X=deletions)
+
+
+def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
+    """Commit what is missing; the log's own position says where to go on."""
+    while (i := log.progress.positions.get("t", {0: Position(0)})[0].offset) < until:
+        log.commit(commit_number(i), Progress("c", {"t": "id"}, {"t": {0: Position(i + 1)}}), i * 10)
+        if acknowledged is not None:
+            acknowledged.append(i + 1)
+        if housekeeping and i == 9:
+            log.seal()
+            rewrite_deleted(log, LogReader(log.data_dir), log.num_edges)
+        if housekeeping and i == 13:
+            log.drop_before(int(log.state.segments[1].first_edge))
+
+
+def contents(path):
+    """All that a fresh reader sees."""
+    reader = LogReader(path)
+    reader.refresh()
+    if reader.state is None:
+        return 0, {}
+    first, end = reader.first_edge, reader.num_edges
+    src, dst, time = reader.edges(first, end) if end else (np.zeros(0),) * 3
+    shown = ~reader.hidden(first, end) if end else np.zeros(0, bool)
+    ids = np.arange(first, end)[shown]
+    return reader.state.progress.positions.get("t", {0: Position(0)})[0].offset, {
+        "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
+        "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
+        "features": reader.feature_node[~reader.deletions.is_gone(reader.feature_node)].tolist()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Contents after each number of commits, from a life without faults and without housekeeping."""
+    out = {0: {}}
+    path = tmp_path_factory.mktemp("expected")
+    log = LogWriter(path, SCHEMA, SEGMENT_EDGES)
+    for i in range(1, NUM_COMMITS + 1):
+        live(log, i, housekeeping=False)
+        out[i] = contents(path)[1]
+    log.close()
+    return out
+
+
+def agrees(got, want):
+    """Equal, but for edges that retention dropped from the front."""
+    if not want or not got:
+        return (got or {"ids": []})["ids"] == []
+    kept = [k for k, e in enumerate(want["ids"]) if not got["ids"] or e >= got["ids"][0]]
+    if not got["ids"]:
+        kept = []
+    return all(got[n] == ([want[n][k] for k in kept] if n in ("ids", "src", "dst", "time", "msg") else want[n]) for n in want)
+
+
+def calls_of_a_life(path):
+    disk = FaultyDisk()
+    log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+    live(log)
+    log.close()
+    return disk.calls
+
+
+class Watcher:
+    """A tail reader that looks before every system call: what it saw must never vanish."""
+
+    def __init__(self, path):
+        self.reader, self.edges = LogReader(path), 0
+
+    def __call__(self):
+        if self.reader.refresh():
+            assert self.reader.num_edges >= self.edges, "a row that a reader saw is gone"
+            self.edges = self.reader.num_edges
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["kill", "torn", "power"])
+def test_a_stop_at_any_system_call_keeps_what_was_acknowledged(tmp_path, expected, mode, stride):
+    total = calls_of_a_life(tmp_path / "calls")
+    assert total > 150
+    for at in range(len(mode) % stride, total, stride):
+        path = tmp_path / f"{at}"
+        watcher, acknowledged, log = Watcher(path), [0], None
+        disk = FaultyDisk(at, mode, on_call=watcher if mode == "kill" else None)
+        with pytest.raises(Crash):
+            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+            live(log, acknowledged=acknowledged)
+            log.close()
+        disk.abandon(log)
+        recover_and_finish(path, expected, acknowledged[-1], watcher, f"{mode} at call {at}")
+
+
+def recover_and_finish(path: Path, expected, acknowledged, watcher, where):
+    log = LogWriter(path, SCHEMA, SEGMENT_EDGES)
+    position, got = contents(path)
+    assert position in (acknowledged, acknowledged + 1), where
+    assert agrees(got, expected[position]), where
+    watcher()
+    assert verify_log(path)[1] == [], where
+    live(log, housekeeping=False)
+    log.close()
+    assert agrees(contents(path)[1], expected[NUM_COMMITS]), where
+    assert verify_log(path)[1] == [], where
+
+
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["full", "broken"])
+def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expected, mode, stride):
+    total = calls_of_a_life(tmp_path / "calls")
+    for at in range(len(mode) % stride, total, stride):
+        path = tmp_path / f"{at}"
+        acknowledged, log = [0], None
+        with pytest.raises(DiskError, match="could not be written"):
+            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, FaultyDisk(at, mode))
+            live(log, acknowledged=acknowledged)
+            log.close()
+        if log is not None and not log._closed:
+            with pytest.raises(DiskError, match="nothing more"):
+                log.commit(empty_batch(SCHEMA), Progress(), 10**9)
+            log.close()
+        recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"{mode} at call {at}")
