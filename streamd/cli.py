@@ -15,6 +15,8 @@ from streamd.settings import Settings, effective, load_settings
 
 app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
+tguf_app = typer.Typer(help="TGUF files: inspect, verify.", no_args_is_help=True)
+app.add_typer(tguf_app, name="tguf")
 models_app = typer.Typer(help="Model versions: list, show, promote, rollback.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 out = Console()
@@ -101,6 +103,40 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     for d in damage:
         err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
     out.print(f"{commits:,} commits checked, {len(damage)} damaged")
+    raise typer.Exit(1 if damage else 0)
+
+
+@tguf_app.command("inspect")
+def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> None:
+    """Print a file's header, sections, fill and time range."""
+    from streamd.segments.describe import describe
+
+    header, sections = describe(file)
+    table = Table("", "", box=None, show_header=False)
+    for name, value in header:
+        table.add_row(name, value)
+    out.print(table)
+    table = Table("section", "offset", "rows", "room for", "a row", box=None)
+    for row in sections:
+        table.add_row(*row)
+    out.print(table)
+
+
+@tguf_app.command("verify")
+def tguf_verify(file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")]) -> None:
+    """Check a file's header and every row, and a segment of a log against its checksums."""
+    from streamd.segments.tguf import open_tguf
+    from streamd.segments.verify import data_dir_of, verify_log
+
+    opened = open_tguf(file)
+    data_dir = data_dir_of(file)
+    damage = []
+    if data_dir is not None:
+        damage = verify_log(data_dir, only=str(file.resolve().relative_to(data_dir)))[1]
+    for d in damage:
+        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
+    held = "checksums of its journal" if data_dir else "no journal beside it"
+    out.print(f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged")
     raise typer.Exit(1 if damage else 0)
 
 

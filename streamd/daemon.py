@@ -16,7 +16,7 @@ from types import FrameType
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.errors import DataLossError, KafkaError, LockedError, SettingsError, StreamdError
+from streamd.errors import DataLossError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.processes import end_with_parent
 from streamd.settings import Settings, as_environment
@@ -125,7 +125,7 @@ def run_role(settings: Settings, role: str) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         {"ingest": _run_ingest, "train": _run_train, "serve": _run_serve}[role](settings, stop)
-    except (LockedError, KafkaError) as error:
+    except (LockedError, DiskError, KafkaError) as error:
         log.error("refused", error=str(error), kind=type(error).__name__)
         return REFUSED if isinstance(error, DataLossError) else 1
     except StreamdError as error:

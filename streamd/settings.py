@@ -47,7 +47,6 @@ class IngestSettings(Branch):
     shard: str | None = Field(None, pattern=r"^[1-9]\d*/[1-9]\d*$", 
                               description='"2/4" reads only the second of four parts of the partitions')
     on_data_loss: Literal["fail", "continue"] = Field("fail", description="what to do where Kafka lost what comes next")
-    tombstones: Literal["dead_letter", "delete"] = Field("dead_letter", description="what a null value with a key is")
     late_policy: Literal["clamp", "dead_letter"] = Field("clamp", description="what becomes of events behind the log")
     max_ahead_seconds: Seconds = Field(600, description="an event further ahead of the wall clock is a dead letter")
     merge_wait_seconds: Seconds = Field(0.2, description="how long a live event waits for other partitions")
@@ -61,11 +60,6 @@ class IngestSettings(Branch):
     segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
     dead_letter_topic: str | None = Field(None, description="topic for dead letters; local files where absent")
     dead_letter_max_bytes: Positive = Field(67_108_864, description="most bytes of local dead letters kept")
-
-
-class RetentionSettings(Branch):
-    max_age_seconds: Positive | None = Field(None, description="sealed segments whose newest event is older are dropped")
-    max_bytes: Positive | None = Field(None, description="most bytes of disk that segments may take")
 
 
 class WindowSettings(Branch):
@@ -131,7 +125,6 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
-    retention: RetentionSettings = RetentionSettings()
     windows: WindowSettings = WindowSettings()
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()
@@ -239,6 +232,9 @@ def _check_together(s: Settings) -> None:
         raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
+    for name in ("group_id", "bootstrap_servers"):
+        if name in s.kafka.client:
+            raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
     if s.ingest.shard is not None:
         index, count = (int(x) for x in s.ingest.shard.split("/"))
         if index > count:

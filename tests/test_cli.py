@@ -2,6 +2,7 @@ import gzip
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -24,10 +25,9 @@ def run(*args, **env):
     (("demo", "--stream", "nope"), {}, "no demo stream"), (("demo", "--speed", "fast"), {}, "--speed"),
     (("verify", "--data-dir", "/no/such"), {}, "holds no log"), (("models", "list", "--data-dir", "/no/such"), {}, "no models"),
     (("produce", "/no/file.csv"), {}, "not a file"),
-    (("run", "--role", "ingest"), {"STREAMD_KAFKA__CLIENT": '{"sasl_mecanism": "PLAIN"}', "STREAMD_DATA_DIR": "/tmp/streamd-test-cli"},
-     "sasl_mecanism")])
-def test_what_is_wrong_is_one_line_and_status_2(args, env, says):
-    done = run(*args, **env)
+    (("run", "--role", "ingest"), {"STREAMD_KAFKA__CLIENT": '{"sasl_mecanism": "PLAIN"}'}, "sasl_mechanism")])
+def test_what_is_wrong_is_one_line_and_status_2(tmp_path, args, env, says):
+    done = run(*args, STREAMD_DATA_DIR=str(tmp_path), **env)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr + done.stdout
 
 
@@ -85,3 +85,24 @@ def test_files_that_are_no_events_are_named(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(SettingsError, match=says):
         list(read_events(tmp_path / name, Columns()))
+
+
+def tguf(*args):
+    return CliRunner().invoke(app, ["tguf", *args], env={"COLUMNS": "200"})
+
+
+def test_a_tguf_file_is_described_and_checked(tmp_path):
+    golden = Path(__file__).parent / "segments/golden/nodefeat_labels_splits.tguf"
+    shown = tguf("inspect", str(golden)).output
+    for text in ("num_edges", "val_start", "[70, 85)", "node_feat", "2 to 146", "label_target"):
+        assert text in shown
+    assert "100 edges, 12 labels checked (no journal" in tguf("verify", str(golden)).output
+    write_log(tmp_path, *stream(120))
+    segment = tmp_path / "edges/default/00000000000000000000.tguf"
+    assert "checksums of its journal), 0 damaged" in tguf("verify", str(segment)).output
+    raw = bytearray(segment.read_bytes())
+    raw[4096 + 8 * 5] ^= 1
+    segment.write_bytes(raw)
+    result = tguf("verify", str(segment))
+    assert result.exit_code == 1 and "edges [0, 97)" in result.output
+    assert tguf("verify", str(tmp_path / "published")).exit_code != 0

@@ -14,7 +14,7 @@ from streamd.settings import KafkaSettings
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker; the client's own 30 s would outlast most restarts."""
 TOKEN_PROVIDER = "sasl_oauth_token_provider"
-OURS = {"group_id", "bootstrap_servers", "enable_auto_commit", "auto_offset_reset", "isolation_level",
+OURS = {"enable_auto_commit", "auto_offset_reset", "isolation_level",
         "key_deserializer", "value_deserializer", "key_serializer", "value_serializer", "metadata_max_age_ms"}
 
 

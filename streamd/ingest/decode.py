@@ -37,7 +37,10 @@ _columns = operator.attrgetter("src", "dst", "time", "features")
 
 @dataclass(frozen=True)
 class Rules:
-    """What an event must satisfy. Times in microseconds, sizes in bytes or counts."""
+    """What an event must satisfy. Times in microseconds, sizes in bytes or counts.
+
+    deletes: whether deletes (null values with a key among them) are taken; off until every view of the log honours them.
+    """
 
     schema: Schema
     time_unit: str = "ms"
@@ -45,7 +48,7 @@ class Rules:
     max_key_bytes: int = 256
     max_record_bytes: int = 4_194_304
     max_record_events: int = 100_000
-    delete_tombstones: bool = False
+    deletes: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,8 @@ class _Batch:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
             values = _checked(e.target, schema.label_dim, "target")
             return self._decoder.checked_time(e.time, stamp_us, horizon), LABEL, number(e.node, "node"), -1, values
+        if not self._rules.deletes:
+            raise BadEvent("unsupported", "deletes are not supported yet")
         if e.node is not None:
             if e.src is not None or e.dst is not None:
                 raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
@@ -300,8 +305,8 @@ class _Batch:
         return self._newest, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
 
     def _tombstone(self, record: Any) -> None:
-        if not self._rules.delete_tombstones:
-            raise BadEvent("tombstone", "the value is null, and ingest.tombstones is not delete")
+        if not self._rules.deletes:
+            raise BadEvent("tombstone", "the value is null, and deletes are not supported yet")
         try:
             key: Key = (record.key or b"").decode()
         except UnicodeDecodeError:

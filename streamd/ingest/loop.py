@@ -1,7 +1,7 @@
 """The poll thread: poll, decode, merge, commit; nothing else in the product writes to the log."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -54,15 +54,12 @@ class IngestLoop:
     """Runs until told to stop; a restart continues at the journal's positions. Owner: the ingest process."""
 
     def __init__(
-        self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat,
-        keep_house: Callable[[], None] = lambda: None
+        self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat
     ) -> None:
-        """keep_house: called every second between two commits, for retention and compaction."""
         s = settings.ingest
-        self._keep_house = keep_house
         self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
         rules = Rules(log_writer.schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes,
-                      s.max_record_bytes, s.max_record_events, s.tombstones == "delete")
+                      s.max_record_bytes, s.max_record_events)
         self._decoder = Decoder(rules)
         self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy)
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -166,7 +163,6 @@ class IngestLoop:
         if now - self._last_report >= REPORT_SECONDS:
             self._last_report = now
             self._report(source)
-            self._keep_house()
         self._close_idle_window(source, now)
         if source.changed:
             log.info("topics_changed")
@@ -227,7 +223,6 @@ class IngestLoop:
         metrics.events.labels("edge").inc(batch.num_edges)
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
-        metrics.events.labels("delete").inc(len(batch.deletions_X))
         metrics.clamped.inc(len(batch.late_edge))
         metrics.log_edges.set(self._log.num_edges)
         metrics.watermark.set(self._log.watermark / 1e6)

@@ -8,8 +8,8 @@ import numpy as np
 from crc32c import crc32c
 
 from streamd.errors import JournalError, TGUFError
-from streamd.segments.journal import journal_files, read_lines
-from streamd.segments.reader import LogReader
+from streamd.segments.journal import LogState, journal_files, read_lines
+from streamd.segments.layout import EDGES
 from streamd.segments.tguf import TGUFFile, open_tguf
 
 
@@ -60,37 +60,41 @@ def verify_log(
     return commits, damage
 
 
+def data_dir_of(file: Path) -> Path | None:
+    """The data directory whose log a segment belongs to, None for any other file."""
+    folder = file.resolve().parent
+    data_dir = folder.parent.parent
+    return data_dir if folder == data_dir / EDGES and (data_dir / "published").exists() else None
+
+
 def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
     """What the journal says of every file that is still there; a replaced file is held to what was said since."""
-    reader = LogReader(data_dir)
-    reader.refresh()
-    assert reader.state is not None
-    present = {s.path for s in reader.state.segments} | set(reader.state.files)
+    published = int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
     promised: dict[str, list[_Promise]] = {}
-    commits, seen = 0, False
+    state: LogState | None = None
+    commits = 0
     for path in journal_files(data_dir / "journal"):
         for number, (_, fields) in enumerate(read_lines(path)):
             if fields is None:
                 raise JournalError(f"{path} is damaged in line {number + 1}.", "restore the data_dir from a backup.")
             if number == 0:
-                if not seen:
-                    promised |= {p: [_Promise(fields["checkpoint"], (0, size), None, crc)]
-                                 for p, (size, crc, _) in fields["files"].items() if size}
-                seen = True
+                if state is None:
+                    state = LogState.restored(fields)
+                    promised |= {p: [_Promise(state.seq, (0, f.num_bytes), None, f.crc)] for p, f in state.files.items()}
                 continue
-            if fields["seq"] > reader.state.seq:
+            if fields["seq"] > published or state is None:
                 break
+            state = state.after(fields)
             commits += 1
             for change in fields["files"]:
                 name = change["path"]
-                if name not in present:
-                    continue
                 rows = tuple(change["bytes"] if "bytes" in change else change["rows"])
                 if "revision" in change:
                     promised[name] = []
                 labels = tuple(change["labels"]) if "labels" in change else None
                 promised.setdefault(name, []).append(_Promise(fields["seq"], rows, labels, change["crc"]))
-    return commits, promised
+    present = set() if state is None else {s.path for s in state.segments} | set(state.files)
+    return commits, {name: promises for name, promises in promised.items() if name in present}
 
 
 def _bytes_crc(path: Path, promise: _Promise) -> tuple[int, str]:

@@ -17,9 +17,6 @@ lag_seconds = Gauge("streamd_lag_seconds", "Age of the newest record read of a p
                     ["topic", "partition"])
 gaps = Counter("streamd_data_gaps", "Gaps in a partition's offsets passed over by on_data_loss: continue")
 lost_records = Counter("streamd_lost_records", "Offsets in those gaps, where their number is known")
-log_bytes = Gauge("streamd_log_bytes", "Bytes of disk that the log's segments take")
-retention_blocked = Gauge("streamd_retention_blocked", "1 while a role needs what retention would drop")
-dropped_segments = Counter("streamd_dropped_segments", "Segments that retention unlinked")
 log_edges = Gauge("streamd_log_edges", "Edges in the log")
 
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"])

@@ -8,11 +8,11 @@ from streamd.demo.table import best_half_life, render, rows
 from streamd.demo.twins import NUM_HALF_LIVES, Twins, TwinWindow
 from streamd.errors import DemoError
 from streamd.events import Schema
-from streamd.ingest.decode import Decoder, Origin, Rules
+from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, Record, settings, stream, write_log
 
 
 @pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14)])
@@ -29,7 +29,7 @@ def test_every_event_of_the_demo_fits_the_decoder():
     for s in STREAMS.values():
         decoder = Decoder(Rules(Schema(len(s.edge_features), s.node_feature_dim, 0), "s"))
         for event in [*s.nodes(), *next(s.hours(1))]:
-            good, bad = decoder.decode(event.value, (), Origin(0, 0, 0), 0, 2 * 10**15)
+            good, bad = decoder.decode([Record(event.value)], 0, 0, 2 * 10**15)
             assert good and not bad
 
 

@@ -3,8 +3,8 @@ import numpy as np
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
 from streamd.ingest.block import ROW, Block
 from streamd.ingest.columns import BatchBuilder, as_json
-from streamd.ingest.keys import KeyTable
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
+from streamd.ingest.keys import KeyTable
 
 SCHEMA = Schema(1, 2, 1)
 

@@ -19,7 +19,7 @@ STAMP_MS = 1_600_000_000_000
 
 
 def decoder(**rules):
-    return Decoder(Rules(**{"schema": Schema(2, 1, 1), **rules}))
+    return Decoder(Rules(**{"schema": Schema(2, 1, 1), "deletes": True, **rules}))
 
 
 def decode(value, headers=(), stamp=STAMP_MS, log_append_time=False, key=None, **rules):
@@ -63,7 +63,7 @@ def test_nodes_and_labels_are_decoded():
 
 BAD = {
     "broken JSON": (b'{"src": "a", ', "bad_json"), "not UTF-8": (b'{"src": "\xff\xfe"}', "bad_json"),
-    "a number": (b"17", "wrong_type"), "empty value": (b"", "bad_json"), "no value": (None, "tombstone"),
+    "a number": (b"17", "wrong_type"), "empty value": (b"", "bad_json"), "no value": (None, "bad_key"),
     "src a list": (edge(src=[1]), "wrong_type"), "src a float": (edge(src=1.5), "wrong_type"),
     "src true": (edge(src=True), "wrong_type"), "float time": (edge(time=5.0), "bad_time"),
     "fractional time": (edge(time=5.5), "bad_time"), "string time": (edge(time="5"), "wrong_type"),
@@ -125,12 +125,12 @@ def test_deletes_name_a_node_or_an_edge_and_take_the_partitions_newest_time():
     assert [e.time for e in good] == [77, edge()["time"] * 1000, edge()["time"] * 1000]
 
 
-def test_a_null_value_deletes_the_node_of_its_key_only_where_the_setting_says_so():
-    assert decode(None, key=b"u:1")[1][0].reason == "tombstone"
-    good, bad = decode(None, key=b"u:1", delete_tombstones=True)
+def test_a_null_value_deletes_the_node_of_its_key_and_nothing_is_deleted_by_default():
+    good, bad = decode(None, key=b"u:1")
     assert not bad and (good[0].kind, good[0].a) == (DELETE, "u:1")
-    assert decode(None, key=None, delete_tombstones=True)[1][0].reason == "bad_key"
-    assert decode(None, key=b"\xff", delete_tombstones=True)[1][0].reason == "bad_key"
+    assert decode(None, key=None)[1][0].reason == decode(None, key=b"\xff")[1][0].reason == "bad_key"
+    assert decode(None, key=b"u:1", deletes=Rules(Schema()).deletes)[1][0].reason == "tombstone"
+    assert decode({"type": "delete", "node": "u:1"}, deletes=Rules(Schema()).deletes)[1][0].reason == "unsupported"
 
 
 def single_records(events):
@@ -167,10 +167,10 @@ def test_ndjson_lines_are_judged_one_by_one():
     assert decode(b"\n\n", [("content-type", NDJSON.encode())])[1][0].reason == "empty"
 
 
-def arrow(table, **options):
+def arrow(table, rows_a_batch=7, **options):
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, **options) as writer:
-        writer.write_table(table, max_chunksize=7)
+        writer.write_table(table, max_chunksize=rows_a_batch)
     return sink.getvalue().to_pybytes()
 
 
@@ -208,7 +208,7 @@ def test_arrow_rows_that_do_not_fit_leave_their_neighbours_in():
     (b"", "bad_arrow"), (b"ARROW1", "bad_arrow"), (arrow(plain_table())[:200], "bad_arrow"), (b"\xff" * 100, "bad_arrow"),
     (arrow(plain_table(), options=pa.ipc.IpcWriteOptions(compression="zstd")), "bad_arrow"),
     (arrow(plain_table(0)), "empty"), (arrow(plain_table(500)), "too_many_events"),
-    (arrow(pa.table({"n": pa.nulls(10**9)})), "too_many_events"),
+    (arrow(pa.table({"n": pa.nulls(10**9)}), 10**9), "too_many_events"),
 ])
 def test_arrow_streams_that_cannot_be_trusted_are_rejected_whole(value, reason):
     good, bad = decode_arrow(value, max_record_events=100)

@@ -1,0 +1,46 @@
+"""A TGUF file in words and numbers, for people."""
+
+import datetime
+from pathlib import Path
+
+import numpy as np
+
+from streamd.events import Int64
+from streamd.segments.format import FIELDS
+from streamd.segments.tguf import open_tguf
+
+Lines = list[tuple[str, ...]]
+NO_LIMIT = 2**40
+
+
+def describe(path: Path) -> tuple[Lines, Lines]:
+    """Header lines (name, value) and section lines (name, byte offset, rows, capacity, bytes a row).
+
+    Raises: TGUFError where it is not a TGUF file, or contradicts itself.
+    """
+    file = open_tguf(path, check_rows=False)
+    h = file.header
+    header: Lines = [("file", f"{path}, {file.file_bytes:,} bytes")]
+    header += [(name, f"{getattr(h, name):,}") for name in FIELDS[1:] if not name.endswith("_offset")]
+    header += [("edge times", _range(file.time)), ("label times", _range(file.label_time))]
+    header += [(f"{name} rows", f"[{a:,}, {b:,})") for name, (a, b) in file.splits.items()]
+    sections: Lines = []
+    for name, section in file.sections.items():
+        rows = len(getattr(file, name))
+        room = f"{section.capacity:,}" if section.capacity < NO_LIMIT else "any number"
+        sections.append((name, f"{section.offset:,}", f"{rows:,}", room, f"{section.row_bytes} B"))
+    return header, sections
+
+
+def _range(time: Int64) -> str:
+    if not len(time):
+        return "none"
+    first, last = int(time[0]), int(time[-1])
+    return f"{first} to {last} (as microseconds {_date(first)} to {_date(last)})"
+
+
+def _date(time_us: int) -> str:
+    try:
+        return str(np.datetime64(time_us, "us").astype(datetime.datetime))
+    except (ValueError, OverflowError):
+        return "out of the calendar"

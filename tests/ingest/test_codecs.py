@@ -1,0 +1,75 @@
+"""Compressed batches: what expands within the limit is read, the rest is one dead letter and the partition goes on."""
+
+import gzip
+
+import lz4.frame
+import pytest
+import snappy
+import zstandard
+from kafka.codec import snappy_encode
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from streamd.ingest.codecs import REFUSED_HEADER, bound_expansion, expand
+
+LIMIT = 100_000
+ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}
+
+
+@pytest.mark.parametrize("codec", ENCODE)
+@pytest.mark.parametrize("size", [0, 1, 5_000, LIMIT])
+def test_what_fits_is_expanded_as_it_was(codec, size):
+    data = bytes(i % 251 for i in range(size))
+    assert expand(codec, ENCODE[codec](data), LIMIT) == data
+
+
+@pytest.mark.parametrize("codec", ENCODE)
+def test_a_bomb_is_refused_without_being_expanded(codec):
+    with pytest.raises(ValueError, match="max_batch_bytes"):
+        expand(codec, ENCODE[codec](bytes(LIMIT + 1)), LIMIT)
+    with pytest.raises(ValueError, match="max_batch_bytes"):
+        expand(codec, ENCODE[codec](bytes(30_000_000)), LIMIT)
+
+
+@pytest.mark.parametrize("codec", [*ENCODE, 7])
+@pytest.mark.parametrize("data", [b"\xff" * 40, b"\x82SNAPPY\x00" + bytes(20)])
+def test_noise_is_refused(codec, data):
+    with pytest.raises(ValueError, match="cannot be read|max_batch_bytes"):
+        expand(codec, data, LIMIT)
+
+
+@pytest.mark.parametrize("codec", [1, 3])
+def test_a_stream_that_is_cut_short_is_refused(codec):
+    with pytest.raises(ValueError, match="cannot be read"):
+        expand(codec, ENCODE[codec](bytes(range(256)) * 50)[:-20], LIMIT)
+
+
+def test_plain_snappy_blocks_are_read_too():
+    assert expand(2, snappy.compress(b"abc" * 50), LIMIT) == b"abc" * 50
+
+
+def batch(codec, value, count):
+    builder = DefaultRecordBatchBuilder(2, codec, False, -1, -1, -1, 10**9)
+    for i in range(count):
+        builder.append(i, 1000 + i, None, value, [])
+    return DefaultRecordBatch(bytes(builder.build()))
+
+
+@pytest.fixture
+def bounded():
+    before = DefaultRecordBatch._maybe_uncompress
+    bound_expansion(LIMIT)
+    yield
+    DefaultRecordBatch._maybe_uncompress = before
+
+
+@pytest.mark.parametrize("codec", [0, *ENCODE])
+def test_a_batch_within_the_limit_is_read_record_by_record(bounded, codec):
+    assert [(r.offset, r.value) for r in batch(codec, b"x" * 50, 9)] == [(i, b"x" * 50) for i in range(9)]
+
+
+@pytest.mark.parametrize("codec", ENCODE)
+def test_a_batch_beyond_the_limit_becomes_one_record_that_says_why(bounded, codec):
+    refused = batch(codec, bytes(50_000), 9)
+    (record,) = list(refused)
+    assert record.headers == [(REFUSED_HEADER, b"")] and b"offsets 0 to 8" in record.value and b"max_batch_bytes" in record.value
+    assert refused.next_offset == 9, "reading goes on behind it"
