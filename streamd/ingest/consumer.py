@@ -54,6 +54,9 @@ class KafkaSource:
                                 "use fewer shards, or more partitions.")
         if self._watch is not None:
             self._watch.close()
+            # A client that knew the topics before fails on a partition which its metadata do not hold yet.
+            self._consumer.close(autocommit=False)
+            self._consumer = make_consumer(self._kafka)
         self._watch = BrokerWatch(self._kafka, topics)
         return True
 

@@ -1,0 +1,102 @@
+"""What a Kafka of real life does: gaps, new partitions, other content types and codecs, lag tools."""
+
+import json
+import time
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+
+from streamd.ingest.wire import ARROW, NDJSON
+from streamd.segments.journal import journal_files, read_lines
+from tests.crash.daemons import produce, rows_of, wait
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def admin(kafka):
+    made = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    yield made
+    made.close()
+
+
+def gaps(daemon):
+    return [gap for path in journal_files(daemon.path / "journal") for _, line in read_lines(path)
+            for gap in line.get("gaps", ())]
+
+
+def test_told_to_continue_ingest_passes_over_what_kafka_lost_and_notes_the_gap(daemon_on, kafka, topic, producer, admin):
+    produce(producer, topic, rows_of(200))
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__on_data_loss="continue").start("ingest")
+    wait(lambda: daemon.edges() == 200, "the events are in")
+    assert daemon.stop() == 0
+    produce(producer, topic, rows_of(100, seed=1))
+    admin.delete_records({TopicPartition(topic, p): -1 for p in range(4)})
+    produce(producer, topic, rows_of(50, seed=2))
+    daemon.start("ingest")
+    wait(lambda: daemon.edges() == 250, "what came behind the gap is in")
+    lost = gaps(daemon)
+    assert sum(end - first for _, _, first, end in lost) == 100 and {t for t, *_ in lost} == {topic}
+    assert daemon.stop() == 0
+    admin.delete_topics([topic])
+    time.sleep(1)
+    kafka.create_topic(topic, 4)
+    produce(producer, topic, rows_of(30, seed=3))
+    daemon.start("ingest")
+    wait(lambda: daemon.edges() == 280, "the new topic is read from its beginning")
+    assert [end for *_, end in gaps(daemon)[len(lost):]].count(-1) == 4
+    assert daemon.stop() == 0
+
+
+def test_partitions_added_while_running_are_found_and_nothing_is_taken_twice(daemon_on, kafka, topic, producer, admin):
+    produce(producer, topic, rows_of(300))
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    wait(lambda: daemon.edges() == 300, "the events are in")
+    admin.create_partitions({topic: 6})
+    late = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    newest = max(t for *_, t in daemon.events())
+    for i in range(20):
+        late.send(topic, json.dumps({"src": "new", "dst": i, "time": newest + i}).encode(), partition=5).get(30)
+    late.close()
+    wait(lambda: daemon.edges() == 320, "the new partition is read", 40)
+    assert len(set(daemon.events())) == len({*rows_of(300)}) + 20
+    assert daemon.stop() == 0
+
+
+def test_every_codec_and_content_type_is_read_and_a_bomb_is_one_dead_letter(daemon_on, kafka, topic):
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__max_batch_bytes=1_000_000).start("ingest")
+    sent = 0
+    for codec in (None, "gzip", "snappy", "lz4", "zstd"):
+        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, compression_type=codec, linger_ms=50,
+                                 max_request_size=10_000_000)
+        lines = [json.dumps({"src": f"{codec}", "dst": f"x{i}", "time": 1000 + i}).encode() for i in range(40)]
+        for line in lines[:20]:
+            producer.send(topic, line, partition=0)
+        producer.send(topic, b"\n".join(lines[20:30]), partition=0, headers=[("content-type", NDJSON.encode())])
+        table = pa.table({"src": [f"{codec}"] * 10, "dst": [f"x{i}" for i in range(30, 40)], "time": range(1030, 1040)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        producer.send(topic, sink.getvalue().to_pybytes(), partition=0, headers=[("content-type", ARROW.encode())])
+        producer.flush()
+        if codec:
+            producer.send(topic, bytes(2_000_000), partition=0)
+            producer.flush()
+        producer.send(topic, json.dumps({"src": f"{codec}", "dst": "behind", "time": 2000}).encode(), partition=0)
+        producer.flush()
+        producer.close()
+        sent += 41
+    wait(lambda: daemon.edges() == sent, "all good events are in")
+    letters = [json.loads(x) for x in (daemon.path / "deadletter/current.jsonl").read_text().splitlines()]
+    assert [x["reason"] for x in letters] == ["bad_batch"] * 4
+    assert daemon.stop() == 0
+
+
+def test_lag_tools_see_how_far_the_log_is(daemon_on, kafka, topic, producer, admin):
+    produce(producer, topic, rows_of(100))
+    daemon = daemon_on(kafka.bootstrap_servers, topic, kafka__group_id=f"group-{topic}").start("ingest")
+    wait(lambda: daemon.edges() == 100, "the events are in")
+    assert daemon.stop() == 0
+    said = admin.list_group_offsets(f"group-{topic}")
+    assert sum(o.offset for o in said.get(f"group-{topic}", said).values()) == 100
