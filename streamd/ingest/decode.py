@@ -4,6 +4,7 @@ Edges are decoded many at a time and checked as columns; where anything among th
 decoded again one by one, which also says what is wrong with which.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,11 +93,11 @@ class Decoder:
         return batch.finish()
 
     def edges(
-        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, stamp_us: Sequence[int] | int, horizon: Any
+        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, records: Sequence[Any], horizon: Any
     ) -> Block | None:
-        """Edges as a block where every one of them is valid, else None. offset, item, stamp_us: one for all, or each."""
+        """Edges as a block where every one of them is valid, else None. offset, item, records: one for all, or each."""
         src, dst, time, features = zip(*map(_columns, wire), strict=True)
-        times = self._times(time, stamp_us, horizon)
+        times = self._times(time, records, horizon)
         a = None if times is None else self.keys.numbers(src)
         b = None if a is None else self.keys.numbers(dst)
         values = None if b is None else self._features(features)
@@ -104,11 +105,11 @@ class Decoder:
             return None
         return edge_block(times, a, b, values, offset, item, source)
 
-    def _times(self, time: Sequence[int | None], stamp_us: Sequence[int] | int, horizon: Any) -> Int64 | None:
+    def _times(self, time: Sequence[int | None], records: Sequence[Any], horizon: Any) -> Int64 | None:
         try:
             column = np.fromiter(time, np.int64, len(time))
         except TypeError:
-            stamps = [stamp_us] * len(time) if isinstance(stamp_us, int) else stamp_us
+            stamps = [_stamp(r) for r in records] * (len(time) // len(records))
             filled = [s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)]
             if any(not 0 <= t <= MAX_TIME_US for t in filled):
                 return None
@@ -130,7 +131,8 @@ class Decoder:
                 return None
         except TypeError:
             return None
-        flat = np.fromiter((v for row in features for v in row), np.float64, count * self._dim)  # type: ignore[union-attr]
+        values = itertools.chain.from_iterable(features)  # type: ignore[arg-type]
+        flat = np.fromiter(values, np.float64, count * self._dim)
         return None if (np.abs(flat) > FLOAT32_MAX).any() else flat.astype(np.float32).reshape(count, self._dim)
 
     def checked_time(self, time: int | float | None, stamp_us: int, horizon: int) -> int:
@@ -169,12 +171,11 @@ class _Batch:
         """Records that hold one JSON object each."""
         wire = edges_of_lines([r.value for r in records])
         if wire is not None:
-            stamps = [_stamp(r) for r in records]
             horizon: Any = self._horizon
             if records[0].timestamp_type == 1 or records[-1].timestamp_type == 1:
                 horizon = np.array([self._horizon_of(r) for r in records])
             offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-            if self._add(self._decoder.edges(wire, offset, 0, self._source, stamps, horizon)):
+            if self._add(self._decoder.edges(wire, offset, 0, self._source, records, horizon)):
                 return
         if len(records) > FEW:
             half = len(records) // 2
@@ -232,7 +233,7 @@ class _Batch:
     def add_edges(self, wire: Sequence[WireEdge], record: Any) -> bool:
         """Take the edges of one record; False, and nothing taken, where one of them is not valid."""
         self.check_count(len(wire))
-        return self._add(self._decoder.edges(wire, record.offset, np.arange(len(wire)), self._source, _stamp(record),
+        return self._add(self._decoder.edges(wire, record.offset, np.arange(len(wire)), self._source, (record,),
                                              self._horizon_of(record)))
 
     def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool:
