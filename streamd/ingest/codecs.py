@@ -19,10 +19,6 @@ ZSTD_WINDOW = 1 << 27
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
 
-class _Refused(Exception):
-    """The batch is not taken."""
-
-
 def expand(codec: int, data: bytes, limit: int) -> bytes:
     """Decompress a batch. codec: Kafka's number (1 gzip, 2 snappy, 3 lz4, 4 zstd).
 
@@ -30,9 +26,8 @@ def expand(codec: int, data: bytes, limit: int) -> bytes:
     """
     try:
         out = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}[codec](data, limit)
-    except (zlib.error, zstandard.ZstdError, RuntimeError, OSError, EOFError, IndexError, KeyError) as error:
-        raise ValueError(f"the compressed batch cannot be read: {error!r}") from None
-    except snappy.UncompressError as error:
+    except (zlib.error, zstandard.ZstdError, snappy.UncompressError, RuntimeError, OSError, EOFError, IndexError,
+            KeyError) as error:
         raise ValueError(f"the compressed batch cannot be read: {error!r}") from None
     if len(out) > limit:
         raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit}")

@@ -70,7 +70,7 @@ def parse(raw: bytes | msgspec.Raw) -> WireEvent:
     try:
         return _event.decode(raw)
     except msgspec.ValidationError as error:
-        raise BadEvent("unknown_type" if "`$.type`" in str(error) else "wrong_type", str(error)) from None
+        raise _misfit(error) from None
     except RecursionError:
         raise BadEvent("too_deep", TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -103,4 +103,8 @@ def converted(row: dict[str, Any]) -> WireEvent:
     try:
         return msgspec.convert({k: v for k, v in row.items() if v is not None}, WireEvent)
     except msgspec.ValidationError as error:
-        raise BadEvent("unknown_type" if "`$.type`" in str(error) else "wrong_type", str(error)) from None
+        raise _misfit(error) from None
+
+
+def _misfit(error: msgspec.ValidationError) -> BadEvent:
+    return BadEvent("unknown_type" if "`$.type`" in str(error) else "wrong_type", str(error))

@@ -38,26 +38,27 @@ def rewrite_deleted(log: LogWriter, reader: LogReader, before_edge: int) -> Comp
     reader.refresh()
     keys = _remove_keys(log, reader)
     _remove_node_features(log, reader)
+    reserved = reserved_node((log.data_dir / KEYS).read_bytes())
     segments = edges = waiting = 0
     for state in log.state.segments:
-        dead_E, dead_L = _dead(log, reader, state)
+        dead_E, dead_L = _dead(log, reader, state, reserved)
         if not (dead_E.any() or dead_L.any()):
             continue
         if state == log.state.segments[-1] or state.first_edge + state.num_edges > before_edge:
             waiting += int(dead_E.sum())
             continue
+        reserved = _reserve(log) if reserved < 0 else reserved
         smaller = replace(state, capacity=max(state.num_edges, 1))
-        log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, _reserve(log)))
+        log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, reserved))
         segments, edges = segments + 1, edges + int(dead_E.sum())
     reader.refresh()
     return Compaction(segments, edges, keys, waiting)
 
 
-def _dead(log: LogWriter, reader: LogReader, state: SegmentState) -> tuple[Bools, Bools]:
+def _dead(log: LogWriter, reader: LogReader, state: SegmentState, reserved: int) -> tuple[Bools, Bools]:
     """Rows of edges and labels that are hidden but not overwritten yet: bool[num_edges], bool[num_labels]."""
     file = open_tguf(log.data_dir / state.path, check_rows=False)
     src, dst = file.column("src", state.num_edges), file.column("dst", state.num_edges)
-    reserved = reserved_node((log.data_dir / KEYS).read_bytes())
     hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
     if not state.num_labels:
         return hidden, np.zeros(0, np.bool_)
@@ -90,11 +91,9 @@ def _copy_rows(
 
 def _reserve(log: LogWriter) -> int:
     """Id of the node that dead rows point to, given out at the first compaction."""
-    found = reserved_node((log.data_dir / KEYS).read_bytes())
-    if found < 0:
-        found = log.num_nodes
-        log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
-    return found
+    node = log.num_nodes
+    log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
+    return node
 
 
 def _remove_keys(log: LogWriter, reader: LogReader) -> int:

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from streamd.events import Int64
-from streamd.segments.format import FIELDS
+from streamd.segments.format import FIELDS, NO_LIMIT
 from streamd.segments.tguf import open_tguf
 
 Lines = list[tuple[str, ...]]
-NO_LIMIT = 2**40
 
 
 def describe(path: Path) -> tuple[Lines, Lines]:

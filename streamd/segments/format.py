@@ -8,6 +8,8 @@ from streamd.errors import TGUFError
 
 MAGIC = 0x54474E42494E3031
 PAGE = 4096
+NO_LIMIT = 2**40
+"""Rows that a section without width has room for, and the end of sizes that a schema may ask for."""
 REWRITE = "rewrite or restore the file; `streamd verify` names damaged segments of a log."
 
 
@@ -80,7 +82,7 @@ class TGUFSchema:
     negatives_start: int = 0
 
     def __post_init__(self) -> None:
-        wrong = [f.name for f in fields(self) if not 0 <= getattr(self, f.name) < 2**40]
+        wrong = [f.name for f in fields(self) if not 0 <= getattr(self, f.name) < NO_LIMIT]
         if wrong:
             raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}; it must be 0 or above, and a size a file can have")
         if self.negatives_start > self.edge_capacity:
@@ -179,7 +181,7 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
         if end < start:
             raise TGUFError(f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.", REWRITE)
         width = row_bytes[name]
-        capacity = (end - start) // width if width else 2**40
+        capacity = (end - start) // width if width else NO_LIMIT
         count = rows.get(name, h.num_labels if name.startswith("label") else h.num_edges)
         if count > capacity:
             raise TGUFError(f"{path}: section {name} has room for {capacity} rows, the header counts {count}.", REWRITE)
