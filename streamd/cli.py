@@ -106,6 +106,22 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     raise typer.Exit(1 if damage else 0)
 
 
+@app.command()
+def compact(
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the roles that still hold deleted events.")] = 60,
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local dead letters."""
+    from streamd.maintenance import compact_log
+
+    settings = _settings(config, data_dir)
+    with _progress() as bar:
+        task = bar.add_task("compacting", total=None)
+        done, said = compact_log(settings, wait, lambda text: bar.update(task, description=text))
+    out.print(said, soft_wrap=True)
+    raise typer.Exit(0 if done else 1)
+
+
 @tguf_app.command("inspect")
 def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> None:
     """Print a file's header, sections, fill and time range."""

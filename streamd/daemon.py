@@ -135,21 +135,18 @@ def run_role(settings: Settings, role: str) -> int:
 
 
 def _run_ingest(settings: Settings, stop: threading.Event) -> None:
-    from streamd.ingest.client import make_producer
-    from streamd.ingest.deadletter import DeadLetters, LocalDeadLetters, TopicDeadLetters
+    from streamd.ingest.deadletter import make_dead_letters
     from streamd.ingest.loop import IngestLoop
+    from streamd.segments.keeper import Keeper
     from streamd.segments.log import LogWriter
 
     beat = Heartbeat(settings.data_dir, "ingest")
     writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
     try:
-        letters: DeadLetters
-        if settings.ingest.dead_letter_topic:
-            letters = TopicDeadLetters(lambda: make_producer(settings.kafka), settings.ingest.dead_letter_topic)
-        else:
-            letters = LocalDeadLetters(settings.data_dir / "deadletter", settings.ingest.dead_letter_max_bytes)
+        letters = make_dead_letters(settings)
+        keeper = Keeper(writer, settings.retention, letters.purge)
         metrics.serve_metrics(settings.telemetry.ingest_port, settings.server.host)
-        IngestLoop(settings, writer, letters, SystemClock(), beat).run(stop)
+        IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 Key = str | int
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 MAX_TIME_US = 2**62
@@ -19,6 +20,21 @@ EDGE, NODE, LABEL, DELETE = 0, 1, 2, 3
 DELETION = np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("src", "<i8"), ("dst", "<i8"), ("time", "<i8")])
 """A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and event time in
 microseconds of edges, or the node `src` where `dst` is -1."""
+
+
+class NodeDeletes(NamedTuple):
+    """Nodes deleted, in log order: int64[D] ids, and int64[D] the number of edges in the log before each delete."""
+
+    node: Int64
+    edge: Int64
+
+    def until(self, edge: int) -> "NodeDeletes":
+        """Those that lie before the event with this id."""
+        end = int(np.searchsorted(self.edge, edge, side="right"))
+        return NodeDeletes(self.node[:end], self.edge[:end])
+
+
+NO_DELETES = NodeDeletes(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,11 @@ class StreamSettings(Branch):
 
 class IngestSettings(Branch):
     start: str = Field("earliest", description="where a first start reads from: earliest, latest, or an ISO 8601 time")
-    shard: str | None = Field(None, pattern=r"^[1-9]\d*/[1-9]\d*$", 
+    shard: str | None = Field(None, pattern=r"^[1-9]\d*/[1-9]\d*$",
                               description='"2/4" reads only the second of four parts of the partitions')
     on_data_loss: Literal["fail", "continue"] = Field("fail", description="what to do where Kafka lost what comes next")
     late_policy: Literal["clamp", "dead_letter"] = Field("clamp", description="what becomes of events behind the log")
+    tombstones: Literal["dead_letter", "delete"] = Field("dead_letter", description="what a null value with a key does")
     max_ahead_seconds: Seconds = Field(600, description="an event further ahead of the wall clock is a dead letter")
     merge_wait_seconds: Seconds = Field(0.2, description="how long a live event waits for other partitions")
     idle_timeout_seconds: Seconds = Field(60, description="quiet time after which an open window is closed")
@@ -60,6 +61,11 @@ class IngestSettings(Branch):
     segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
     dead_letter_topic: str | None = Field(None, description="topic for dead letters; local files where absent")
     dead_letter_max_bytes: Positive = Field(67_108_864, description="most bytes of local dead letters kept")
+
+
+class RetentionSettings(Branch):
+    max_age_seconds: Positive | None = Field(None, description="event time after which segments are dropped; kept if absent")
+    max_bytes: Positive | None = Field(None, description="disk blocks of segments above which the oldest are dropped")
 
 
 class WindowSettings(Branch):
@@ -125,6 +131,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
+    retention: RetentionSettings = RetentionSettings()
     windows: WindowSettings = WindowSettings()
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()

@@ -117,7 +117,7 @@ class Twins:
         self._day, self._day_edge = day, window.first_edge
 
     def _window(self, window: Window) -> TwinWindow:
-        pool = self._moving.facts.destinations()
+        pool = self._moving.live.destinations()
         parts: dict[str, list[Float32]] = {}
         frozen = window.first_edge >= self._cut
         self._frozen.begin()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamd.errors import CapacityError
 from streamd.events import Int64
 from streamd.graph.arena import reserve
-from streamd.graph.kernels import BlockArrays, insert_edges, sample_recent
+from streamd.graph.kernels import BlockArrays, hide_edges, hide_nodes, insert_edges, sample_recent
 
 MAX_ENTRIES = 2**33
 MAX_DIRECTORY = 2**31
@@ -29,12 +29,16 @@ class Neighbors:
 
 
 class BlockGraph:
-    """An append-only temporal graph, both directions, a self loop stored once. Owner: one thread per role."""
+    """An append-only temporal graph, both directions, a self loop stored once. Owner: one thread per role.
+
+    since_edge: older edges are no longer answered with, because the log dropped them.
+    """
 
     def __init__(self, first_edge: int = 0, max_block_entries: int = 64) -> None:
         """first_edge: global id of the first edge that will be inserted. max_block_entries: tau."""
         self.first_edge = first_edge
         self.num_edges = first_edge
+        self.since_edge = first_edge
         self.num_nodes = 0
         self._tau = max_block_entries
         self._arrays = BlockArrays(
@@ -59,6 +63,15 @@ class BlockGraph:
         self.num_edges += len(src_E)
         self.num_nodes = max(self.num_nodes, highest + 1)
 
+    def hide(self, src_E: Int64, dst_E: Int64, edge_E: Int64) -> None:
+        """Delete edges, given with their ends; ids the graph does not have are passed over."""
+        inside = (edge_E >= self.first_edge) & (edge_E < self.num_edges)
+        hide_edges(self._arrays, src_E[inside], dst_E[inside], edge_E[inside] - self.first_edge)
+
+    def hide_nodes(self, nodes: Int64) -> None:
+        """Delete all edges of some nodes, so that they vanish from their neighbours too."""
+        hide_nodes(self._arrays, nodes[(nodes >= 0) & (nodes < self.num_nodes)])
+
     def recent(self, nodes_R: Int64, before_edge: int, k: int) -> Neighbors:
         """The k most recent neighbours of each node among edges with id below `before_edge`; unknown nodes have none."""
         count = len(nodes_R)
@@ -66,7 +79,8 @@ class BlockGraph:
         eid = np.zeros((count, k), np.int64)
         found = np.zeros(count, np.int64)
         cutoff = min(max(before_edge - self.first_edge, 0), self.num_edges - self.first_edge)
-        sample_recent(self._arrays, nodes_R, cutoff, self.num_nodes, self.first_edge, neighbor, eid, found)
+        since = self.since_edge - self.first_edge
+        sample_recent(self._arrays, nodes_R, since, cutoff, self.num_nodes, self.first_edge, neighbor, eid, found)
         return Neighbors(neighbor, eid, np.arange(k) < found[:, None])
 
     @property

@@ -9,10 +9,12 @@ partners); 18 log(1 + 3-hop paths from the source over the last 8 partners a hop
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from streamd.events import Float32, Int64
+from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.facts_kernels import (
     FLOOR_LOG_SHARE,
     LN2,
@@ -26,7 +28,7 @@ from streamd.graph.facts_kernels import (
     FactArrays,
     advance,
     fill_many,
-    place,
+    place_all,
 )
 
 MET, LOG_SINCE_SENT, LOG_SHARE = 4, 6, 8
@@ -41,14 +43,16 @@ NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at
 class PairFacts:
     """The facts' state after the events taken in. Owner: one thread per role.
 
-    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each.
+    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each. edge: id of the next
+    event. A deleted node is forgotten at its delete's place among the events; a later event never has it.
     """
 
-    def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int) -> None:
+    def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int, edge: int = 0) -> None:
         if len(half_lives_seconds) != NUM_HALF_LIVES:
             raise ValueError(f"{NUM_HALF_LIVES} half-lives are needed, not {len(half_lives_seconds)}")
         self.max_pairs = max_pairs
-        self.num_edges = 0
+        self.edge = edge
+        self._forgotten = 0
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
         self._f = FactArrays(
             seen=np.zeros(0, np.int64), last=np.zeros(0, np.int64), last_dst=np.zeros(0, np.int64),
@@ -67,12 +71,16 @@ class PairFacts:
     def num_pairs(self) -> int:
         return int(self._f.size[0])
 
-    def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> None:
-        """Take in events, in log order. A run of equal times may be cut between calls: no row is asked for here."""
-        self._run(src_E, dst_E, time_E, np.full(len(src_E), -1, np.int64), np.zeros((0, 1), np.int64))
+    def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64, deletes: NodeDeletes = NO_DELETES) -> None:
+        """Take in events, in log order, and all of the log's deletes up to their end.
+
+        A run of equal times may be cut between calls: no row is asked for here.
+        """
+        self._run(src_E, dst_E, time_E, np.full(len(src_E), -1, np.int64), np.zeros((0, 1), np.int64), deletes)
 
     def advance_scoring(
-        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
+        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64,
+        deletes: NodeDeletes = NO_DELETES
     ) -> Float32:
         """Take in events, writing for each event asked_R[r] the facts of its candidates from strictly before it.
 
@@ -80,7 +88,7 @@ class PairFacts:
         """
         row_of = np.full(len(src_E), -1, np.int64)
         row_of[asked_R] = np.arange(len(asked_R))
-        return self._run(src_E, dst_E, time_E, row_of, candidates_RC)
+        return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     def rows(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
         """Facts for queries at given times on the state as it stands: float32[R, C, 19]. Ids never seen are fine."""
@@ -115,12 +123,35 @@ class PairFacts:
         twin._f = FactArrays(*(a.copy() for a in self._f))
         return twin
 
-    def _run(self, src: Int64, dst: Int64, time: Int64, row_of: Int64, candidates: Int64) -> Float32:
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """The state by name, for storing; `edge` among it."""
+        nodes = int(np.flatnonzero(self._f.seen)[-1]) + 1 if self._f.seen.any() else 0
+        held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
+        held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
+        return held | {"totals": self._f.totals, "size": self._f.size, "decay": self._f.decay,
+                       "edge": np.array([self.edge])}
+
+    def restore(self, tensors: dict[str, NDArray[Any]]) -> bool:
+        """Take over a stored state; False, and nothing taken, where it was made with other half-lives or more pairs."""
+        if not np.array_equal(tensors["decay"], self._f.decay) or len(tensors["key"]) > self.max_pairs:
+            return False
+        self._f = self._f._replace(**{n: tensors[n] for n in (*NODE_ARRAYS, *PAIR_ARRAYS, "totals", "size")},
+                                   slots=np.zeros(2, np.int32))
+        self.edge, self._forgotten = int(tensors["edge"][0]), 0
+        self._place_pairs()
+        return True
+
+    def _run(
+        self, src: Int64, dst: Int64, time: Int64, row_of: Int64, candidates: Int64, deletes: NodeDeletes
+    ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
         if len(src):
             self._make_room(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
-            advance(self._f, src, dst, time, row_of, candidates, out, self.max_pairs)
-            self.num_edges += len(src)
+        due = deletes.until(self.edge + len(src))
+        gone, gone_at = due.node[self._forgotten:], due.edge[self._forgotten:] - self.edge
+        self._forgotten = len(due.node)
+        advance(self._f, src, dst, time, row_of, candidates, out, self.max_pairs, gone, gone_at)
+        self.edge += len(src)
         return out
 
     def _make_room(self, nodes: int, pairs: int) -> None:
@@ -131,20 +162,19 @@ class PairFacts:
             for name in NODE_ARRAYS:
                 changed[name] = _grown(getattr(f, name), size, NODE_FILL.get(name, 0))
         pairs = min(pairs, self.max_pairs)
-        rehash = False
         if pairs > len(f.key):
             size = min(max(pairs, 2 * len(f.key), 1024), self.max_pairs)
             for name in PAIR_ARRAYS:
                 changed[name] = _grown(getattr(f, name), size, 0)
-            slots = 1 << (2 * size - 1).bit_length()
-            if slots > len(f.slots):
-                changed["slots"] = np.zeros(slots, np.int32)
-                rehash = True
         if changed:
             self._f = f._replace(**changed)
-        if rehash:
-            for entry in range(self.num_pairs):
-                place(self._f, entry)
+        self._place_pairs()
+
+    def _place_pairs(self) -> None:
+        slots = 1 << (2 * len(self._f.key) - 1).bit_length() if len(self._f.key) else 2
+        if slots > len(self._f.slots):
+            self._f = self._f._replace(slots=np.zeros(slots, np.int32))
+            place_all(self._f)
 
 
 def _grown(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int) -> np.ndarray[

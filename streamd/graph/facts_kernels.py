@@ -83,6 +83,13 @@ def place(f: FactArrays, entry: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def place_all(f: FactArrays) -> None:
+    """Put all entries into slots, which are empty."""
+    for entry in range(f.size[0]):
+        place(f, entry)
+
+
+@njit(cache=True, nogil=True)
 def _displace(f: FactArrays, entry: int) -> None:
     """Take an entry out of its slot, moving those probed past it back."""
     wrap = np.uint64(len(f.slots) - 1)
@@ -150,6 +157,68 @@ def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
     place(f, entry)
     _link_newest(f, entry)
     return entry
+
+
+@njit(cache=True, nogil=True)
+def _drop(f: FactArrays, entry: int) -> None:
+    """Take an entry out of the table; the last one moves into its place."""
+    _displace(f, entry)
+    _unlink(f, entry)
+    last = f.size[0] - 1
+    f.size[0] = last
+    if entry == last:
+        return
+    _displace(f, last)
+    f.key[entry] = f.key[last]
+    f.weight[entry], f.met_at[entry], f.sent[entry] = f.weight[last], f.met_at[last], f.sent[last]
+    before, after = f.before[last], f.after[last]
+    f.before[entry], f.after[entry] = before, after
+    if before >= 0:
+        f.after[before] = entry
+    else:
+        f.size[1] = entry
+    if after >= 0:
+        f.before[after] = entry
+    else:
+        f.size[2] = entry
+    place(f, entry)
+
+
+@njit(cache=True, nogil=True)
+def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
+    """Delete nodes: their pairs, their rows, and their places among the last partners of others. One pass over all."""
+    num_nodes = len(f.seen)
+    gone = np.zeros(num_nodes, np.bool_)
+    found = False
+    for node in nodes:
+        if 0 <= node < num_nodes and f.seen[node] > 0:
+            gone[node] = found = True
+    if not found:
+        return
+    entry = 0
+    while entry < f.size[0]:
+        if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
+            _drop(f, entry)
+        else:
+            entry += 1
+    kept = np.empty(PARTNERS, np.int32)
+    for node in range(num_nodes):
+        if gone[node]:
+            f.seen[node] = f.ring_count[node] = 0
+            f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
+            f.log_pop[node] = 0.0
+            f.ring[node] = 0
+            continue
+        held = min(f.ring_count[node], PARTNERS)
+        count = 0
+        for i in range(held):
+            partner = f.ring[node, (f.ring_count[node] - held + i) % PARTNERS]
+            if not gone[partner]:
+                kept[count] = partner
+                count += 1
+        if count < held:
+            f.ring[node, :count] = kept[:count]
+            f.ring_count[node] = count
 
 
 @njit(cache=True, nogil=True)
@@ -268,24 +337,39 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
 
 
 @njit(cache=True, nogil=True)
+def _forget_until(f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done: int, event: int) -> int:
+    end = done
+    while end < len(gone) and gone_at[end] <= event:
+        end += 1
+    if end > done:
+        forget(f, gone[done:end])
+    return end
+
+
+@njit(cache=True, nogil=True)
 def advance(
     f: FactArrays, src: NDArray[Any], dst: NDArray[Any], time: NDArray[Any], row_of: NDArray[Any],
-    candidates: NDArray[Any], out: NDArray[Any], max_pairs: int,
+    candidates: NDArray[Any], out: NDArray[Any], max_pairs: int, gone: NDArray[Any], gone_at: NDArray[Any],
 ) -> None:
     """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from strictly before, first.
 
     row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, 19]. Equal times do not see one another.
+    gone: int64[D] nodes deleted, each before event gone_at (ascending).
     """
     i = 0
+    done = 0
     while i < len(src):
+        done = _forget_until(f, gone, gone_at, done, i)
         j = i
         while j < len(src) and time[j] == time[i]:
             if row_of[j] >= 0:
                 fill_rows(f, src[j], candidates[row_of[j]], time[j], out[row_of[j]])
             j += 1
         for k in range(i, j):
+            done = _forget_until(f, gone, gone_at, done, k)
             update(f, src[k], dst[k], time[k], max_pairs)
         i = j
+    _forget_until(f, gone, gone_at, done, len(src))
 
 
 @njit(cache=True, nogil=True)

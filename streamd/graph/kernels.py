@@ -6,6 +6,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+GONE = np.uint32(0xFFFFFFFF)
+"""Neighbour of an entry that a delete hides."""
+
 
 class BlockArrays(NamedTuple):
     """degree[n], directory_at/len/cap[n] per node; block_first (edge id), start, size, cap per directory slot;
@@ -85,11 +88,52 @@ def _count_below(values: NDArray[Any], at: int, length: int, cutoff: int) -> Any
 
 
 @njit(cache=True, nogil=True)
+def _hide(g: BlockArrays, node: int, edge: int) -> None:
+    """Hide one end of an edge, if `node` has it."""
+    at = g.directory_at[node]
+    if g.directory_len[node] == 0:
+        return
+    before = _count_below(g.block_first, at, g.directory_len[node], edge + 1)
+    if before == 0:
+        return
+    block = at + before - 1
+    entry = g.block_start[block] + _count_below(g.eid, g.block_start[block], g.block_size[block], edge)
+    if entry < g.block_start[block] + g.block_size[block] and g.eid[entry] == edge:
+        g.neighbor[entry] = GONE
+
+
+@njit(cache=True, nogil=True)
+def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArray[Any]) -> None:
+    """Hide edges at both ends; those the graph does not have are passed over."""
+    for i in range(len(edge)):
+        _hide(g, src[i], edge[i])
+        if src[i] != dst[i]:
+            _hide(g, dst[i], edge[i])
+
+
+@njit(cache=True, nogil=True)
+def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
+    """Hide all edges of some nodes, at their neighbours too."""
+    for node in nodes:
+        at = g.directory_at[node]
+        for block in range(at, at + g.directory_len[node]):
+            for entry in range(g.block_start[block], g.block_start[block] + g.block_size[block]):
+                other = g.neighbor[entry]
+                if other != GONE:
+                    g.neighbor[entry] = GONE
+                    if other != node:
+                        _hide(g, other, g.eid[entry])
+
+
+@njit(cache=True, nogil=True)
 def sample_recent(
-    g: BlockArrays, nodes: NDArray[Any], cutoff: int, num_nodes: int, first_edge: int, out_neighbor: NDArray[Any],
-    out_eid: NDArray[Any], out_count: NDArray[Any],
+    g: BlockArrays, nodes: NDArray[Any], since: int, cutoff: int, num_nodes: int, first_edge: int,
+    out_neighbor: NDArray[Any], out_eid: NDArray[Any], out_count: NDArray[Any],
 ) -> None:
-    """Newest entries with edge id below `cutoff`, newest first: binary search of the directory, then of one block."""
+    """Newest entries with edge id in [since, cutoff) that are not hidden, newest first.
+
+    A binary search of the directory, then of one block, then backwards.
+    """
     k = out_neighbor.shape[1]
     for r in range(len(nodes)):
         node = nodes[r]
@@ -110,8 +154,11 @@ def sample_recent(
                     break
                 start = g.block_start[block]
                 entry = start + g.block_size[block] - 1
-            out_neighbor[r, found] = g.neighbor[entry]
-            out_eid[r, found] = np.int64(g.eid[entry]) + first_edge
+            if g.eid[entry] < since:
+                break
+            if g.neighbor[entry] != GONE:
+                out_neighbor[r, found] = g.neighbor[entry]
+                out_eid[r, found] = np.int64(g.eid[entry]) + first_edge
+                found += 1
             entry -= 1
-            found += 1
         out_count[r] = found

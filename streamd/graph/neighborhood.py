@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.node_features import NodeFeatures
 
@@ -23,14 +22,16 @@ class EdgeStore(Protocol):
 class Neighborhood:
     """U roots, their K neighbours, and the M distinct nodes among both. All raw: nothing standardised or scaled.
 
-    node_M: int64 node ids, -1 is a node never seen. root_U, neighbor_UK: int64 places in node_M. mask_UK: bool.
-    ago_UK: int64 microseconds from the neighbour's event to the query time. edge_UKD, node_MD: float32 features.
+    node_M: int64 node ids, -1 is a node never seen. root_U, neighbor_UK: int64 places in node_M. eid_UK:
+    int64 edge ids. mask_UK: bool. ago_UK: int64 microseconds from the neighbour's event to the query time. edge_UKD,
+    node_MD: float32 features.
     """
 
     node_M: Int64
     root_U: Int64
     neighbor_UK: Int64
-    mask_UK: NDArray[np.bool_]
+    eid_UK: Int64
+    mask_UK: Bools
     ago_UK: Int64
     edge_UKD: Float32
     node_MD: Float32
@@ -42,7 +43,8 @@ class Neighborhood:
         used[kept] = True
         renumber = np.cumsum(used) - 1
         return Neighborhood(self.node_M[used], renumber[self.root_U[places]], renumber[self.neighbor_UK[places]],
-                            self.mask_UK[places], self.ago_UK[places], self.edge_UKD[places], self.node_MD[used])
+                            self.eid_UK[places], self.mask_UK[places], self.ago_UK[places], self.edge_UKD[places],
+                            self.node_MD[used])
 
 
 def look_around(
@@ -58,5 +60,5 @@ def look_around(
     taken = edges.features_of(hit)
     edge = np.zeros((*found.eid.shape, taken.shape[-1]), np.float32)
     edge[found.mask] = taken
-    return Neighborhood(nodes, places[: len(roots_U)], places[len(roots_U):].reshape(neighbor.shape), found.mask, ago,
-                        edge, features.of(nodes))
+    return Neighborhood(nodes, places[: len(roots_U)], places[len(roots_U):].reshape(neighbor.shape),
+                        found.eid, found.mask, ago, edge, features.of(nodes))

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -18,14 +18,16 @@ from streamd.graph.facts_kernels import (
 )
 
 
-def recent(src_E: Int64, dst_E: Int64, nodes_R: Int64, before_edge: int, k: int) -> Neighbors:
-    """`BlockGraph.recent` by looking at every edge."""
+def recent(
+    src_E: Int64, dst_E: Int64, nodes_R: Int64, before_edge: int, k: int, hidden: Collection[int] = (), since_edge: int = 0
+) -> Neighbors:
+    """`BlockGraph.recent` by looking at every edge. hidden: ids of deleted edges."""
     neighbor = np.zeros((len(nodes_R), k), np.int64)
     eid = np.zeros((len(nodes_R), k), np.int64)
     mask = np.zeros((len(nodes_R), k), np.bool_)
     for r, node in enumerate(nodes_R.tolist()):
         hits = [(e, v if u == node else u) for e, (u, v) in enumerate(zip(src_E.tolist(), dst_E.tolist(), strict=True))
-                if e < before_edge and node in (u, v)]
+                if since_edge <= e < before_edge and e not in hidden and node in (u, v)]
         for i, (e, other) in enumerate(hits[::-1][:k]):
             neighbor[r, i], eid[r, i], mask[r, i] = other, e, True
     return Neighbors(neighbor, eid, mask)
@@ -36,7 +38,7 @@ class ReferenceFacts:
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int) -> None:
         self.half_lives, self.max_pairs = list(half_lives_seconds), max_pairs
-        self.events: list[tuple[int, int, int]] = []
+        self.events: list[tuple[int, int | None, int]] = []
         self.seen: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.last_dst: dict[int, int] = {}
@@ -86,6 +88,17 @@ class ReferenceFacts:
             self.partners.setdefault(a, []).append(b)
         pair["sent"][u] = t
         self.last_dst[v] = t
+
+    def forget(self, gone: Collection[int]) -> None:
+        """Delete nodes: their pairs, what is known of them, and their places among the last partners of others."""
+        self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
+        for table in (self.seen, self.last, self.last_dst, self.partners):
+            for node in gone:
+                table.pop(node, None)
+        for node, partners in self.partners.items():
+            self.partners[node] = [p for p in partners[-PARTNERS:] if p not in gone]
+        for pair in [p for p in self.meetings if p[0] in gone or p[1] in gone]:
+            del self.meetings[pair]
 
     def _ring(self, node: int, length: int) -> list[int]:
         return self.partners.get(node, [])[-length:]

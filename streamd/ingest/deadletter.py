@@ -1,8 +1,9 @@
 """Where events go that do not fit: a topic, or bounded local files; acknowledged before the commit that passes them."""
 
 import base64
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,12 @@ from typing import Any, Protocol
 import msgspec
 
 from streamd.errors import KafkaError
+from streamd.events import Key
+from streamd.ingest.client import make_producer
+from streamd.settings import Settings
+from streamd.storage import write_durably
+
+FOLDER = "deadletter"
 
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
@@ -38,6 +45,8 @@ class DeadLetters(Protocol):
     def add(self, letter: DeadLetter) -> None: ...
 
     def flush(self) -> None: ...
+
+    def purge(self, keys: Collection[Key]) -> None: ...
 
 
 class LocalDeadLetters:
@@ -72,6 +81,38 @@ class LocalDeadLetters:
             self._dirty = False
 
 
+    def purge(self, keys: Collection[Key]) -> None:
+        """Take away the letters that speak of some keys; one that cannot be read as JSON goes with them."""
+        if not keys:
+            return
+        for path in (self._folder / "previous.jsonl", self._current):
+            if path.exists():
+                kept = [line for line in path.read_bytes().splitlines(keepends=True) if not mentions(line, keys)]
+                write_durably(path, b"".join(kept))
+        os.close(self._fd)
+        self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+
+
+def mentions(line: bytes, keys: Collection[Key]) -> bool:
+    """Whether a stored letter has one of the keys among its strings and integers, or might have it."""
+    try:
+        letter = msgspec.json.decode(line)
+        value = base64.b64decode(letter["value_base64"])
+        if letter["num_bytes"] != len(value) or any(str(k) in letter["error"] for k in keys):
+            return True
+        parts = [json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return True
+    left = parts
+    while left:
+        part = left.pop()
+        if isinstance(part, list | tuple):
+            left.extend(part)
+        elif part in keys:
+            return True
+    return False
+
+
 class TopicDeadLetters:
     """Dead letters as records of a topic: the raw value, with provenance in the headers."""
 
@@ -80,6 +121,9 @@ class TopicDeadLetters:
         self._make_producer, self._topic = make_producer, topic
         self._producer: Any = None
         self._sent: list[Any] = []
+
+    def purge(self, keys: Collection[Key]) -> None:
+        """Nothing: what is in Kafka is out of reach."""
 
     def add(self, letter: DeadLetter) -> None:
         self._producer = self._producer or self._make_producer()
@@ -98,3 +142,11 @@ class TopicDeadLetters:
                 raise KafkaError(f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
                                  "check the topic and its permissions; ingest resumes where it stopped.") from error
         self._sent.clear()
+
+
+def make_dead_letters(settings: Settings) -> DeadLetters:
+    """Where dead letters go by the settings."""
+    topic = settings.ingest.dead_letter_topic
+    if topic:
+        return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)
+    return LocalDeadLetters(settings.data_dir / FOLDER, settings.ingest.dead_letter_max_bytes)

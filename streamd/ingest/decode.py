@@ -40,7 +40,7 @@ _columns = operator.attrgetter("src", "dst", "time", "features")
 class Rules:
     """What an event must satisfy. Times in microseconds, sizes in bytes or counts.
 
-    deletes: whether deletes (null values with a key among them) are taken; off until every view of the log honours them.
+    tombstones: whether a null value with a key deletes the node of that key; else it is a dead letter.
     """
 
     schema: Schema
@@ -49,7 +49,7 @@ class Rules:
     max_key_bytes: int = 256
     max_record_bytes: int = 4_194_304
     max_record_events: int = 100_000
-    deletes: bool = False
+    tombstones: bool = False
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,6 @@ class _Batch:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
             values = _checked(e.target, schema.label_dim, "target")
             return self._decoder.checked_time(e.time, stamp_us, horizon), LABEL, number(e.node, "node"), -1, values
-        if not self._rules.deletes:
-            raise BadEvent("unsupported", "deletes are not supported yet")
         if e.node is not None:
             if e.src is not None or e.dst is not None:
                 raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
@@ -306,10 +304,11 @@ class _Batch:
         return self._newest, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
 
     def _tombstone(self, record: Any) -> None:
-        if not self._rules.deletes:
-            raise BadEvent("tombstone", "the value is null, and deletes are not supported yet")
+        if not self._rules.tombstones or not record.key:
+            raise BadEvent("tombstone", "the value is null" + (
+                ", and so is the key" if self._rules.tombstones else ", and ingest.tombstones is dead_letter"))
         try:
-            key: Key = (record.key or b"").decode()
+            key: Key = record.key.decode()
         except UnicodeDecodeError:
             raise BadEvent("bad_key", "the record's key is not UTF-8") from None
         self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")

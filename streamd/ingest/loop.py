@@ -1,7 +1,7 @@
 """The poll thread: poll, decode, merge, commit; nothing else in the product writes to the log."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -54,12 +54,15 @@ class IngestLoop:
     """Runs until told to stop; a restart continues at the journal's positions. Owner: the ingest process."""
 
     def __init__(
-        self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat
+        self, settings: Settings, log_writer: Log, letters: DeadLetters, clock: Clock, beat: Heartbeat,
+        keep_house: Callable[[], None] = lambda: None
     ) -> None:
+        """keep_house: a little work on the log between two commits, called about once a second."""
         s = settings.ingest
         self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
+        self._keep_house = keep_house
         rules = Rules(log_writer.schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes,
-                      s.max_record_bytes, s.max_record_events)
+                      s.max_record_bytes, s.max_record_events, s.tombstones == "delete")
         self._decoder = Decoder(rules)
         self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy)
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -223,6 +226,7 @@ class IngestLoop:
         metrics.events.labels("edge").inc(batch.num_edges)
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
+        metrics.events.labels("delete").inc(len(batch.deletions_X))
         metrics.clamped.inc(len(batch.late_edge))
         metrics.log_edges.set(self._log.num_edges)
         metrics.watermark.set(self._log.watermark / 1e6)
@@ -268,6 +272,7 @@ class IngestLoop:
             metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
             behind = self._clock.now_us() / 1e6 - self._stamps_ms[number] / 1e3 if lag and self._stamps_ms[number] else 0.0
             metrics.lag_seconds.labels(tp.topic, str(tp.partition)).set(max(0.0, behind))
+        self._keep_house()
         self._beat_now(source)
 
     def _beat_now(self, source: KafkaSource) -> None:

@@ -1,11 +1,13 @@
 """The inputs of a model for some events, raw as recorded: learning from them later recomputes nothing."""
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
 
 
@@ -13,10 +15,12 @@ from streamd.graph.neighborhood import Neighborhood
 class LinkInputs:
     """E events with C candidates each, the true destination first, and the neighbourhood of the U nodes among them.
 
-    facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots. weight_E: float32, 0 leaves an event out of
-    the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors; empty for a model without graph layers.
+    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots. weight_E: float32, 0
+    leaves an event out of the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors, with no neighbours
+    (K = 0) for a model without graph layers.
     """
 
+    event_E: Tensor
     facts_ECF: Tensor
     src_E: Tensor
     candidate_EC: Tensor
@@ -24,6 +28,7 @@ class LinkInputs:
     node_M: Tensor
     root_U: Tensor
     neighbor_UK: Tensor
+    eid_UK: Tensor
     mask_UK: Tensor
     ago_UK: Tensor
     edge_UKD: Tensor
@@ -38,12 +43,37 @@ class LinkInputs:
         return {f.name: getattr(self, f.name).contiguous() for f in fields(self)}
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
-        return LinkInputs(**{**{f.name: getattr(self, f.name) for f in fields(self)}, "weight_E": weight_E})
+        return dataclasses.replace(self, weight_E=weight_E)
 
 
-def link_inputs(facts_ECF: Float32, src_E: Int64, candidate_EC: Int64, around: Neighborhood) -> LinkInputs:
+def link_inputs(
+    event_E: Int64, facts_ECF: Float32, src_E: Int64, candidate_EC: Int64, around: Neighborhood
+) -> LinkInputs:
     """Numpy columns as one `LinkInputs`, every event with weight 1. Views, no copies."""
     t = torch.from_numpy
-    return LinkInputs(t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
-                      t(around.root_U), t(around.neighbor_UK), t(around.mask_UK), t(around.ago_UK), t(around.edge_UKD),
-                      t(around.node_MD))
+    return LinkInputs(t(event_E), t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
+                      t(around.root_U), t(around.neighbor_UK), t(around.eid_UK), t(around.mask_UK), t(around.ago_UK),
+                      t(around.edge_UKD), t(around.node_MD))
+
+
+def without_deleted(
+    inputs: LinkInputs, state_MD: Tensor, is_gone: Callable[[Int64], Bools], is_deleted: Callable[[Int64], Bools]
+) -> tuple[LinkInputs, Tensor] | None:
+    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked, features are zero.
+
+    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single edges.
+    Returns: None where nothing of it is hidden.
+    """
+    gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
+    gone_U = gone_M[inputs.root_U]
+    gone_E = torch.from_numpy(is_deleted(inputs.event_E.numpy())) | gone_U[inputs.src_E] | gone_U[inputs.candidate_EC[:, 0]]
+    gone_UK = torch.from_numpy(is_deleted(inputs.eid_UK.numpy())) | gone_M[inputs.neighbor_UK] | gone_U[:, None]
+    gone_UK &= inputs.mask_UK
+    if not (gone_M.any() or gone_E.any() or gone_UK.any()):
+        return None
+    kept_E, kept_M = (~gone_E).float(), (~gone_M).float()[:, None]
+    kept_UK = (~gone_UK)[..., None].float()
+    return dataclasses.replace(
+        inputs, facts_ECF=inputs.facts_ECF * kept_E[:, None, None], weight_E=inputs.weight_E * kept_E,
+        mask_UK=inputs.mask_UK & ~gone_UK, edge_UKD=inputs.edge_UKD * kept_UK,
+        node_MD=inputs.node_MD * kept_M), state_MD * kept_M

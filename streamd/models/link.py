@@ -70,6 +70,7 @@ class LinkModel(nn.Module):
     @torch.no_grad()
     def advance(self, memory: Memory, chunk: EdgeRows) -> None:
         """Carry memory over one canonical chunk under the present weights."""
+        memory.forget(chunk.deletes)
         memory.commit(self.updated(memory), chunk)
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:

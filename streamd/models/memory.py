@@ -10,22 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from streamd.events import Float32, Int64
+from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features: float32[E, dim]."""
+    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features: float32[E, dim].
+
+    deletes: the log's deletes of nodes, those behind these edges included.
+    """
 
     first_edge: int
     src_E: Int64
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
+    deletes: NodeDeletes = NO_DELETES
 
     def cut(self, a: int, b: int) -> "EdgeRows":
-        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b], self.features_ED[a:b])
+        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b], self.features_ED[a:b],
+                        self.deletes)
 
     @property
     def end_edge(self) -> int:
@@ -36,7 +41,8 @@ class Memory:
     """Node states at a cut of the log. Owner: one thread; `copy` gives an independent one.
 
     state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's state, features,
-    time; edge: the cut; now_us: time of the last event before it.
+    time; edge: the cut; now_us: time of the last event before it. num_forgotten: deletes of nodes taken in;
+    taking one in again changes nothing, since a deleted node's id never comes back.
     """
 
     def __init__(self, dim: int, feature_dim: int, edge: int = 0) -> None:
@@ -49,13 +55,14 @@ class Memory:
         self.place = torch.zeros(0, dtype=torch.int64)
         self.edge = edge
         self.now_us = 0
+        self.num_forgotten = 0
 
     def copy(self) -> "Memory":
         twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge)
         for name, tensor in self.tensors().items():
             setattr(twin, name, tensor.clone())
         twin.place = self.place.clone()
-        twin.now_us = self.now_us
+        twin.now_us, twin.num_forgotten = self.now_us, self.num_forgotten
         return twin
 
     def tensors(self) -> dict[str, Tensor]:
@@ -72,6 +79,25 @@ class Memory:
         memory.place = torch.full((len(memory.state),), -1, dtype=torch.int64)
         memory.place[memory.pending_node] = torch.arange(len(memory.pending_node))
         return memory
+
+    def forget(self, deletes: NodeDeletes) -> None:
+        """Take in the deletes that lie before the cut: rows of the nodes and messages to them go.
+
+        Call it before pending messages are applied. What neighbours took in of a node stays with them.
+        """
+        due = deletes.until(self.edge).node
+        gone = torch.from_numpy(due[self.num_forgotten:])
+        self.num_forgotten = len(due)
+        gone = gone[gone < len(self.state)]
+        if not len(gone):
+            return
+        self.state[gone] = 0
+        self.last_us[gone] = 0
+        kept = ~torch.isin(self.pending_node, gone)
+        self.place[self.pending_node] = -1
+        for name in ("pending_node", "pending_other", "pending_features", "pending_us"):
+            setattr(self, name, getattr(self, name)[kept])
+        self.place[self.pending_node] = torch.arange(len(self.pending_node))
 
     def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""

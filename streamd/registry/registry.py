@@ -16,6 +16,7 @@ from streamd.events import Schema
 from streamd.models.candidate import Candidate, Outcome
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
+from streamd.segments.tail import JournalTail
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 
@@ -132,8 +133,8 @@ class Registry:
         return version.weights, version.memory, version.manifest.edge, version.manifest.memory_us
 
     def promote(self, name: str, who: str, why: str) -> Move:
-        """Make a version champion by hand. Raises: VersionError."""
-        self.manifest(name)
+        """Make a version champion by hand. Raises: VersionError, also where the log no longer holds its position."""
+        self._check_position(name)
         return self.journal.move("promote", name, who, why)
 
     def rollback(self, who: str, why: str) -> Move:
@@ -141,19 +142,41 @@ class Registry:
         last = self.journal.last()
         if last is None or not last.shadow:
             raise VersionError("There is no version to roll back to.", "wait for two promotions.")
-        self.manifest(last.shadow)
+        self._check_position(last.shadow)
         return self.journal.move("rollback", last.shadow, who, why)
+
+    def _check_position(self, name: str) -> None:
+        edge, tail = self.manifest(name).edge, JournalTail(self._settings.data_dir)
+        tail.refresh()
+        if tail.state is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
+            raise VersionError(f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
+                               f"{tail.state.num_edges}).", "pick another one of `streamd models list`.")
 
     def prune(self) -> None:
         """Drop versions beyond the newest `registry.keep`, never the champion or the shadow."""
+        self._drop(self.names()[: -self._settings.registry.keep])
+
+    def drop_before(self, edge: int) -> None:
+        """Drop versions whose window began before an edge, never the champion or the shadow.
+
+        The pending messages of such a version may hold features of edges that a delete just before `edge` hides.
+        """
+        self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
+
+    def named_windows(self) -> list[tuple[int, int]]:
+        """First edge and end of the windows of champion and shadow."""
+        return [(m.first_edge, m.edge) for m in read_manifests(self) if m.name in self._named()]
+
+    def _named(self) -> set[str]:
         last = self.journal.last()
-        named = {last.champion, last.shadow} if last else set()
-        names = self.names()
-        for name in names[: -self._settings.registry.keep]:
+        return {last.champion, last.shadow} if last else set()
+
+    def _drop(self, names: list[str]) -> None:
+        named = self._named()
+        for name in names:
             if name not in named:
-                doomed = self.folder / name
                 scratch = self.folder / f".{name}.dropped"
-                doomed.rename(scratch)
+                (self.folder / name).rename(scratch)
                 shutil.rmtree(scratch)
 
 

@@ -1,13 +1,13 @@
 """Makes deletes physical: rows, keys and features that were hidden are overwritten, and no id moves."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from streamd.events import empty_batch
-from streamd.segments.deletions import Bools
+from streamd.events import Bools, Key, empty_batch
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import NOTHING, SegmentState
 from streamd.segments.layout import FEATURES, KEYS, feature_row
@@ -21,7 +21,7 @@ from streamd.segments.writer import TGUFWriter
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did. waiting: hidden edges it had to leave, because a role still replays them."""
+    """What a compaction did so far. waiting: hidden edges it had to leave, because a role still replays them."""
 
     segments: int = 0
     edges: int = 0
@@ -30,29 +30,47 @@ class Compaction:
 
 
 def rewrite_deleted(log: LogWriter, reader: LogReader, before_edge: int) -> Compaction:
-    """Overwrite what deletes hide in sealed segments that end at or before `before_edge`, and all keys deleted.
+    """All of `compaction` in one go."""
+    *_, done = compaction(log, reader, before_edge)
+    return done
 
-    A dead row keeps its time; both its ends become a reserved node without a key, its features zero. A crash between
-    two steps leaves a whole log with fewer steps done; running it again finishes them.
+
+def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[Compaction]:
+    """Overwrite what deletes hide in rows before `before_edge`, and all keys deleted; a segment a step.
+
+    A dead row keeps its time; both its ends become a reserved node without a key, its features zero. The segment in
+    progress is sealed first where it holds such rows. A crash between two steps leaves a whole log with fewer steps done;
+    running it again finishes them. Between steps the log may be appended to, but no segment may be dropped.
     """
     reader.refresh()
-    keys = _remove_keys(log, reader)
+    keys = len(deleted_keys(log, reader))
+    _remove_keys(log, reader)
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
-    segments = edges = waiting = 0
-    for state in log.state.segments:
+    done = Compaction(keys=keys)
+    for first in [s.first_edge for s in log.state.segments]:
+        state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
-        if not (dead_E.any() or dead_L.any()):
-            continue
-        if state == log.state.segments[-1] or state.first_edge + state.num_edges > before_edge:
-            waiting += int(dead_E.sum())
-            continue
-        reserved = _reserve(log) if reserved < 0 else reserved
-        smaller = replace(state, capacity=max(state.num_edges, 1))
-        log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, reserved))
-        segments, edges = segments + 1, edges + int(dead_E.sum())
+        left = int(dead_E[max(before_edge - state.first_edge, 0):].sum())
+        dead_E[max(before_edge - state.first_edge, 0):] = False
+        done = replace(done, waiting=done.waiting + left)
+        if dead_E.any() or dead_L.any():
+            if first == log.state.segments[-1].first_edge:
+                log.seal()
+            reserved = _reserve(log) if reserved < 0 else reserved
+            smaller = replace(state, capacity=max(state.num_edges, 1))
+            log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, reserved))
+            done = replace(done, segments=done.segments + 1, edges=done.edges + int(dead_E.sum()))
+        yield done
     reader.refresh()
-    return Compaction(segments, edges, keys, waiting)
+    yield done
+
+
+def deleted_keys(log: LogWriter, reader: LogReader) -> dict[int, Key]:
+    """Deleted nodes whose keys are still in the log."""
+    data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
+    gone = set(reader.deletions.nodes.tolist())
+    return {node: key for node, key in enumerate(decode_keys(data)) if key is not None and node in gone}
 
 
 def _dead(log: LogWriter, reader: LogReader, state: SegmentState, reserved: int) -> tuple[Bools, Bools]:
@@ -96,13 +114,11 @@ def _reserve(log: LogWriter) -> int:
     return node
 
 
-def _remove_keys(log: LogWriter, reader: LogReader) -> int:
-    data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
-    still = {i for i, key in enumerate(decode_keys(data)) if key is not None}
-    gone = still.intersection(reader.deletions.nodes.tolist())
+def _remove_keys(log: LogWriter, reader: LogReader) -> None:
+    gone = deleted_keys(log, reader)
     if gone:
+        data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
         log.replace_file(KEYS, without_keys(data, gone))
-    return len(gone)
 
 
 def _remove_node_features(log: LogWriter, reader: LogReader) -> None:

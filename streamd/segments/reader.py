@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.errors import DataDirectoryError, JournalError, TGUFError
-from streamd.events import DELETION, Float32, Int64, Key
-from streamd.segments.deletions import Bools, Deletions
-from streamd.segments.journal import NOTHING, LogState, SegmentState, decode_line, journal_files
+from streamd.errors import DataDirectoryError, TGUFError
+from streamd.events import DELETION, Bools, Float32, Int64, Key
+from streamd.segments.deletions import Deletions
+from streamd.segments.journal import NOTHING, LogState, SegmentState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.nodekeys import decode_keys
+from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 
 
@@ -23,21 +24,23 @@ class LogReader:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self.state: LogState | None = None
+        self._tail = JournalTail(data_dir)
         self.keys: list[Key | None] = []
         self.ids: dict[Key, int] = {}
         self.feature_node = np.zeros(0, np.int64)
         self.feature_edge = np.zeros(0, np.int64)
         self.feature_values = np.zeros((0, 0), np.float32)
-        self._journal: Path | None = None
-        self._at = 0
-        self._taken = -1
         self._segments: list[SegmentState] = []
         self._files: list[TGUFFile] = []
         self._starts = np.zeros(0, np.int64)
         self._read_bytes = dict.fromkeys((KEYS, FEATURES, LATE, DELETIONS), 0)
         self._late = np.zeros(0, LATE_ROW)
         self.deletions = Deletions()
+
+    @property
+    def state(self) -> LogState | None:
+        """What is committed, None before the first commit."""
+        return self._tail.state
 
     @property
     def num_edges(self) -> int:
@@ -61,20 +64,12 @@ class LogReader:
 
     def refresh(self) -> bool:
         """Take in what was committed since the last call; True if anything was."""
-        published = self._published()
-        if self.state is None and published is not None:
-            self._open_newest(published)
-        if self.state is None or published is None:
+        if not self._tail.refresh():
             return False
-        while self.state.seq < published:
-            self._read_on(published)
-        if self.state.seq == self._taken:
-            return False
-        self._taken = self.state.seq
         try:
             self._take_segments()
         except TGUFError:
-            if self._published() == published:
+            if self._tail.is_newest():
                 raise
             return self.refresh()  # a segment was dropped between the journal's line and our opening its file
         self._take_keys()
@@ -82,50 +77,11 @@ class LogReader:
         self._take_deletions()
         return True
 
-    def _published(self) -> int | None:
-        try:
-            return int.from_bytes((self.data_dir / "published").read_bytes()[:8], "little")
-        except FileNotFoundError:
-            return None
-
-    def _open_newest(self, published: int) -> None:
-        for path in reversed(journal_files(self.data_dir / "journal")):
-            with path.open("rb") as file:
-                line = file.readline()
-            fields = decode_line(line)
-            if fields is not None and fields["checkpoint"] <= published:
-                self._journal, self._at, self.state = path, len(line), LogState.restored(fields)
-                return
-        raise JournalError(f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
-                           "restore the data_dir from a backup.")
-
-    def _read_on(self, published: int) -> None:
-        assert self.state is not None and self._journal is not None
-        start = self.state.seq
-        try:
-            file = self._journal.open("rb")
-        except FileNotFoundError:
-            self._open_newest(published)
-            return
-        with file:
-            file.seek(self._at)
-            while self.state.seq < published:
-                line = file.readline()
-                fields = decode_line(line) if line else None
-                if fields is None:
-                    break
-                self._at += len(line)
-                self.state = self.state.after(fields)
-        if self.state.seq < published and self.state.seq == start:
-            following = self.data_dir / "journal" / f"{start + 1:020d}.journal"
-            if following == self._journal or not following.exists():
-                if self._published() != published or journal_files(self.data_dir / "journal")[0] > self._journal:
-                    self._open_newest(published)
-                    return
-                raise JournalError(f"Commit {start + 1} is published, but {self._journal} does not hold it.",
-                                   "restore the data_dir from a backup.")
-            with following.open("rb") as file:
-                self._journal, self._at = following, len(file.readline())
+    def sealed_until(self, edge: int) -> int:
+        """End of the newest sealed segment that ends at or before an edge, the log's first edge where there is none."""
+        assert self.state is not None
+        ends = [s.first_edge + s.num_edges for s in self.state.segments[:-1]]
+        return max([e for e in ends if e <= edge], default=self.first_edge)
 
     def _take_segments(self) -> None:
         assert self.state is not None
@@ -186,7 +142,7 @@ class LogReader:
         found = np.concatenate([on_time, late[(late >= self.first_edge) & (late < before_edge)]])
         if not len(found):
             return found
-        matches: Int64 = found[(self._gather("src", found) == src) & (self._gather("dst", found) == dst)]
+        matches: Int64 = found[(self.gather("src", found) == src) & (self.gather("dst", found) == dst)]
         return matches
 
     def hidden(self, first: int, end: int) -> Bools:
@@ -216,9 +172,10 @@ class LogReader:
 
     def time_of(self, edge_ids: Int64) -> Int64:
         """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge, any value."""
-        return self._gather("time", edge_ids)
+        return self.gather("time", edge_ids)
 
-    def _gather(self, name: str, edge_ids: Int64) -> Int64:
+    def gather(self, name: str, edge_ids: Int64) -> Int64:
+        """src, dst or time of edges, int64, same shape; of ids before the log's first edge, any value."""
         out = np.zeros(edge_ids.shape, np.int64)
         for file, inside, rows in self._located(edge_ids):
             out[inside] = file.column(name)[rows]

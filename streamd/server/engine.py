@@ -28,6 +28,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 log = structlog.get_logger()
 IDLE_SECONDS = 0.01
 REGISTRY_SECONDS = 0.1
+KEEP_SECONDS = 1.0
 SLICE_CHUNKS = 4
 
 
@@ -105,7 +106,7 @@ class Engine:
         self._loading: Future[Served] | None = None
         self._noticed = 0.0
         self._refused = ""
-        self._checked = 0.0
+        self._checked = self._kept = 0.0
         self.status = EngineStatus()
         self._view: LogView | None = None
         self._stop = threading.Event()
@@ -167,9 +168,7 @@ class Engine:
                 return False
             self._view = LogView(self._settings, reader)
         view = self._view
-        took = view.follow()
-        if self._served is not None:
-            self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
+        took = self._follow_log(view)
         self._follow_registry(view)
         building = self._build(view)
         if not self.status.ready and view.caught_up and not self._loading and not self._building:
@@ -178,7 +177,18 @@ class Engine:
         elif not self.status.ready:
             self.status.why = f"reading the log, edge {view.edge} of {view.log.num_edges}"
         self._report(view)
+        if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._kept = time.monotonic()
+            view.keep()
         return took > 0 or building
+
+    def _follow_log(self, view: LogView) -> int:
+        took, deleted = view.follow()
+        if self._served is not None:
+            if deleted:
+                self._served.forget_embeddings()
+            self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
+        return took
 
     def _follow_registry(self, view: LogView) -> None:
         now = time.monotonic()
@@ -217,7 +227,8 @@ class Engine:
             return False
         name = building.manifest.name
         half_lives = building.manifest.model_settings().half_lives_seconds
-        if half_lives != self._settings.model.half_lives_seconds or building.manifest.edge > view.log.num_edges:
+        if (half_lives != self._settings.model.half_lives_seconds
+                or not view.log.first_edge <= building.manifest.edge <= view.log.num_edges):
             log.error("version_not_served", version=name, error="it does not fit this log or model.half_lives_seconds")
             self._refused, self._building = name, None
             return False
@@ -251,9 +262,7 @@ class Engine:
         live = [w for w in batch if w.deadline > now]
         if not live or self._view is None:
             return
-        self._view.follow()
-        if self._served is not None:
-            self._served.follow(self._view.log, self._view.edge, self._view.watermark, SLICE_CHUNKS)
+        self._follow_log(self._view)
         try:
             answers: list[Answer | BaseException] = list(self._compute(self._view, [w.asked for w in live]))
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
@@ -277,7 +286,7 @@ class Engine:
             scores = rule_scores(rows)
             z = None
         else:
-            z = served.embed(nodes, view.graph, view.log, view.features)
+            z = served.embed(nodes, view.live)
             scores = served.logits(torch.from_numpy(rows), z, torch.from_numpy(src_place),
                                    torch.from_numpy(place[len(asked):])).numpy()
         answers, at = [], 0

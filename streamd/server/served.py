@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from streamd.events import Int64
-from streamd.graph import BlockGraph
+from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.graph.node_features import NodeFeatures
 from streamd.models import EdgeRows, LinkModel, Memory, build_model
 from streamd.models.inputs import link_inputs
 from streamd.registry.registry import Manifest, Version
@@ -51,14 +50,19 @@ class Served:
         closed = closed_chunks(times, known, width_us, chunk_edges)[:max_chunks]
         for a, b in closed:
             src, dst, time = log.edges(first + a, first + b)
-            rows = EdgeRows(first + a, src, dst, time, log.features_of(np.arange(first + a, first + b)))
+            rows = EdgeRows(first + a, src, dst, time, log.features_of(np.arange(first + a, first + b)),
+                            log.deletions.of_nodes)
             self.model.advance(self.memory, rows)
         if closed:
-            self._cached[:] = False
+            self.forget_embeddings()
         return len(closed)
 
+    def forget_embeddings(self) -> None:
+        """Compute embeddings anew when they are next asked for."""
+        self._cached[:] = False
+
     @torch.no_grad()
-    def embed(self, nodes: Int64, graph: BlockGraph, log: LogReader, features: NodeFeatures) -> Tensor:
+    def embed(self, nodes: Int64, live: LiveGraph) -> Tensor:
         """Embeddings of distinct nodes, float32[U, D], as of memory's cut; UNKNOWN is a node never seen."""
         if not self.model.has_graph:
             return torch.zeros(len(nodes), 0)
@@ -70,7 +74,7 @@ class Served:
             self._cached = torch.zeros(size, dtype=torch.bool)
         missing = nodes[~self._cached[places].numpy()]
         if len(missing):
-            around = look_around(graph, log, features, missing, self.memory.edge, self.memory.now_us,
+            around = look_around(live.graph, live.log, live.features, missing, self.memory.edge, self.memory.now_us,
                                  self.model.settings.neighbors)
             self._cache[torch.from_numpy(missing + 1)] = self._embed(around)
             self._cached[torch.from_numpy(missing + 1)] = True
@@ -78,7 +82,7 @@ class Served:
 
     def _embed(self, around: Neighborhood) -> Tensor:
         none = np.zeros((0, 1), np.int64)
-        inputs = link_inputs(np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
+        inputs = link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
         return self.model.embed(inputs, self.memory.rows(inputs.node_M, self.model.updated(self.memory)))
 
     @torch.no_grad()

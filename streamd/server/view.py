@@ -1,47 +1,84 @@
 """The server's own view of the log: graph, facts and node features, sub-second fresh."""
 
+import threading
+
 import numpy as np
+import structlog
 
 from streamd.events import Int64, Key
-from streamd.graph import BlockGraph, PairFacts
-from streamd.graph.node_features import NodeFeatures
+from streamd.graph import PairFacts
+from streamd.graph.live import LiveGraph, save_facts
+from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.reader import LogReader
 from streamd.server.served import UNKNOWN
 from streamd.settings import Settings
 
+log = structlog.get_logger()
 SLICE_EDGES = 20_000
+FACTS = "serve/facts"
 
 
 class LogView:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine thread."""
 
-    def __init__(self, settings: Settings, log: LogReader) -> None:
-        assert log.state is not None
-        self.log = log
-        self.graph = BlockGraph(log.first_edge, settings.graph.max_block_entries)
-        self.facts = PairFacts(settings.model.half_lives_seconds, settings.model.max_pairs)
-        self.features = NodeFeatures(log.state.schema.node_feature_dim)
-        self.edge = log.first_edge
+    def __init__(self, settings: Settings, reader: LogReader) -> None:
+        self.log = reader
+        self.live = LiveGraph(reader, settings.graph, settings.model)
+        self._data_dir = settings.data_dir
+        self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
+        self._hold = Hold(-1, -1)
+        self._storing: threading.Thread | None = None
         self.newest_us = 0
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
 
-    def follow(self) -> int:
-        """Take in up to one slice of new edges. Returns: how many."""
+    @property
+    def facts(self) -> PairFacts:
+        return self.live.facts
+
+    @property
+    def edge(self) -> int:
+        """Id of the next edge to take in."""
+        return self.live.edge
+
+    def follow(self) -> tuple[int, bool]:
+        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes."""
         self.log.refresh()
-        end = min(self.edge + SLICE_EDGES, self.log.num_edges)
-        count = end - self.edge
-        if count > 0:
-            src, dst, time = self.log.edges(self.edge, end)
-            self.graph.insert(src, dst)
-            self.facts.advance(src, dst, time)
-            self.edge, self.newest_us = end, int(time[-1])
-        self.features.advance(self.log.feature_node, self.log.feature_edge, self.log.feature_values, self.edge)
-        return count
+        deleted = self.live.hide_deleted()
+        took = self.live.step(self.log.num_edges, SLICE_EDGES)
+        if took:
+            self.newest_us = int(self.log.time_of(np.array([self.edge - 1]))[0])
+        self.live.take_features(self.edge)
+        return took, deleted
+
+    def keep(self) -> None:
+        """Say what of the log a restart needs; once a segment is behind, or compaction asks, facts are stored first.
+
+        They are stored from a copy by a thread of their own, since requests do not wait for a disk.
+        """
+        if self._storing is not None and self._storing.is_alive():
+            return
+        wish = asked_to_compact(self._data_dir)
+        if self._facts_edge < max(self.log.sealed_until(self.edge), min(wish or 0, self.edge)):
+            self._storing = threading.Thread(target=self._store, args=(self.facts.copy(),), name="facts", daemon=True)
+            self._storing.start()
+            return
+        hold = Hold(self._facts_edge, self.edge)
+        if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
+            write_hold(self._data_dir, "serve", hold)
+            self._hold = hold
+
+    def _store(self, facts: PairFacts) -> None:
+        try:
+            save_facts(facts, self._data_dir / FACTS)
+        except OSError as error:
+            log.error("facts_not_stored", error=str(error), meaning="the log is kept for longer; tried again in a second")
+        else:
+            self._facts_edge = facts.edge
 
     @property
     def caught_up(self) -> bool:
-        return self.edge == self.log.num_edges
+        return self.edge == self.log.num_edges == self.live.graph.num_edges
 
     @property
     def watermark(self) -> int:
@@ -56,13 +93,14 @@ class LogView:
     def of_kind(self, kind: str | None) -> Int64:
         """Ids of nodes whose key begins with `kind:`, or of all that were a destination."""
         if kind is None:
-            return self.facts.destinations()
+            return self.live.destinations()
         for node in range(self._keys_sorted, len(self.log.keys)):
             key = self.log.keys[node]
             if isinstance(key, str) and ":" in key:
                 self._kinds.setdefault(key.split(":", 1)[0], []).append(node)
         self._keys_sorted = len(self.log.keys)
-        return np.array(self._kinds.get(kind, []), np.int64)
+        nodes = np.array(self._kinds.get(kind, []), np.int64)
+        return nodes[~self.log.deletions.is_gone(nodes)]
 
     def candidates(self, source: int, kind: str | None, limit: int) -> Int64:
         """At most `limit` nodes worth scoring for a source: all, or its partners, theirs, and the popular ones."""

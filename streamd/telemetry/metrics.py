@@ -17,7 +17,11 @@ lag_seconds = Gauge("streamd_lag_seconds", "Age of the newest record read of a p
                     ["topic", "partition"])
 gaps = Counter("streamd_data_gaps", "Gaps in a partition's offsets passed over by on_data_loss: continue")
 lost_records = Counter("streamd_lost_records", "Offsets in those gaps, where their number is known")
-log_edges = Gauge("streamd_log_edges", "Edges in the log")
+log_edges = Gauge("streamd_log_edges", "Id of the next edge of the log")
+log_first_edge = Gauge("streamd_log_first_edge", "Id of the oldest edge in the log")
+log_bytes = Gauge("streamd_log_bytes", "Disk blocks of the log's segments")
+retention_blocked = Gauge("streamd_retention_blocked_bytes", "Bytes that retention would drop, but a role still needs")
+compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten")
 
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"])
 window_seconds = Histogram("streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW)

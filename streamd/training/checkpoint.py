@@ -20,9 +20,13 @@ from streamd.training.replay import Recorded
 
 @dataclass(frozen=True)
 class Cursor:
-    """Everything a checkpoint holds beside tensors. edge: the first edge not yet in a finished window."""
+    """Everything a checkpoint holds beside tensors.
+
+    edge: the first edge not yet in a finished window; window_edge: the first edge of the last finished one.
+    """
 
     edge: int
+    window_edge: int
     memory_edge: int
     memory_us: int
     num_learned: int

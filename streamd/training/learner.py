@@ -11,6 +11,7 @@ from torch import Tensor
 from streamd.events import Float32, Schema
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
+from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.training.recorder import RecordedChunk
 from streamd.training.replay import Recorded, ReplayStore
@@ -45,6 +46,8 @@ class Learner:
     @torch.no_grad()
     def score(self, chunk: RecordedChunk) -> Float32:
         """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
+        if not self.standing:
+            self.memory.forget(chunk.edges.deletes)
         updated = self.model.updated(self.memory)
         logits = np.zeros((0, 0), np.float32)
         seen = None
@@ -88,6 +91,11 @@ class Learner:
         self.num_learned += 1
         return Learned(loss, finite, before, after, count)
 
+    def hide_deleted(self, deletions: Deletions) -> None:
+        """Take what deletes hide out of what is kept for learning it again."""
+        self.tail = [chunk.less_deleted(deletions) for chunk in self.tail]
+        self.replay.hide_deleted(deletions)
+
     def refuse(self) -> None:
         """Undo the last `learn`: the weights of before, and memory under them."""
         self.restore_weights(*self._backup)
@@ -124,6 +132,8 @@ class Learner:
         total = count = 0.0
         num_steps = len(self._edges)
         for step, (edges, seen, weight) in enumerate(zip(self._edges, self._seen, weights, strict=True)):
+            if not self.standing:
+                memory.forget(edges.deletes)
             updated = self.model.updated(memory)
             losses, events = [], 0.0
             if seen is not None and weight.any():

@@ -1,14 +1,13 @@
 """The log's side of learning: moves graph and facts over a window and records the inputs of every event in it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.events import Int64
-from streamd.graph import BlockGraph, PairFacts
+from streamd.events import Float32, Int64
+from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
-from streamd.graph.node_features import NodeFeatures
 from streamd.models import EdgeRows, LinkInputs
 from streamd.models.inputs import link_inputs
 from streamd.segments.reader import LogReader
@@ -27,29 +26,29 @@ class RecordedChunk:
 
 
 class Recorder:
-    """Owns a graph, facts and node features at a place in the log, and moves them. Owner: one thread."""
+    """Moves a `LiveGraph` over windows. Owner: one thread."""
 
     def __init__(self, settings: Settings, log: LogReader) -> None:
-        assert log.state is not None
         self._settings, self._log = settings, log
-        self.graph = BlockGraph(log.first_edge, settings.graph.max_block_entries)
-        self.facts = PairFacts(settings.model.half_lives_seconds, settings.model.max_pairs)
-        self.features = NodeFeatures(log.state.schema.node_feature_dim)
-        self.edge = log.first_edge
-        self._uses_graph = settings.model.name == "tgn"
+        self.live = LiveGraph(log, settings.graph, settings.model)
+        self._neighbors = settings.model.neighbors if settings.model.name == "tgn" else 0
 
-    def rebuild(self, until_edge: int, slice_edges: int = 100_000) -> None:
-        """Move over events without recording them, as after a restart."""
-        while self.edge < until_edge:
-            end = min(self.edge + slice_edges, until_edge)
-            src, dst, time = self._log.edges(self.edge, end)
-            self.graph.insert(src, dst)
-            self.facts.advance(src, dst, time)
-            self.edge = end
+    @property
+    def edge(self) -> int:
+        """First edge not yet recorded or passed over."""
+        return self.live.edge
+
+    def rebuild(
+        self, until_edge: int, slice_edges: int = 100_000, on_slice: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Move over events without recording them, as after a restart. on_slice: told the graph's newest edge."""
+        self.live.hide_deleted()
+        while self.live.step(until_edge, slice_edges):
+            on_slice(self.live.graph.num_edges)
 
     def rows(self, first: int, end: int) -> EdgeRows:
         src, dst, time = self._log.edges(first, end)
-        return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)))
+        return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)), self._log.deletions.of_nodes)
 
     def chunks(self, window: Window, standing: bool = False, pool: Int64 | None = None) -> Iterator[RecordedChunk]:
         """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
@@ -57,16 +56,13 @@ class Recorder:
         standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
         pool: nodes negatives are drawn from, by default all destinations before the window.
         """
+        self.live.hide_deleted()
         rows = self.rows(window.first_edge, window.end_edge)
-        pool = self.facts.destinations() if pool is None else pool
-        chosen = np.arange(window.num_edges) if len(pool) >= 2 else np.zeros(0, np.int64)
-        limit = self._settings.windows.max_events
-        if len(chosen) > limit:
-            rng = np.random.default_rng([self._settings.training.seed, window.first_edge])
-            chosen = np.sort(rng.choice(window.num_edges, limit, replace=False))
+        pool = self.live.destinations() if pool is None else pool
+        chosen = self._chosen(rows) if len(pool) >= 2 else np.zeros(0, np.int64)
         standing_edge = self.edge
         if not standing:
-            self.graph.insert(rows.src_E, rows.dst_E)
+            self.live.insert(window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
@@ -74,34 +70,36 @@ class Recorder:
             wrong = negatives(pool, part.first_edge + asked, dst) if len(asked) else np.zeros((0, 100), np.int64)
             candidates = np.concatenate([dst[:, None], wrong], 1)
             before_edge = standing_edge if standing else part.first_edge
-            self.features.advance(self._log.feature_node, self._log.feature_edge, self._log.feature_values, before_edge)
+            self.live.take_features(before_edge)
             if standing:
-                facts = self.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+                facts = self.live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
             else:
-                facts = self.facts.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+                facts = self.live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
             score = learn = None
             if len(asked):
                 query_us = int(self._log.time_of(np.array([max(before_edge - 1, self._log.first_edge)]))[0])
                 src = part.src_E[asked]
-                score, learn = self._inputs(facts, src, candidates, before_edge, query_us)
+                score, learn = self._inputs(part.first_edge + asked, facts, src, candidates, before_edge, query_us)
             yield RecordedChunk(part, score, learn)
-        if not standing:
-            self.edge = window.end_edge
+
+    def _chosen(self, rows: EdgeRows) -> Int64:
+        """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""
+        chosen = np.flatnonzero(~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
+        limit = self._settings.windows.max_events
+        if len(chosen) > limit:
+            rng = np.random.default_rng([self._settings.training.seed, rows.first_edge])
+            chosen = np.sort(rng.choice(chosen, limit, replace=False))
+        return chosen
 
     def _inputs(
-        self, facts: np.ndarray[tuple[int, ...], np.dtype[np.float32]], src: Int64, candidates: Int64, before_edge: int,
-        query_us: int
+        self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_edge: int, query_us: int
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
-        if not self._uses_graph:
-            nodes = nodes[:0]
-        around = look_around(self.graph, self._log, self.features, nodes, before_edge, query_us,
-                             self._settings.model.neighbors)
-        score = link_inputs(facts, src_at, candidate_at, around)
+        around = look_around(self.live.graph, self._log, self.live.features, nodes, before_edge, query_us, self._neighbors)
+        score = link_inputs(event, facts, src_at, candidate_at, around)
         kept = 1 + NUM_LEARNED
         few, place = np.unique(np.concatenate([src_at, candidate_at[:, :kept].ravel()]), return_inverse=True)
-        around = around.subset(few) if self._uses_graph else around
-        learn = link_inputs(np.ascontiguousarray(facts[:, :kept]), place[: len(src)],
-                            place[len(src):].reshape(len(src), kept), around)
+        learn = link_inputs(event, np.ascontiguousarray(facts[:, :kept]), place[: len(src)],
+                            place[len(src):].reshape(len(src), kept), around.subset(few))
         return score, learn

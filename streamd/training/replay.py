@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamd.models import LinkInputs
+from streamd.models.inputs import without_deleted
+from streamd.segments.deletions import Deletions
 from streamd.storage import write_durably
 
 
@@ -18,6 +20,11 @@ class Recorded:
     first_edge: int
     inputs: LinkInputs
     state_MD: Tensor
+
+    def less_deleted(self, deletions: Deletions) -> "Recorded":
+        """The same less what deletes hide; itself where that is nothing."""
+        left = without_deleted(self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges)
+        return self if left is None else Recorded(self.first_edge, *left)
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.inputs.tensors(), "state_MD": self.state_MD.contiguous()}
@@ -65,6 +72,15 @@ class ReplayStore:
             drawn.append(self._chunks[i])
             left -= self._chunks[i].inputs.num_events
         return drawn
+
+    def hide_deleted(self, deletions: Deletions) -> None:
+        """Take what deletes hide out of all chunks, in their files too."""
+        for place, chunk in enumerate(self._chunks):
+            left = chunk.less_deleted(deletions)
+            if left is not chunk:
+                self._chunks[place] = left
+                if self._folder is not None:
+                    write_durably(self._file(left.first_edge), save(left.tensors()))
 
     @property
     def num_events(self) -> int:

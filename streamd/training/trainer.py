@@ -13,9 +13,11 @@ from streamd.clock import Clock
 from streamd.errors import VersionError
 from streamd.events import Float32
 from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.graph.live import save_facts
 from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -29,8 +31,9 @@ from streamd.windows import Window, canonical_chunks, next_window
 from streamd.windows.history import WindowRecord, append_record, truncate_records
 
 log = structlog.get_logger()
-FOLDER = "train"
+FOLDER, FACTS = "train", "facts"
 POLL_SECONDS = 0.05
+KEEP_SECONDS = 1.0
 POPULARITY_HALF_LIFE = 3
 
 
@@ -42,6 +45,10 @@ class Versions(Protocol):
     def champion(self) -> str | None: ...
 
     def moved_by_hand(self) -> str | None: ...
+
+    def named_windows(self) -> list[tuple[int, int]]: ...
+
+    def drop_before(self, edge: int) -> None: ...
 
     def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor], int, int]: ...
 
@@ -71,7 +78,10 @@ class Trainer:
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._version, self._champion = "", versions.champion() or ""
         self._history_bytes = 0
-        self.edge = reader.first_edge
+        self._num_hidden = 0
+        self._window_edge = self._facts_edge = self.edge = reader.first_edge
+        self._hold = Hold(-1, -1)
+        self._kept = 0.0
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
@@ -81,6 +91,8 @@ class Trainer:
             window = next_window(self._log, self.edge, self._width_us)
             if window is None:
                 self._touch("waiting")
+                if time.monotonic() - self._kept >= KEEP_SECONDS and asked_to_compact(self._settings.data_dir) is not None:
+                    self._keep()
                 stop.wait(POLL_SECONDS)
                 continue
             self.process(window)
@@ -88,6 +100,7 @@ class Trainer:
     def process(self, window: Window) -> WindowRecord:
         """Score, learn, publish, record, checkpoint: one window, from its start if a stop cut it short before."""
         self._follow_rollback()
+        self._hide_deleted()
         self._touch("scoring")
         begun = time.perf_counter()
         scores, scored_by, num_scored = self._score(window)
@@ -95,7 +108,8 @@ class Trainer:
         self._touch("learning")
         self._on_step("learn")
         learned = self._learner.learn(window.first_edge)
-        self.edge = window.end_edge
+        self._learner.memory.forget(self._log.deletions.of_nodes)
+        self._window_edge, self.edge = window.first_edge, window.end_edge
         outcome = Outcome(self._version, False, "no event of this window could be scored yet")
         if learned is not None:
             self._on_step("publish")
@@ -143,7 +157,8 @@ class Trainer:
         if champion is None or champion == self._champion:
             return
         weights, memory, edge, now_us = self._versions.weights(champion)
-        if edge > self.edge:
+        if not self._log.first_edge <= edge <= self.edge:
+            log.warning("champion_not_followed", version=champion, edge=edge, reason="the log or the trainer is elsewhere")
             return
         log.warning("following_champion", version=champion, instead_of=self._champion)
         self._learner.restore_weights(weights, None)
@@ -163,10 +178,35 @@ class Trainer:
     def _checkpoint(self) -> None:
         memory = self._learner.memory
         save_checkpoint(self._folder / "checkpoints", self._learner, Cursor(
-            self.edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes, self._version,
-            self._champion, self._fixed_settings(), build_facts(), self._learner.replay.index(),
+            self.edge, self._window_edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes,
+            self._version, self._champion, self._fixed_settings(), build_facts(), self._learner.replay.index(),
             [c.first_edge for c in self._learner.tail]))
         self._learner.replay.sweep()
+        self._keep()
+
+    def _hide_deleted(self) -> None:
+        """Take what deletes hide out of replay, once for each delete."""
+        deletions = self._log.deletions
+        if len(deletions.places) > self._num_hidden:
+            self._num_hidden = len(deletions.places)
+            self._learner.hide_deleted(deletions)
+
+    def _keep(self) -> None:
+        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the facts are stored first."""
+        self._kept = time.monotonic()
+        wish = asked_to_compact(self._settings.data_dir)
+        if (self._facts_edge < self._log.sealed_until(self.edge)
+                or (wish is not None and self._facts_edge < min(wish, self.edge))):
+            save_facts(self._recorder.live.facts, self._folder / FACTS)
+            self._facts_edge = self.edge
+        if wish is not None:
+            self._versions.drop_before(wish)
+        named = self._versions.named_windows()
+        hold = Hold(min([self._facts_edge, self.edge, *(end for _, end in named)]),
+                    min([self._window_edge, *(first for first, _ in named)]))
+        if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
+            write_hold(self._settings.data_dir, FOLDER, hold)
+            self._hold = hold
 
     def _resume(self) -> None:
         (self._folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -180,14 +220,15 @@ class Trainer:
                 log.warning("build_differs", checkpoint=cursor.build, now=build_facts(),
                             meaning="resumed weights may differ in the last bits")
             self.edge, self._version, self._champion = cursor.edge, cursor.version, cursor.champion
-            self._history_bytes = cursor.history_bytes
+            self._history_bytes, self._window_edge = cursor.history_bytes, cursor.window_edge
         truncate_records(self._settings.data_dir, self._history_bytes)
         if cursor is None:
             self._champion = ""
         started = time.perf_counter()
-        while self._recorder.edge < self.edge:
-            self._recorder.rebuild(min(self.edge, self._recorder.edge + 500_000))
-            self._beat.touch("rebuilding", edge=self._recorder.edge)
+        self._facts_edge = self._recorder.live.restore_facts(self._folder / FACTS, self.edge)
+        self._recorder.rebuild(self.edge, on_slice=lambda edge: self._beat.touch("rebuilding", edge=edge))
+        self._hide_deleted()
+        self._keep()
         log.info("trainer_started", edge=self.edge, version=self._version or RULE,
                  rebuild_seconds=round(time.perf_counter() - started, 3))
 

@@ -83,3 +83,24 @@ def test_more_nodes_than_fit_are_refused():
 
     with pytest.raises(CapacityError):
         BlockGraph().insert(np.array([2**40]), np.array([1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from([1, 2, 5, 64]), k=st.integers(1, 5))
+def test_what_was_deleted_or_dropped_is_never_answered_at_either_end(seed, tau, k):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 80))
+    src, dst = rng.integers(0, 9, n), rng.integers(0, 9, n)
+    graph = BlockGraph(0, tau)
+    graph.insert(src[: n // 2], dst[: n // 2])
+    edges = rng.choice(n // 2, min(3, n // 2), replace=False)
+    graph.hide(src[edges], dst[edges], edges)
+    gone = int(rng.integers(0, 12))
+    graph.hide_nodes(np.array([gone]))
+    graph.insert(src[n // 2:], dst[n // 2:])
+    hidden = set(edges.tolist()) | {e for e in range(n // 2) if gone in (src[e], dst[e])}
+    graph.since_edge = int(rng.integers(0, n))
+    for before in (n // 2, n):
+        roots = np.array([-1, 0, 3, 8, 11])
+        want = reference.recent(src, dst, roots, before, k, hidden, graph.since_edge)
+        same(graph.recent(roots, before, k), want)

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from streamd.events import NodeDeletes as Deletes
 from streamd.graph import NUM_FACTS, PairFacts
+from streamd.graph.live import save_facts
 from streamd.graph.reference import ReferenceFacts
 
 HALF_LIVES = (1, 5, 20, 60, 200)
@@ -71,3 +74,47 @@ def test_what_is_known_of_nodes():
     assert facts.destinations().tolist() == [1, 4]
     assert facts.partners(0).tolist() == [1, 4] and facts.partners(99).tolist() == []
     assert facts.is_known(np.array([-1, 0, 3, 4, 10**6])).tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("max_pairs", [1000, 25])
+@pytest.mark.parametrize("cuts", [(), (60, 61, 130, 180)])
+def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pairs, cuts):
+    src, dst, time, candidates = tied_stream(5)
+    deletes = Deletes(np.array([3, 7, 3, 11, 99]), np.array([60, 130, 131, 131, 250]))
+    for node, at in zip(deletes.node[:4], deletes.edge[:4], strict=True):
+        src[at:] = np.where(src[at:] == node, (node + 1) % 12, src[at:])
+        dst[at:] = np.where(dst[at:] == node, (node + 2) % 12, dst[at:])
+        src[at:] = np.where(np.isin(src[at:], deletes.node), 0, src[at:])
+        dst[at:] = np.where(np.isin(dst[at:], deletes.node), 1, dst[at:])
+    reference, want = ReferenceFacts(HALF_LIVES, max_pairs), np.zeros((len(src), 5, NUM_FACTS))
+    for i in range(len(src)):
+        first = int(np.searchsorted(time, time[i]))
+        if i == first:
+            if i in deletes.edge:
+                reference.forget(set(deletes.node[deletes.edge == i].tolist()))
+            for j in np.flatnonzero(time == time[i]):
+                want[j] = [reference.row(int(src[j]), int(c), int(time[j])) for c in candidates[j]]
+        elif i in deletes.edge:
+            reference.forget(set(deletes.node[deletes.edge == i].tolist()))
+        reference.update(int(src[i]), int(dst[i]), int(time[i]))
+    facts, got = PairFacts(HALF_LIVES, max_pairs), []
+    starts = [int(np.searchsorted(time, time[c])) for c in cuts]
+    for a, b in zip([0, *starts], [*starts, len(src)], strict=True):
+        got.append(facts.advance_scoring(src[a:b], dst[a:b], time[a:b], np.arange(b - a), candidates[a:b], deletes))
+    np.testing.assert_allclose(np.concatenate(got), want, atol=2e-4)
+    assert facts.num_pairs == len(reference.meetings)
+    assert not facts.is_known(np.array([3, 7, 11])).any() and not set(facts.destinations()) & {3, 7, 11}
+
+
+def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
+    src, dst, time, candidates = tied_stream(6)
+    facts, at = PairFacts(HALF_LIVES, 25), 120
+    facts.advance(src[:at], dst[:at], time[:at])
+    save_facts(facts, tmp_path)
+    stored, = tmp_path.iterdir()
+    twin = PairFacts(HALF_LIVES, 25)
+    assert twin.restore({n: t.copy() for n, t in load_file(stored).items()}) and twin.edge == at
+    for f in (facts, twin):
+        f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([5]), np.array([130])))
+    np.testing.assert_array_equal(facts.rows(src, time, candidates), twin.rows(src, time, candidates))
+    assert not PairFacts((1, 2, 3, 4, 5), 25).restore(load_file(stored)), "other half-lives, other facts"

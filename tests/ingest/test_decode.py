@@ -19,7 +19,7 @@ STAMP_MS = 1_600_000_000_000
 
 
 def decoder(**rules):
-    return Decoder(Rules(**{"schema": Schema(2, 1, 1), "deletes": True, **rules}))
+    return Decoder(Rules(**{"schema": Schema(2, 1, 1), "tombstones": True, **rules}))
 
 
 def decode(value, headers=(), stamp=STAMP_MS, log_append_time=False, key=None, **rules):
@@ -63,7 +63,7 @@ def test_nodes_and_labels_are_decoded():
 
 BAD = {
     "broken JSON": (b'{"src": "a", ', "bad_json"), "not UTF-8": (b'{"src": "\xff\xfe"}', "bad_json"),
-    "a number": (b"17", "wrong_type"), "empty value": (b"", "bad_json"), "no value": (None, "bad_key"),
+    "a number": (b"17", "wrong_type"), "empty value": (b"", "bad_json"), "no value": (None, "tombstone"),
     "src a list": (edge(src=[1]), "wrong_type"), "src a float": (edge(src=1.5), "wrong_type"),
     "src true": (edge(src=True), "wrong_type"), "float time": (edge(time=5.0), "bad_time"),
     "fractional time": (edge(time=5.5), "bad_time"), "string time": (edge(time="5"), "wrong_type"),
@@ -125,12 +125,12 @@ def test_deletes_name_a_node_or_an_edge_and_take_the_partitions_newest_time():
     assert [e.time for e in good] == [77, edge()["time"] * 1000, edge()["time"] * 1000]
 
 
-def test_a_null_value_deletes_the_node_of_its_key_and_nothing_is_deleted_by_default():
+def test_a_null_value_deletes_the_node_of_its_key_only_where_the_settings_say_so():
     good, bad = decode(None, key=b"u:1")
     assert not bad and (good[0].kind, good[0].a) == (DELETE, "u:1")
-    assert decode(None, key=None)[1][0].reason == decode(None, key=b"\xff")[1][0].reason == "bad_key"
-    assert decode(None, key=b"u:1", deletes=Rules(Schema()).deletes)[1][0].reason == "tombstone"
-    assert decode({"type": "delete", "node": "u:1"}, deletes=Rules(Schema()).deletes)[1][0].reason == "unsupported"
+    assert decode(None, key=None)[1][0].reason == "tombstone" and decode(None, key=b"\xff")[1][0].reason == "bad_key"
+    refused, = decode(None, key=b"u:1", tombstones=Rules(Schema()).tombstones)[1]
+    assert refused.reason == "tombstone" and "ingest.tombstones" in refused.error
 
 
 def single_records(events):

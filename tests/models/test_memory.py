@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.events import Schema
+from streamd.events import NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
 from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
@@ -126,3 +126,27 @@ def test_the_memory_update_equals_a_float64_reference(model):
         r, z = torch.sigmoid(ir + hr), torch.sigmoid(iz + hz)
         want = (1 - z) * torch.tanh(inn + r * hn) + z * h
         torch.testing.assert_close(fast[p].double(), want, atol=1e-5, rtol=1e-4)
+
+
+def test_a_deleted_node_loses_its_state_at_the_next_cut_and_taking_the_delete_in_again_changes_nothing(model):
+    _, net = model
+    rng = np.random.default_rng(1)
+
+    def rows(i, deletes):
+        return EdgeRows(10 * i, rng.integers(2 * (i > 1), 6, 10), rng.integers(2 * (i > 1), 6, 10),
+                        np.full(10, (i + 1) * 10**7), np.ones((10, 2), np.float32), deletes)
+
+    deletes = NodeDeletes(np.array([0, 1, 5]), np.array([13, 20, 999]))
+    memory = net.new_memory()
+    for i in range(2):
+        net.advance(memory, rows(i, deletes))
+    assert memory.state[:6].any(1).all() and {0, 1} <= set(memory.pending_node.tolist())
+    early = memory.copy()
+    early.forget(deletes)
+    assert not early.state[:2].any() and early.state[2:6].any(1).all() and not {0, 1} & set(early.pending_node.tolist())
+    restored = Memory.restored(early.copy().tensors(), early.edge, early.now_us)
+    last = rows(2, deletes)
+    for m in (memory, early, restored):
+        net.advance(m, last)
+    for name, tensor in memory.tensors().items():
+        assert torch.equal(tensor, early.tensors()[name]) and torch.equal(tensor, restored.tensors()[name]), name

@@ -114,8 +114,8 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     assert served.memory.edge == log.num_edges
     candidates = np.arange(20, 35)[None]
     when = int(log.time_of(np.array([499]))[0]) + 1
-    facts = recorder.facts.rows(np.array([3]), np.array([when]), candidates)
-    inputs, _ = recorder._inputs(facts, np.array([3]), candidates, 500, when - 1)
+    facts = recorder.live.facts.rows(np.array([3]), np.array([when]), candidates)
+    inputs, _ = recorder._inputs(np.array([500]), facts, np.array([3]), candidates, 500, when - 1)
     with torch.no_grad():
         want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0]
     got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0]])["scores"]]

@@ -126,7 +126,7 @@ def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
     for number, window in enumerate(list(windows(log))[:2]):
         sampled = sum(c.score.num_events for c in recorder.chunks(window) if c.score is not None)
         assert sampled == (30 if number else 0)
-    assert recorder.facts.num_edges == recorder.edge, "all events move the facts"
+    assert recorder.live.facts.edge == window.end_edge, "all events move the facts"
 
 
 def test_a_standing_record_knows_nothing_of_the_day(tmp_path):

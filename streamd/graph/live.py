@@ -1,0 +1,111 @@
+"""The log as one role sees it: block graph, pair facts and node features at one place, less what deletes hide."""
+
+from pathlib import Path
+
+import numpy as np
+import structlog
+from safetensors.numpy import load_file, save
+
+from streamd.events import Float32, Int64
+from streamd.graph.blocks import BlockGraph
+from streamd.graph.facts import PairFacts
+from streamd.graph.node_features import NodeFeatures
+from streamd.segments.reader import LogReader
+from streamd.settings import GraphSettings, ModelSettings
+from streamd.storage import write_durably
+
+log = structlog.get_logger()
+
+
+class LiveGraph:
+    """Owner: one thread per role. The graph may be ahead of `edge`, the place of the facts; queries name what they see.
+
+    A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its place in the log.
+    """
+
+    def __init__(self, reader: LogReader, graph: GraphSettings, model: ModelSettings) -> None:
+        assert reader.state is not None
+        self.log = reader
+        self.graph = BlockGraph(reader.first_edge, graph.max_block_entries)
+        self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
+        self.features = NodeFeatures(reader.state.schema.node_feature_dim)
+        self._nodes_hidden = self._edges_hidden = 0
+
+    @property
+    def edge(self) -> int:
+        """Id of the next edge that the facts take in."""
+        return self.facts.edge
+
+    def insert(self, until_edge: int) -> None:
+        """Put edges into the graph, hidden ones as hidden."""
+        first = self.graph.num_edges
+        if until_edge <= first:
+            return
+        src, dst, _ = self.log.edges(first, until_edge)
+        self.graph.insert(src, dst)
+        dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
+        if len(dead):
+            self.graph.hide(src[dead], dst[dead], first + dead)
+
+    def step(self, until_edge: int, slice_edges: int) -> int:
+        """Move graph and facts on by at most a slice, the graph first where it is behind. Returns: edges moved over."""
+        at = self.graph.num_edges
+        if at < self.edge:
+            self.insert(min(self.edge, at + slice_edges))
+            return self.graph.num_edges - at
+        end = max(self.edge, min(self.edge + slice_edges, until_edge))
+        self.insert(end)
+        src, dst, time = self.log.edges(self.edge, end)
+        self.facts.advance(src, dst, time, self.log.deletions.of_nodes)
+        return len(src)
+
+    def advance_scoring(self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64) -> Float32:
+        """Move the facts over the next edges, as `PairFacts.advance_scoring` does."""
+        return self.facts.advance_scoring(src_E, dst_E, time_E, asked_R, candidates_RC, self.log.deletions.of_nodes)
+
+    def take_features(self, until_edge: int) -> None:
+        """Put the node features in force that were updated before an edge."""
+        self.features.advance(self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_edge)
+
+    def hide_deleted(self) -> bool:
+        """Hide what the reader learned of deletes since the last call, and what the log dropped. True if anything is new."""
+        self.graph.since_edge = max(self.graph.since_edge, self.log.first_edge)
+        deletions = self.log.deletions
+        nodes, edges = deletions.nodes[self._nodes_hidden:], deletions.edges[self._edges_hidden:]
+        if not len(nodes) and not len(edges):
+            return False
+        self._nodes_hidden, self._edges_hidden = len(deletions.nodes), len(deletions.edges)
+        self.graph.hide_nodes(nodes)
+        known = edges[(edges >= self.log.first_edge) & (edges < self.graph.num_edges)]
+        self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
+        return True
+
+    def destinations(self) -> Int64:
+        """Ids of all nodes that were a destination and are not deleted, ascending."""
+        nodes = self.facts.destinations()
+        return nodes[~self.log.deletions.is_gone(nodes)]
+
+    def restore_facts(self, folder: Path, until_edge: int) -> int:
+        """Take over the newest stored facts at or before an edge. Returns: the edge they stand at.
+
+        Without any they begin at the log's first edge, which is exact only where nothing lay before it.
+        """
+        for path in sorted(folder.glob("*.safetensors"), reverse=True):
+            if self.log.first_edge <= int(path.stem) <= until_edge:
+                if self.facts.restore({n: t.copy() for n, t in load_file(path).items()}):
+                    return self.edge
+                log.warning("facts_not_taken", file=path.name, reason="they were made under other model settings")
+        if self.log.first_edge > 0:
+            log.warning("facts_incomplete", first_edge=self.log.first_edge,
+                        meaning="facts know nothing of the events that retention dropped")
+        return self.edge
+
+
+def save_facts(facts: PairFacts, folder: Path) -> None:
+    """Write facts durably as `folder/<edge>.safetensors`, then drop older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{facts.edge:020d}.safetensors"
+    write_durably(path, save({n: np.ascontiguousarray(t) for n, t in facts.tensors().items()}))
+    for old in folder.glob("*.safetensors"):
+        if old.name < path.name:
+            old.unlink()

@@ -1,0 +1,134 @@
+"""Retention and compaction as ingest does them between commits."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
+from streamd.segments.keeper import Keeper
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.segments.verify import verify_log
+from streamd.settings import RetentionSettings
+from tests.builders import SECOND, batch
+
+SCHEMA = Schema(2, 0, 0)
+SEGMENT = 10
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Four full segments and half of a fifth, one edge a second: n:0 -> n:1, n:1 -> n:2, ..."""
+    made = LogWriter(tmp_path, SCHEMA, SEGMENT)
+    for i in range(9):
+        time = np.arange(5 * i, 5 * i + 5) * SECOND
+        src = np.arange(5 * i, 5 * i + 5) % 7
+        keys = [f"secret:{k}" for k in range(8)] if i == 0 else []
+        made.keys.update({k: n for n, k in enumerate(keys)})
+        made.commit(batch(SCHEMA, src, src + 1, time, keys, seed=i + 1), Progress(), int(time[-1]))
+    yield made
+    made.close()
+
+
+def keeper(writer, purged=None, **retention):
+    return Keeper(writer, RetentionSettings(**retention), (purged if purged is not None else []).append)
+
+
+def delete_node(writer, node):
+    rows = np.zeros(1, DELETION)
+    rows["src"], rows["dst"], rows["time"] = node, -1, -1
+    writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), writer.watermark)
+
+
+def metric(name):
+    return REGISTRY.get_sample_value(f"streamd_{name}")
+
+
+def test_segments_older_than_max_age_are_dropped_and_readers_carry_on(writer):
+    reader = LogReader(writer.data_dir)
+    reader.refresh()
+    keeper(writer, max_age_seconds=20).step()
+    assert writer.state.first_edge == 20, "the watermark is 44 s: edges 0 to 19 are older than 24 s"
+    reader.refresh()
+    assert (reader.first_edge, reader.num_edges) == (20, 45) and reader.time_of(np.array([44]))[0] == 44 * SECOND
+    assert not verify_log(writer.data_dir)[1] and metric("log_first_edge") == 20
+
+
+def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(writer):
+    size = sum((writer.data_dir / s.path).stat().st_blocks * 512 for s in writer.state.segments)
+    keeper(writer, max_bytes=size - 1).step()
+    assert writer.state.first_edge == 10
+    keeper(writer, max_bytes=1).step()
+    assert writer.state.first_edge == 40 and metric("log_bytes") == (writer.data_dir / writer.state.segments[0].path).stat().st_blocks * 512
+
+
+def test_what_a_role_still_needs_is_not_dropped_but_reported(writer):
+    write_hold(writer.data_dir, "train", Hold(25, 40))
+    write_hold(writer.data_dir, "serve", Hold(40, 40))
+    keeper(writer, max_bytes=1).step()
+    assert writer.state.first_edge == 20 and metric("retention_blocked_bytes") > 0
+    write_hold(writer.data_dir, "train", Hold(40, 40))
+    keeper(writer, max_bytes=1).step()
+    assert writer.state.first_edge == 40 and metric("retention_blocked_bytes") == 0
+
+
+def test_a_damaged_hold_stops_housekeeping_and_nothing_is_dropped(writer):
+    (writer.data_dir / "holds").mkdir()
+    (writer.data_dir / "holds/train").write_bytes(b"{")
+    keeper(writer, max_bytes=1).step()
+    assert writer.state.first_edge == 0
+
+
+def test_compaction_waits_for_the_roles_row_by_row_and_then_nothing_of_the_node_is_left(writer):
+    before = {p: p.read_bytes() for p in writer.data_dir.rglob("*") if p.is_file()}
+    assert any(b"secret:3" in x for x in before.values())
+    delete_node(writer, 3)
+    ask_to_compact(writer.data_dir, 45)
+    write_hold(writer.data_dir, "train", Hold(12, 12))
+    purged = []
+    house = keeper(writer, purged)
+    done = house.compact()
+    hidden = [e for e in range(45) if 3 in (e % 7, e % 7 + 1)]
+    assert done.edges == sum(e < 12 for e in hidden) and done.waiting == sum(e >= 12 for e in hidden)
+    assert purged == [{"secret:3"}] and asked_to_compact(writer.data_dir) == 45
+    reader = LogReader(writer.data_dir)
+    reader.refresh()
+    assert reader.edges(12, 45)[0].tolist() == [e % 7 for e in range(12, 45)], "what is replayed stands as it was"
+    write_hold(writer.data_dir, "train", Hold(45, 44))
+    assert house.compact().waiting == 0 and asked_to_compact(writer.data_dir) == 45, "the role's own files still know"
+    write_hold(writer.data_dir, "train", Hold(45, 45))
+    house.compact()
+    assert asked_to_compact(writer.data_dir) is None and not verify_log(writer.data_dir)[1]
+    reader.refresh()
+    src, dst, time = reader.edges(0, 45)
+    assert not (np.stack([src, dst]) == 3).any() and (time == np.arange(45) * SECOND).all()
+    assert not reader.features_of(np.array(hidden)).any() and reader.hidden(0, 45).sum() == len(hidden)
+    assert not any(b"secret:3" in p.read_bytes() for p in writer.data_dir.rglob("*") if p.is_file())
+
+
+def test_events_that_arrive_during_a_compaction_are_kept(writer):
+    delete_node(writer, 3)
+    ask_to_compact(writer.data_dir, 45)
+    from streamd.segments.compact import compaction
+
+    reader = LogReader(writer.data_dir)
+    steps = compaction(writer, reader, writer.num_edges)
+    for i in range(45, 60, 3):
+        next(steps)
+        time = np.arange(i, i + 3) * SECOND
+        while writer.room() < 3:
+            writer.seal()
+        writer.commit(batch(SCHEMA, np.full(3, 5), np.full(3, 6), time), Progress(), int(time[-1]))
+    list(steps)
+    reader.refresh()
+    assert reader.num_edges == 60 and (reader.edges(0, 60)[2] == np.arange(60) * SECOND).all()
+    assert not verify_log(writer.data_dir)[1]
+
+
+def test_holds_are_told_apart_from_the_wish(tmp_path):
+    ask_to_compact(tmp_path, 7)
+    write_hold(tmp_path, "serve", Hold(1, 2))
+    assert read_holds(tmp_path) == {"serve": Hold(1, 2)} and asked_to_compact(tmp_path) == 7

@@ -1,0 +1,233 @@
+"""A delete on its way through everything: hidden at once in every view, and after `compact` not a byte is left."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from streamd.cli import app
+from streamd.clock import SystemClock
+from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.graph import reference
+from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.registry import Registry
+from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
+from streamd.segments.keeper import Keeper
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.recorder import Recorder
+from streamd.training.trainer import Trainer
+from streamd.windows import next_window
+from tests.builders import HOUR, batch, settings, stream
+from tests.server.test_server import World, wait
+
+SCHEMA = Schema(2, 1, 0)
+SECRET = "secret:user"
+MARK = np.float32(7.25e11)
+"""Every feature of the deleted user's edges: eight bytes that nothing else has."""
+GONE = 3
+
+
+def columns():
+    """A stream in which user 3 is busy until edge 400 and then is never seen again."""
+    src, dst, time = stream(900, hours=9)
+    src[400:][src[400:] == GONE] = 4
+    return src, dst, time
+
+
+class Life:
+    """A log that grows, its writer and a trainer."""
+
+    def __init__(self, path, segment_edges=250):
+        self.path, self.settings = path, settings(path, stream__edge_feature_dim=2, stream__node_feature_dim=1)
+        self.src, self.dst, self.time = columns()
+        self.writer = LogWriter(path, SCHEMA, segment_edges)
+        self.at = 0
+
+    def grow(self, until, watermark=None):
+        while self.at < until:
+            end = min(self.at + min(90, self.writer.room()), until)
+            src, dst, time = self.src[self.at:end], self.dst[self.at:end], self.time[self.at:end]
+            new = [SECRET if i == GONE else f"n:{i}" for i in range(40)] if self.at == 0 else []
+            self.writer.keys.update({k: i for i, k in enumerate(new)})
+            rows = batch(SCHEMA, src, dst, time, new)
+            msg = rows.msg_ED.copy()
+            msg[(src == GONE) | (dst == GONE)] = MARK
+            one = np.full(1, GONE, np.int64)
+            features = {"node_F": one, "node_row_F": one * 0 + end - self.at, "node_edge_F": one * 0 + end - self.at,
+                        "node_values_F": np.full((1, 1), MARK)} if self.at == 0 else {}
+            mark = int(time[-1]) if watermark is None or end < until else watermark
+            self.writer.commit(dataclasses.replace(rows, msg_ED=msg, **features), Progress(), mark)
+            self.at = end
+        return self
+
+    def delete(self, node=GONE, dst=-1, time=-1):
+        rows = np.zeros(1, DELETION)
+        rows["src"], rows["dst"], rows["time"] = node, dst, time
+        self.writer.keys.pop(SECRET, None)
+        self.writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), self.writer.watermark)
+        return self
+
+    def trainer(self):
+        log = LogReader(self.path)
+        log.refresh()
+        return Trainer(self.settings, log, Registry(self.settings), SystemClock(), Heartbeat(self.path, "train"))
+
+    def learn(self, trainer, limit=99):
+        done = 0
+        trainer._log.refresh()
+        while done < limit and (window := next_window(trainer._log, trainer.edge, HOUR)) is not None:
+            trainer.process(window)
+            done += 1
+        return done
+
+    def files_with(self, needle):
+        return sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file() and needle in p.read_bytes())
+
+
+@pytest.fixture
+def life(tmp_path):
+    made = Life(tmp_path)
+    yield made
+    made.writer.close()
+
+
+def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay(life):
+    life.grow(450)
+    trainer = life.trainer()
+    life.learn(trainer)
+    held = trainer._learner.replay._chunks
+    assert any((c.inputs.node_M == GONE).any() for c in held)
+    single = int(np.flatnonzero(life.src[:400] != GONE)[-1])
+    life.delete().delete(int(life.src[single]), int(life.dst[single]), int(life.time[single]))
+    life.grow(900, 100 * HOUR)
+    seen = []
+    chunks = trainer._recorder.chunks
+    trainer._recorder.chunks = lambda w: (seen.append(c) or c for c in chunks(w))
+    assert life.learn(trainer)
+    deletions = trainer._log.deletions
+    for chunk in [c.learn for c in seen if c.learn is not None]:
+        around = chunk.node_M[chunk.neighbor_UK][chunk.mask_UK]
+        assert not (around == GONE).any() and not (chunk.eid_UK[chunk.mask_UK] == single).any()
+        assert not (chunk.node_M[chunk.root_U] == GONE).any(), "neither source nor candidate"
+    for recorded in [*trainer._learner.replay._chunks, *trainer._learner.tail]:
+        x, gone_M = recorded.inputs, recorded.inputs.node_M == GONE
+        assert not recorded.state_MD[gone_M].any() and not x.node_MD[gone_M].any()
+        assert not (x.mask_UK & gone_M[x.neighbor_UK]).any() and not x.edge_UKD[x.eid_UK == single].any()
+        hit = gone_M[x.root_U][x.src_E] | torch.isin(x.event_E, torch.tensor([single]))
+        assert not x.weight_E[hit].any() and not x.facts_ECF[hit].any()
+    assert not trainer._learner.memory.state[GONE].any() and deletions.hides_edges(np.array([single]))[0]
+
+
+def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_same(life):
+    life.grow(500)
+    log = LogReader(life.path)
+    log.refresh()
+    lived = Recorder(life.settings, log)
+    lived.rebuild(300)
+    life.delete().grow(900, 100 * HOUR)
+    log.refresh()
+    lived.rebuild(900)
+    hidden = set(np.flatnonzero((life.src == GONE) | (life.dst == GONE)).tolist())
+    roots = np.arange(40)
+    for compacted in (False, True):
+        fresh_log = LogReader(life.path)
+        fresh_log.refresh()
+        fresh = Recorder(life.settings, fresh_log)
+        fresh.rebuild(900)
+        for before in (450, 900):
+            want = reference.recent(life.src, life.dst, roots, before, 5, hidden)
+            for recorder in (lived, fresh):
+                got = recorder.live.graph.recent(roots, before, 5)
+                assert (got.mask == want.mask).all() and (got.eid[got.mask] == want.eid[want.mask]).all()
+                assert (got.neighbor[got.mask] == want.neighbor[want.mask]).all()
+        if not compacted:
+            facts = [r.live.facts.rows(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
+            np.testing.assert_array_equal(*facts)
+            ask_to_compact(life.path, 500)
+            Keeper(life.writer, life.settings.retention, lambda _: None).compact()
+            assert not life.files_with(MARK.tobytes() * 2)
+
+
+def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_stranger(tmp_path):
+    life = Life(tmp_path).grow(500)
+    life.learn(life.trainer())
+    world = World(tmp_path, stream__node_feature_dim=1)
+    world.start()
+    wait(lambda: world.engine.status.version != "rule")
+    ask = {"src": SECRET, "dst": ["n:20", "n:21"]}
+    assert world.client.post("/v1/score", json=ask).json()["known"] is True
+    life.delete()
+    wait(lambda: world.client.post("/v1/score", json=ask).json()["known"] is False)
+    back = world.client.post("/v1/score", json={"src": "n:4", "dst": [SECRET, "n:20"]}).json()
+    assert [s["known"] for s in back["scores"]] == [False, True]
+    found = world.client.post("/v1/recommend", json={"src": "n:4", "k": 50}).json()
+    assert SECRET not in str(found)
+    rows = batch(SCHEMA, np.array([40]), np.array([20]), np.array([life.time[499] + 5]), [SECRET])
+    life.writer.commit(rows, Progress(), int(life.time[499]) + 5)
+    wait(lambda: world.client.post("/v1/score", json=ask).json()["known"] is True)
+    assert world.engine._view.log.ids[SECRET] == 40, "a new id, with fresh state"
+    world.engine.stop()
+    life.writer.close()
+
+
+def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
+    life.grow(450)
+    trainer = life.trainer()
+    life.learn(trainer)
+    letters = LocalDeadLetters(life.path / "deadletter", 10**6)
+    for value in (b'{"src": "secret:user", "x"', b'{"src": "\\u0073ecret:user", "dst": 1}', b'{"src": "n:4", "dst": 5}'):
+        letters.add(DeadLetter("t", 0, 1, 0, "bad_json", "it does not fit", 0, value))
+    letters.flush()
+    mark = MARK.tobytes() * 2
+    folders = {name.split("/")[0] for name in life.files_with(mark)}
+    assert {"edges", "train", "models"} <= folders, "the test would miss them"
+    life.delete()
+    runner = CliRunner()
+    options = ["compact", "--wait", "0", "--data-dir", str(life.path)]
+    held = runner.invoke(app, options)
+    assert held.exit_code == 1 and "waiting for train" in " ".join(held.output.split())
+    house = Keeper(life.writer, life.settings.retention, letters.purge)
+    house.compact()
+    assert life.files_with(b"secret:user") == [] and life.files_with(b"c2VjcmV0OnVzZXI") == []
+    kept = (life.path / "deadletter/current.jsonl").read_bytes().splitlines()
+    assert len(kept) == 1, "the letter that speaks of others stays"
+    life.grow(900, 100 * HOUR)
+    life.learn(trainer)
+    assert read_holds(life.path)["train"].clean_edge >= 450
+    house.compact()
+    assert asked_to_compact(life.path) is None and life.files_with(mark) == []
+    again = life.trainer()
+    assert again.edge == trainer.edge, "a trainer that starts now goes on from its checkpoint"
+    np.testing.assert_array_equal(
+        *(t._recorder.live.facts.rows(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
+          for t in (trainer, again)))
+    life.writer.close()
+    done = runner.invoke(app, options)
+    assert done.exit_code == 0 and "gone" in " ".join(done.output.split()), done.output
+
+
+def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_there(life):
+    life.grow(700)
+    trainer = life.trainer()
+    life.learn(trainer)
+    hold = read_holds(life.path)["train"]
+    assert hold.edge >= 250, "the first segment is behind, so the facts were stored"
+    keep = life.settings.retention.model_copy(update={"max_bytes": 1})
+    Keeper(life.writer, keep, lambda _: None).step()
+    assert 0 < life.writer.state.first_edge <= hold.edge
+    life.grow(900, 100 * HOUR)
+    again = life.trainer()
+    assert again.edge == trainer.edge
+    life.learn(trainer)
+    life.learn(again)
+    for name, tensor in trainer._learner.memory.tensors().items():
+        assert torch.equal(tensor, again._learner.memory.tensors()[name]), name
+    everyone = np.arange(40)
+    np.testing.assert_array_equal(*(t._recorder.live.facts.rows(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
+                                    for t in (trainer, again)))
+    a, b = (t._recorder.live.graph.recent(everyone, 900, 4) for t in (trainer, again))
+    assert (a.mask == b.mask).all() and (a.eid == b.eid).all(), "what was dropped is not answered with"
