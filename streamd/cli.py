@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from streamd import __version__
 from streamd.errors import StreamdError, VersionError
@@ -15,8 +16,10 @@ from streamd.settings import Settings, effective, load_settings
 
 app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
-tguf_app = typer.Typer(help="TGUF files: inspect, verify.", no_args_is_help=True)
+tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
 app.add_typer(tguf_app, name="tguf")
+letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
+app.add_typer(letters_app, name="deadletter")
 models_app = typer.Typer(help="Model versions: list, show, promote, rollback.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 out = Console()
@@ -154,6 +157,98 @@ def tguf_verify(file: Annotated[Path, typer.Argument(help="A TGUF file, such as 
     held = "checksums of its journal" if data_dir else "no journal beside it"
     out.print(f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged")
     raise typer.Exit(1 if damage else 0)
+
+
+@tguf_app.command("export")
+def tguf_export(
+    file: Annotated[Path, typer.Argument(help="The TGUF file to write.")],
+    start: Annotated[str | None, typer.Option(help="First event time, ISO 8601; the log's first otherwise.")] = None,
+    end: Annotated[str | None, typer.Option(help="Event time to end before, ISO 8601; all otherwise.")] = None,
+    val_share: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the edges for validation.")] = 0.15,
+    test_share: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the edges for the test, the last.")] = 0.15,
+    negatives: Annotated[int, typer.Option(min=0, help="Wrong destinations drawn per validation and test edge.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the negatives.")] = 0,
+    keys: Annotated[Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")] = None,
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
+    from streamd.clock import parse_time_us
+    from streamd.maintenance import open_log, write_keys
+    from streamd.segments.export import ExportOptions, export_range
+
+    log = open_log(_settings(config, data_dir).data_dir)
+    options = ExportOptions(0 if start is None else parse_time_us(start, "--start"),
+                            2**62 if end is None else parse_time_us(end, "--end"), val_share, test_share, negatives, seed)
+    with _progress() as bar:
+        task = bar.add_task(f"to {file}", total=None)
+        done = export_range(log, file, options, lambda at, of: bar.update(task, completed=at, total=of))
+    if keys is not None:
+        write_keys(log, keys)
+    out.print(f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
+              f"test from row {done.test_start:,}", soft_wrap=True)
+
+
+@tguf_app.command("import")
+def tguf_import(
+    file: Annotated[Path, typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time.")],
+    time_unit: Annotated[str | None, typer.Option(help="Unit of its times: s, ms, us; stream.time_unit otherwise.")] = None,
+    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
+    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
+    time: Annotated[str, typer.Option(help="Column of the time, integers in that unit.")] = "time",
+    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer keys."""
+    from streamd.ingest.produce import Columns
+    from streamd.maintenance import import_file
+
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    settings = load_settings(config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit}))[0]
+    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    with _progress() as bar:
+        task = bar.add_task("importing", total=None)
+        count = import_file(settings, file, columns, lambda n: bar.update(task, description=f"{n:,} events"))
+    out.print(f"{count:,} events appended to {settings.data_dir}", soft_wrap=True)
+
+
+@letters_app.command("list")
+def deadletter_list(
+    reason: Annotated[list[str] | None, typer.Option(help="Only of this reason; may be given several times.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20, config: ConfigOption = None,
+    data_dir: DataOption = None
+) -> None:
+    """Show the newest dead letters and how many there are of each reason."""
+    from collections import Counter, deque
+
+    from streamd.ingest.letterbox import read_letters
+
+    counts: Counter[str] = Counter()
+    newest: deque[tuple[str, ...]] = deque(maxlen=limit)
+    for found in read_letters(_settings(config, data_dir)):
+        letter = found.letter
+        if not reason or letter.reason in reason:
+            counts[letter.reason] += 1
+            newest.append((f"{letter.topic}/{letter.partition}", f"{letter.offset}", f"{letter.index}", letter.reason,
+                           letter.error, letter.value[:80].decode(errors="replace")))
+    table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
+    for row in newest:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+    out.print(", ".join(f"{r} {n:,}" for r, n in counts.most_common()) or "no dead letters", markup=False)
+
+
+@letters_app.command("replay")
+def deadletter_replay(
+    reason: Annotated[list[str] | None, typer.Option(help="Only of this reason; may be given several times.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
+    from streamd.ingest.letterbox import replay
+
+    sent, before, broken = replay(_settings(config, data_dir), reason or (), again)
+    out.print(f"{sent:,} sent, {before:,} were sent before, {broken:,} cannot be sent (cut off, or not the event itself)",
+              soft_wrap=True)
 
 
 @app.command(name="config")

@@ -1,7 +1,10 @@
 """Time as an argument: the wall clock for production, a hand-moved one for tests."""
 
+import datetime
 import time
 from typing import Protocol
+
+from streamd.errors import SettingsError
 
 
 class Clock(Protocol):
@@ -49,3 +52,13 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         self._now_us += int(seconds * 1e6)
         self._monotonic += seconds
+
+
+def parse_time_us(text: str, name: str) -> int:
+    """Microseconds since the epoch of an ISO 8601 time, UTC where it names no zone. Raises: SettingsError."""
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(f"{name} is {text!r}, which is not an ISO 8601 time like 2026-01-31T00:00:00Z.") from None
+    epoch = datetime.datetime.fromtimestamp(0, datetime.UTC)
+    return round((when.replace(tzinfo=when.tzinfo or datetime.UTC) - epoch) / datetime.timedelta(microseconds=1))

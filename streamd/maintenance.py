@@ -1,19 +1,28 @@
 """What the command line does to a data directory, whether or not the daemon runs on it."""
 
+import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from streamd.errors import LockedError, StreamdError
+import numpy as np
+
+from streamd.clock import SystemClock
+from streamd.errors import LockedError, SettingsError, StreamdError
+from streamd.events import Schema
 from streamd.ingest.deadletter import make_dead_letters
+from streamd.ingest.load import Loader
+from streamd.ingest.produce import Columns, read_events
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
 from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tail import JournalTail
+from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings
 
 POLL_SECONDS = 0.2
+IMPORT_ROWS = 65_536
 
 
 def open_log(data_dir: Path) -> LogReader:
@@ -22,6 +31,14 @@ def open_log(data_dir: Path) -> LogReader:
     if not reader.refresh():
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
     return reader
+
+
+def write_keys(log: LogReader, path: Path) -> None:
+    """Node ids and keys as CSV; a deleted node has no line."""
+    with path.open("x", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
+        writer.writerow(("id", "key"))
+        writer.writerows((node, key) for node, key in enumerate(log.keys) if key is not None)
 
 
 def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], None]) -> tuple[bool, str]:
@@ -62,3 +79,52 @@ def _waiting_for(data_dir: Path, wish: int) -> str:
     behind = [f"{role} (at edge {min(h.edge, h.clean_edge)} of {wish})" for role, h in read_holds(data_dir).items()
               if min(h.edge, h.clean_edge) < wish]
     return f"waiting for {', '.join(behind)}" if behind else "rewriting segments"
+
+
+def import_file(settings: Settings, path: Path, columns: Columns, progress: Callable[[int], None]) -> int:
+    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log. progress: told the events so far.
+
+    Returns: events appended. Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
+    """
+    if not path.is_file():
+        raise SettingsError(f"{path} is not a file.")
+    file = open_tguf(path) if path.suffix == ".tguf" else None
+    schema = Schema(**settings.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}))
+    if file is not None:
+        _check_widths(file, schema)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
+    try:
+        loader = Loader(settings, writer, SystemClock())
+        if file is None:
+            return loader.rows(read_events(path, columns), progress)
+        return _import_tguf(file, loader, progress)
+    finally:
+        writer.close()
+
+
+def _check_widths(file: TGUFFile, schema: Schema) -> None:
+    h = file.header
+    for have, width, name in ((h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
+                              (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
+                              (h.label_dim, schema.label_dim, "label_dim")):
+        if have not in (0, width) or (have == 0 and name == "edge_feature_dim" and width):
+            raise SettingsError(f"{file.path} has width {have} where stream.{name} is {width}.",
+                                f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.")
+
+
+def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]) -> int:
+    features = file.node_feat
+    for a in range(0, len(features), IMPORT_ROWS):
+        part = features[a: a + IMPORT_ROWS]
+        loader.append(loader.node_features(np.arange(a, a + len(part)), part))
+    labels_done, times = 0, file.time
+    for a in range(0, file.num_edges, IMPORT_ROWS):
+        b = min(a + IMPORT_ROWS, file.num_edges)
+        until = int(np.searchsorted(file.label_time, times[b])) if b < file.num_edges else file.num_labels
+        part_L = slice(labels_done, until)
+        loader.append(loader.edges(file.src[a:b], file.dst[a:b], times[a:b], file.msg[a:b]),
+                      loader.labels(file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]))
+        labels_done = until
+        progress(loader.num_events)
+    return loader.num_events

@@ -1,7 +1,5 @@
 """The Kafka side of ingest: an assigned consumer whose positions are the log's, never Kafka's."""
 
-import datetime
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +9,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import OffsetOutOfRangeError
 
+from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.client import make_admin, make_consumer
@@ -119,7 +118,8 @@ class KafkaSource:
         start = self._ingest.start
         if start in ("earliest", "latest"):
             return first if start == "earliest" else end
-        found = self._consumer.offsets_for_times({tp: parse_time_ms(start)})[tp]
+        time_ms = parse_time_us(start, "ingest.start (earliest, latest or a time)") // 1000
+        found = self._consumer.offsets_for_times({tp: time_ms})[tp]
         return end if found is None else int(found.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
@@ -185,12 +185,3 @@ def in_shard(tp: TopicPartition, shard: str | None) -> bool:
         return True
     index, count = (int(x) for x in shard.split("/"))
     return int(crc32c(tp.topic.encode()) + tp.partition) % count == index - 1
-
-
-def parse_time_ms(text: str) -> int:
-    """Milliseconds since the epoch of an ISO 8601 time, UTC where it names no zone. Raises: SettingsError."""
-    try:
-        time = datetime.datetime.fromisoformat(re.sub("Z$", "+00:00", text))
-    except ValueError:
-        raise SettingsError(f"ingest.start is {text!r}; use earliest, latest or a time like 2026-01-31T00:00:00Z.") from None
-    return int(time.replace(tzinfo=time.tzinfo or datetime.UTC).timestamp() * 1000)

@@ -17,6 +17,10 @@ from streamd.settings import Settings
 from streamd.storage import write_durably
 
 FOLDER = "deadletter"
+MAX_TOPIC_BYTES = 900_000
+"""Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
+FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
+"""Headers of a dead letter in a topic."""
 
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
@@ -27,7 +31,10 @@ REASONS = (
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One event that was not taken. index: place in a batched record, -1 for the whole value. time_us: wall clock."""
+    """One event that was not taken. index: place in a batched record, -1 for the whole value. time_us: wall clock.
+
+    content_type: the record's header of that name where the whole value is kept, empty for one event as JSON.
+    """
 
     topic: str
     partition: int
@@ -37,6 +44,7 @@ class DeadLetter:
     error: str
     time_us: int
     value: bytes
+    content_type: str = ""
 
 
 class DeadLetters(Protocol):
@@ -62,7 +70,7 @@ class LocalDeadLetters:
     def add(self, letter: DeadLetter) -> None:
         fields = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "index": letter.index,
                   "reason": letter.reason, "error": letter.error[:500], "time_us": letter.time_us,
-                  "num_bytes": len(letter.value),
+                  "content_type": letter.content_type, "num_bytes": len(letter.value),
                   "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode()}
         line = msgspec.json.encode(fields) + b"\n"
         if os.fstat(self._fd).st_size + len(line) > self._half:
@@ -127,9 +135,10 @@ class TopicDeadLetters:
 
     def add(self, letter: DeadLetter) -> None:
         self._producer = self._producer or self._make_producer()
-        headers = [(name, str(getattr(letter, name)).encode())
-                   for name in ("topic", "partition", "offset", "index", "reason", "error")]
-        self._sent.append(self._producer.send(self._topic, value=letter.value[:900_000], headers=headers))
+        headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
+        if letter.content_type:
+            headers.append(("content-type", letter.content_type.encode()))
+        self._sent.append(self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers))
 
     def flush(self) -> None:
         if not self._sent:

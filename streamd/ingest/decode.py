@@ -29,6 +29,7 @@ from streamd.ingest.wire import (
     elements,
     parse,
 )
+from streamd.settings import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINES, FEW = 512, 8
@@ -52,6 +53,13 @@ class Rules:
     tombstones: bool = False
 
 
+def rules_of(settings: Settings, schema: Schema) -> Rules:
+    """The rules that the settings make."""
+    s = settings.ingest
+    return Rules(schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes, s.max_record_bytes,
+                 s.max_record_events, s.tombstones == "delete")
+
+
 @dataclass(frozen=True)
 class Rejected:
     """An event (or a whole value, index -1) that does not fit, with its raw bytes."""
@@ -61,6 +69,7 @@ class Rejected:
     reason: str
     error: str
     raw: bytes
+    content_type: str = ""
 
 
 class Decoder:
@@ -208,7 +217,7 @@ class _Batch:
             else:
                 self._one_by_one([value], record)
         except BadEvent as bad:
-            self._rejected.append(Rejected(record.offset, -1, bad.reason, str(bad), value or b""))
+            self._rejected.append(Rejected(record.offset, -1, bad.reason, str(bad), value or b"", _content_header(record)))
 
     def _array(self, value: bytes, record: Any) -> None:
         wire = edges_of_array(value)
@@ -331,6 +340,12 @@ def _is_single(record: Any, max_bytes: int) -> bool:
     """Whether a record plainly holds one JSON object: what the fast path for single events takes."""
     value = record.value
     return bool(value is not None and not record.headers and value[:1] == b"{" and len(value) <= max_bytes)
+
+
+def _content_header(record: Any) -> str:
+    """The header `content-type` as it came, bounded; empty without one."""
+    values = [value for name, value in record.headers or () if name == "content-type" and value]
+    return values[-1][:100].decode(errors="replace") if values else ""
 
 
 def _stamp(record: Any) -> int:

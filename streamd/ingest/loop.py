@@ -13,7 +13,7 @@ from streamd.ingest.block import Block, empty_block
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetter, DeadLetters
-from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.decode import Decoder, rules_of
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -61,9 +61,7 @@ class IngestLoop:
         s = settings.ingest
         self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
         self._keep_house = keep_house
-        rules = Rules(log_writer.schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes,
-                      s.max_record_bytes, s.max_record_events, s.tombstones == "delete")
-        self._decoder = Decoder(rules)
+        self._decoder = Decoder(rules_of(settings, log_writer.schema))
         self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._nothing = empty_block(log_writer.schema.edge_feature_dim)
@@ -193,7 +191,7 @@ class IngestLoop:
             rejected = [r for r in rejected if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0]
         for r in rejected:
             self._add_letter(DeadLetter(tp.topic, tp.partition, r.offset, r.index, r.reason, r.error,
-                                        self._clock.now_us(), r.raw))
+                                        self._clock.now_us(), r.raw, r.content_type))
         metrics.ingest_bytes.inc(sum([r.serialized_value_size for r in records]))
         self._stamps_ms[number] = records[-1].timestamp
         self._last_event = now

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -140,13 +141,20 @@ def _from_rows(path: Path, rows: Iterator[dict[str, Any]], columns: Columns) -> 
             when = int(row[columns.time])
             event: dict[str, Any] = {"src": src, "dst": dst, "time": when}
             if columns.features:
-                event["features"] = [float(row[f]) for f in columns.features]
+                event["features"] = [_finite(row[f]) for f in columns.features]
         except KeyError as error:
             raise SettingsError(f"{path} has no column {error}; it has {', '.join(map(str, row))}.",
                                 "name the columns with --src, --dst, --time and --features.") from None
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{path} row {number}: {error}.") from None
         yield Outgoing(str(src).encode(), msgspec.json.encode(event), when)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"a feature is {value}")
+    return number
 
 
 def _key(value: Any) -> int | str:

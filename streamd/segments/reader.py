@@ -170,6 +170,16 @@ class LogReader:
             columns.append(pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces]))
         return columns[0], columns[1], columns[2]
 
+    def labels(self) -> tuple[Int64, Int64, Float32]:
+        """All labels of the log in log order: nodes and times int64[L], targets float32[L, label_dim]."""
+        assert self.state is not None
+        dim = self.state.schema.label_dim
+        parts = [[f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
+                 for s, f in zip(self._segments, self._files, strict=True) if s.num_labels]
+        empty = [np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, dim), np.float32)]
+        node, time, target = (np.concatenate(columns) for columns in zip(empty, *parts, strict=True))
+        return node, time, target
+
     def time_of(self, edge_ids: Int64) -> Int64:
         """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge, any value."""
         return self.gather("time", edge_ids)

@@ -11,8 +11,8 @@ def daemon_on(tmp_path):
     """Makes daemons, and ends those a failed test left running."""
     made = []
 
-    def make(broker, topic, **values):
-        made.append(Daemon(tmp_path / "data", broker, topic, **values))
+    def make(broker, topic, folder="data", **values):
+        made.append(Daemon(tmp_path / folder, broker, topic, **values))
         return made[-1]
 
     yield make

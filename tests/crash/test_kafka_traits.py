@@ -100,3 +100,30 @@ def test_lag_tools_see_how_far_the_log_is(daemon_on, kafka, topic, producer, adm
     assert daemon.stop() == 0
     said = admin.list_group_offsets(f"group-{topic}")
     assert sum(o.offset for o in said.get(f"group-{topic}", said).values()) == 100
+
+
+@pytest.mark.parametrize("to_topic", [False, True])
+def test_dead_letters_are_sent_again_once_and_then_go_in(daemon_on, kafka, topic, producer, to_topic):
+    from streamd.ingest.letterbox import read_letters, replay
+
+    letters = f"{topic}-letters" if to_topic else None
+    if to_topic:
+        kafka.create_topic(letters, 1)
+    bad = json.dumps({"src": "a", "dst": "b", "time": 10, "features": [1.5]}).encode()
+    producer.send(topic, value=bad, partition=0)
+    producer.send(topic, value=bad + b"\n" + b"{", partition=0, headers=[("content-type", NDJSON.encode())])
+    producer.send(topic, value=None, key=b"k", partition=0)
+    producer.flush()
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__dead_letter_topic=letters).start("ingest")
+    wait(lambda: len(list(read_letters(daemon.settings))) == 4, "all three records are dead letters, one of two events")
+    assert daemon.stop() == 0
+    found = [f.letter for f in read_letters(daemon.settings)]
+    assert sorted((x.offset, x.index, x.reason) for x in found) == [
+        (0, 0, "feature_width"), (1, 0, "feature_width"), (1, 1, "bad_json"), (2, -1, "tombstone")]
+    wide = daemon_on(kafka.bootstrap_servers, topic, "wide", ingest__dead_letter_topic=letters,
+                     stream__edge_feature_dim=1).start("ingest")
+    wait(lambda: wide.edges() == 2, "under the right width the first letter's events go in")
+    assert replay(daemon.settings, ["feature_width"], False) == (2, 0, 0)
+    wait(lambda: wide.edges() == 4, "so do they when they are sent again")
+    assert replay(daemon.settings, ["feature_width"], False) == (0, 2, 0), "each once"
+    assert replay(daemon.settings, ["tombstone"], False) == (0, 0, 1) and replay(daemon.settings, [], True)[0] == 3

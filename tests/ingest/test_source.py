@@ -3,9 +3,10 @@
 import pytest
 from kafka import TopicPartition
 
+from streamd.clock import parse_time_us
 from streamd.errors import SettingsError
 from streamd.ingest.client import check_client_settings, client_settings
-from streamd.ingest.consumer import in_shard, parse_time_ms
+from streamd.ingest.consumer import in_shard
 from streamd.settings import KafkaSettings, load_settings
 
 
@@ -51,6 +52,6 @@ def test_secrets_of_the_client_are_not_shown():
 
 
 def test_start_times_are_read_as_utc():
-    assert parse_time_ms("2026-01-31T00:00:00Z") == parse_time_ms("2026-01-31T01:00:00+01:00") == 1_769_817_600_000
+    assert parse_time_us("2026-01-31T00:00:00Z", "x") == parse_time_us("2026-01-31T01:00:00+01:00", "x") == 1_769_817_600_000_000
     with pytest.raises(SettingsError, match="earliest"):
-        parse_time_ms("yesterday")
+        parse_time_us("yesterday", "ingest.start")

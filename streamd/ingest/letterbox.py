@@ -1,0 +1,137 @@
+"""Dead letters read back, and sent again to the topics they came from once what was wrong is mended."""
+
+import base64
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from kafka import TopicPartition
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_consumer, make_producer
+from streamd.ingest.deadletter import FOLDER, MAX_TOPIC_BYTES, DeadLetter
+from streamd.settings import Settings
+from streamd.storage import write_durably
+
+SENT = "replayed.json"
+FLUSH_EVERY = 1_000
+UNREPEATABLE = ("bad_batch", "tombstone")
+"""Reasons whose letters do not hold what was sent: a batch that could not be opened, and a null value."""
+Name = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A dead letter read back. whole: whether all bytes of the value are there."""
+
+    letter: DeadLetter
+    whole: bool
+
+    @property
+    def name(self) -> Name:
+        """Where the event was: topic, partition, offset, index."""
+        return self.letter.topic, self.letter.partition, self.letter.offset, self.letter.index
+
+
+def read_letters(settings: Settings) -> Iterator[Found]:
+    """All dead letters kept, oldest first: of the topic where one is set, of the local files otherwise."""
+    topic = settings.ingest.dead_letter_topic
+    return _of_topic(settings, topic) if topic else _of_files(settings.data_dir / FOLDER)
+
+
+def _of_files(folder: Path) -> Iterator[Found]:
+    for name in ("previous.jsonl", "current.jsonl"):
+        path = folder / name
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                f = msgspec.json.decode(line)
+                value = base64.b64decode(f["value_base64"])
+                letter = DeadLetter(f["topic"], f["partition"], f["offset"], f["index"], f["reason"], f["error"],
+                                    f["time_us"], value, f["content_type"])
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that a crash tore
+            yield Found(letter, len(value) == f["num_bytes"])
+
+
+def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
+    consumer = make_consumer(settings.kafka)
+    try:
+        partitions = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
+        if not partitions:
+            raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        while any(consumer.position(tp) < ends[tp] for tp in partitions):
+            for records in consumer.poll(timeout_ms=500).values():
+                for record in records:
+                    found = _from_record(record)
+                    if found is not None:
+                        yield found
+    finally:
+        consumer.close()
+
+
+def _from_record(record: Any) -> Found | None:
+    headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers or ()}
+    try:
+        letter = DeadLetter(headers["topic"], int(headers["partition"]), int(headers["offset"]), int(headers["index"]),
+                            headers["reason"], headers["error"], record.timestamp * 1000, record.value or b"",
+                            headers.get("content-type", ""))
+    except (KeyError, ValueError):
+        return None
+    return Found(letter, len(letter.value) < MAX_TOPIC_BYTES)
+
+
+def replay(settings: Settings, reasons: Collection[str], again: bool) -> tuple[int, int, int]:
+    """Send letters to the topics they came from, each once. reasons: which, all where empty; again: also those sent before.
+
+    Returns: letters sent, passed over because they were sent before, and passed over because they are not whole.
+    Raises: KafkaError where one was not acknowledged; those before it count as sent.
+    """
+    path = settings.data_dir / FOLDER / SENT
+    before: set[Name] = set(msgspec.json.decode(path.read_bytes(), type=list[Name])) if path.exists() else set()
+    present: set[Name] = set()
+    chosen, skipped, broken = [], 0, 0
+    for found in read_letters(settings):
+        if found.name in present:
+            continue  # a crash may leave a letter twice
+        present.add(found.name)
+        if reasons and found.letter.reason not in reasons:
+            continue
+        if not found.whole or found.letter.reason in UNREPEATABLE:
+            broken += 1
+        elif found.name in before and not again:
+            skipped += 1
+        else:
+            chosen.append(found)
+    done = before & present
+    producer = make_producer(settings.kafka) if chosen else None
+    try:
+        for at in range(0, len(chosen), FLUSH_EVERY):
+            part = chosen[at: at + FLUSH_EVERY]
+            _send(producer, part)
+            done |= {f.name for f in part}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, msgspec.json.encode(sorted(done)))
+    finally:
+        if producer is not None:
+            producer.close()
+    return len(chosen), skipped, broken
+
+
+def _send(producer: Any, part: list[Found]) -> None:
+    futures = []
+    for found in part:
+        letter = found.letter
+        headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
+        futures.append(producer.send(letter.topic, value=letter.value, headers=headers,
+                                     timestamp_ms=letter.time_us // 1000))
+    producer.flush()
+    for future in futures:
+        try:
+            future.get(timeout=60)
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
+            raise KafkaError(f"A letter was not acknowledged: {error}.", "check the broker and the topic.") from error

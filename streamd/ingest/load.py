@@ -1,0 +1,119 @@
+"""History into a log without Kafka: the same decoding, checks and columns as live events, but any misfit ends it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.clock import Clock
+from streamd.errors import BadEvent, StreamdError
+from streamd.events import LABEL, MICROSECONDS, NODE, Float32, Int64, Key, Progress
+from streamd.ingest.block import ROW, Block, joined
+from streamd.ingest.columns import BatchBuilder
+from streamd.ingest.decode import Decoder, edge_block, rules_of
+from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
+from streamd.ingest.produce import Outgoing
+from streamd.settings import Settings
+
+RECORDS = 4096
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a file as the decoder takes Kafka's records; offset: its number from 1."""
+
+    offset: int
+    value: bytes
+    timestamp: int = -1
+    timestamp_type: int = 0
+    headers: tuple[()] = ()
+    key: bytes | None = None
+
+
+class Loader:
+    """Appends events in time order to a log. Owner: one thread, which also owns the log's writer."""
+
+    def __init__(self, settings: Settings, log: Log, clock: Clock) -> None:
+        self._log, self._clock, self._settings = log, clock, settings
+        self._decoder = Decoder(rules_of(settings, log.schema))
+        self._builder = BatchBuilder(log.schema, log.keys, settings.ingest.max_nodes, "dead_letter")
+        self._scale = MICROSECONDS[settings.stream.time_unit]
+        self._row = 0
+        self.num_events = 0
+
+    def rows(self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None) -> int:
+        """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row that does not fit."""
+        pending: list[_Row] = []
+        for event in events:
+            self._row += 1
+            pending.append(_Row(self._row, event.value))
+            if len(pending) >= RECORDS:
+                self._decode(pending)
+                progress(self.num_events)
+        self._decode(pending)
+        progress(self.num_events)
+        return self.num_events
+
+    def _decode(self, pending: list[_Row]) -> None:
+        if not pending:
+            return
+        block, rejected = self._decoder.decode(pending, 0, self._log.watermark, self._clock.now_us())
+        for r in rejected:
+            raise StreamdError(f"Row {r.offset}: {r.error} ({r.reason}).", "correct it; rows before it are in the log.")
+        pending.clear()
+        self.append(block)
+
+    def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
+        """Edges between nodes with integer keys as a block. time: in stream.time_unit."""
+        a, b = self._numbers(src_E), self._numbers(dst_E)
+        row = self._row + np.arange(1, len(src_E) + 1)
+        self._row += len(src_E)
+        return edge_block(time_E * self._scale, a, b, values_ED, row, 0, 0)
+
+    def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
+        """Labels of nodes with integer keys as a block. time: in stream.time_unit."""
+        return self._of_nodes(LABEL, node_L, time_L * self._scale, target_LD)
+
+    def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
+        """Features that come into force at the end of the log, as a block."""
+        return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), values_FD)
+
+    def _of_nodes(self, kind: int, node: Int64, time: Int64, values: Float32) -> Block:
+        rows = np.zeros(len(node), ROW)
+        rows["time"], rows["kind"], rows["a"], rows["b"] = time, kind, self._numbers(node), -1
+        rows["extra"] = np.arange(len(node))
+        return Block(rows, np.zeros((len(node), self._log.schema.edge_feature_dim), np.float32), values.tolist())
+
+    def _numbers(self, nodes: Int64) -> Int64:
+        distinct, place = np.unique(nodes, return_inverse=True)
+        keys: list[Key] = distinct.tolist()
+        try:
+            return np.array([self._decoder.keys.number(k, "node") for k in keys], np.int64)[place]
+        except BadEvent as error:
+            raise StreamdError(f"A node id does not fit: {error}.") from None
+
+    def append(self, *blocks: Block) -> None:
+        """Commit blocks merged by time. Raises: StreamdError where one is behind what the log has."""
+        block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
+        if block is None:
+            return
+        time = block.rows["time"]
+        if (time[1:] < time[:-1]).any():
+            if len(blocks) == 1:
+                at = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
+                raise StreamdError(f"Row {block.rows['offset'][at]} is earlier than the row before it.",
+                                   "sort the file by time; rows before it are in the log.")
+            block = block.take(np.argsort(time, kind="stable"))
+        at = 0
+        while at < len(block):
+            end = min(at + min(self._log.room(), MAX_COMMIT_EVENTS), len(block))
+            part = block.take(np.arange(at, end))
+            keys = self._decoder.keys
+            batch, watermark, refused = self._builder.build(part, keys.keys, keys.epoch, self._log.watermark,
+                                                            self._log.num_nodes)
+            for r in refused:
+                raise StreamdError(f"Row {part.rows['offset'][r.row]}: {r.error} ({r.reason}).",
+                                   "a log only grows forward in time: import into a new data_dir.")
+            self._log.commit(batch, Progress(), watermark)
+            at = end
+        self.num_events += len(block)
