@@ -155,19 +155,24 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
+    from streamd.segments.recovery import lock_directory
     from streamd.training.trainer import Trainer
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
-    beat = Heartbeat(settings.data_dir, "train")
-    metrics.serve_metrics(settings.telemetry.train_port, settings.server.host)
-    reader = LogReader(settings.data_dir)
-    while not reader.refresh():
-        beat.touch("waiting")
-        if stop.wait(0.1):
-            return
-    Trainer(settings, reader, Registry(settings), SystemClock(), beat).run(stop)
+    lock = lock_directory(settings.data_dir / "train" / "lock")
+    try:
+        beat = Heartbeat(settings.data_dir, "train")
+        metrics.serve_metrics(settings.telemetry.train_port, settings.server.host)
+        reader = LogReader(settings.data_dir)
+        while not reader.refresh():
+            beat.touch("waiting")
+            if stop.wait(0.1):
+                return
+        Trainer(settings, reader, Registry(settings), SystemClock(), beat).run(stop)
+    finally:
+        os.close(lock)
 
 
 def _run_serve(settings: Settings, stop: threading.Event) -> None:

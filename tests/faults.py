@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from streamd.storage import Disk
 
 SECTOR = 512
+STASH = itertools.count()
 
 
 class Crash(BaseException):
@@ -32,7 +34,6 @@ class FaultyDisk(Disk):
         self._paths: dict[int, Path] = {}
         self._dirty: dict[Path, tuple[int, dict[int, bytes]]] = {}
         self._entries: list[tuple[Path, Callable[[], None]]] = []
-        self._stash = 0
 
     def _step(self, writes: bool = False) -> None:
         if self._on_call is not None:
@@ -122,8 +123,7 @@ class FaultyDisk(Disk):
         self._paths.pop(fd, None)
 
     def _keep(self, path: Path) -> Path:
-        self._stash += 1
-        kept = path.parent / f"stash-{self._stash}"
+        kept = path.parent / f"stash-{next(STASH)}"
         os.link(path, kept)
         return kept
 

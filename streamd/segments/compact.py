@@ -21,7 +21,8 @@ from streamd.segments.writer import TGUFWriter
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did so far. waiting: hidden edges it had to leave, because a role still replays them."""
+    """What a compaction did so far. waiting: hidden rows it had to leave, because a role still replays them, or because
+    they are labels in a segment that has no edge yet."""
 
     segments: int = 0
     edges: int = 0
@@ -53,6 +54,8 @@ def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[
         dead_E, dead_L = _dead(log, reader, state, reserved)
         left = int(dead_E[max(before_edge - state.first_edge, 0):].sum())
         dead_E[max(before_edge - state.first_edge, 0):] = False
+        if not state.num_edges:
+            left, dead_L = left + int(dead_L.sum()), dead_L[:0]
         done = replace(done, waiting=done.waiting + left)
         if dead_E.any() or dead_L.any():
             if first == log.state.segments[-1].first_edge:

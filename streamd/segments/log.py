@@ -12,7 +12,7 @@ import structlog
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from streamd.errors import DataDirectoryError, DiskError, JournalError
+from streamd.errors import CapacityError, DataDirectoryError, DiskError, JournalError
 from streamd.events import DELETION, EventBatch, Gap, Key, Progress, Schema
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
@@ -178,7 +178,7 @@ class LogWriter:
         return doomed
 
     def seal(self) -> None:
-        """Close the segment in progress, so that all rows are in sealed ones; the next row goes to a new one."""
+        """Close the segment in progress, if it has an edge (a segment is named by its first), and begin another."""
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
                 self._begin_segment()
@@ -265,6 +265,9 @@ class LogWriter:
         segment = self._segment
         if (segment is None or segment.num_edges + batch.num_edges > segment.edge_capacity
                 or segment.num_labels + len(batch.label_node_L) > segment.label_capacity):
+            if segment is not None and not segment.num_edges and segment.num_labels:
+                raise CapacityError(f"A segment of {self.data_dir} is full of labels, and no edge came that begins another.",
+                                    "raise ingest.segment_edges, which is the room for labels too.")
             segment = self._begin_segment()
         return segment
 

@@ -96,7 +96,8 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def lock_directory(path: Path) -> int:
-    """Take the directory for this process. Raises: LockedError naming the owner."""
+    """Take the directory of a lock file for this process. Raises: LockedError naming the owner."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

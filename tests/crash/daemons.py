@@ -87,7 +87,7 @@ def produce(producer, topic, rows, batched=False):
             futures.append(producer.send(topic, value, key=str(src).encode()))
     producer.flush()
     for f in futures:
-        f.get(30)
+        f.get(90)
 
 
 def rows_of(num, seed=0):

@@ -1,14 +1,19 @@
 """What a Kafka of real life does: gaps, new partitions, other content types and codecs, lag tools."""
 
 import json
+import os
+import random
+import subprocess
+import sys
 import time
 
 import pyarrow as pa
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.journal import journal_files, read_lines
+from streamd.settings import as_environment
 from tests.crash.daemons import produce, rows_of, wait
 
 pytestmark = pytest.mark.kafka
@@ -127,3 +132,83 @@ def test_dead_letters_are_sent_again_once_and_then_go_in(daemon_on, kafka, topic
     wait(lambda: wide.edges() == 4, "so do they when they are sent again")
     assert replay(daemon.settings, ["feature_width"], False) == (0, 2, 0), "each once"
     assert replay(daemon.settings, ["tombstone"], False) == (0, 0, 1) and replay(daemon.settings, [], True)[0] == 3
+
+
+def test_partitions_of_very_different_speed_are_merged_without_a_storm_of_clamping(daemon_on, kafka, topic, producer):
+    """One partition has most events, one a hundredth; each is sent in time order, all at their own pace.
+
+    What living through it gave is what reading it all from the beginning gives.
+    """
+    shares, rng = (900, 240, 50, 10), random.Random(3)
+    events = sorted((rng.randrange(10**7), p, i) for p, n in enumerate(shares) for i in range(n))
+    lived = daemon_on(kafka.bootstrap_servers, topic, "lived", ingest__merge_wait_seconds=1.0).start("ingest")
+    wait(lambda: "ingest_started" in lived.output(), "ingest runs")
+    for n, (when, partition, i) in enumerate(events):
+        value = json.dumps({"src": f"p{partition}", "dst": i, "time": when}).encode()
+        producer.send(topic, value, partition=partition)
+        if n % 40 == 39:
+            producer.flush()
+            time.sleep(0.05)
+    producer.flush()
+    wait(lambda: lived.edges() == len(events), "all that was lived through is in")
+    again = daemon_on(kafka.bootstrap_servers, topic, "again", ingest__merge_wait_seconds=1.0).start("ingest")
+    wait(lambda: again.edges() == len(events), "all that was read again is in")
+    assert lived.stop() == again.stop() == 0
+    want = [(f"p{p}", i, when) for when, p, i in events]
+    assert lived.events() == want, "nothing was clamped live"
+    assert again.events() == want, "the backlog gives the same order"
+
+
+def test_a_compacted_topics_holes_and_tombstones_are_read_as_what_they_are(daemon_on, kafka, topic, producer, admin):
+    from kafka.admin import ConfigResource
+
+    admin.alter_configs([ConfigResource("TOPIC", topic, {
+        "cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100",
+        "delete.retention.ms": "600000"})])
+    for i in range(200):
+        value = json.dumps({"src": f"u:{i % 5}", "dst": i, "time": 1000 + i}).encode()
+        producer.send(topic, value, key=b"u:%d" % (i % 5), partition=0)
+        if i % 50 == 49:
+            producer.flush()
+            time.sleep(0.3)
+    producer.send(topic, None, key=b"u:3", partition=0)
+    producer.send(topic, json.dumps({"src": "last", "dst": 0, "time": 5000}).encode(), key=b"last", partition=0)
+    producer.flush()
+    consumer = KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, group_id=None, auto_offset_reset="earliest")
+    tp = TopicPartition(topic, 0)
+    consumer.assign([tp])
+
+    def held():
+        consumer.seek_to_beginning(tp)
+        records = []
+        while consumer.position(tp) < consumer.end_offsets([tp])[tp]:
+            for batch in consumer.poll(timeout_ms=500).values():
+                records += batch
+        return records
+
+    wait(lambda: len(held()) < 150, "the broker has compacted", 90)
+    left = held()
+    consumer.close()
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__tombstones="delete").start("ingest")
+    want = sum(r.value is not None for r in left)
+    wait(lambda: daemon.edges() == want, "what is left is in")
+    wait(lambda: daemon.edges() and "u:3" not in daemon.reader.ids, "the tombstone deleted its node")
+    assert daemon.stop() == 0
+    assert daemon.reader.state.progress.positions[topic][0].offset == 202 and {"u:1", "last"} <= set(daemon.reader.ids)
+
+
+def test_secrets_are_in_no_log_line_and_no_output(daemon_on, kafka, topic):
+    secret = "hunter2-do-not-print"
+    daemon = daemon_on(kafka.bootstrap_servers, topic, kafka__client={
+        "sasl_mechanism": "PLAIN", "sasl_plain_username": "me", "sasl_plain_password": secret, "ssl_password": secret,
+        "security_protocol": "PLAINTEXT"}, server__api_keys=[secret], telemetry__log_level="debug").start()
+    wait(lambda: "server_listening" in daemon.output() and "ingest_started" in daemon.output(), "all roles run")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(daemon.settings)
+    shown = [subprocess.run([sys.executable, "-m", "streamd", *command], env=environment, capture_output=True, text=True,
+                            check=False) for command in (["config"], ["doctor"])]
+    assert "***" in shown[0].stdout
+    broken = environment | {"STREAMD_KAFKA__CLIENT": json.dumps({"sasl_plain_password": secret, "sasl_mechanism": "NO"})}
+    shown.append(subprocess.run([sys.executable, "-m", "streamd", "doctor"], env=broken, capture_output=True, text=True,
+                                check=False))
+    assert daemon.stop() == 0
+    assert secret not in daemon.output() + "".join(x.stdout + x.stderr for x in shown)

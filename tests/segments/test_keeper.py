@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from streamd.errors import CapacityError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.segments.keeper import Keeper
@@ -38,9 +39,10 @@ def keeper(writer, purged=None, **retention):
 
 
 def delete_node(writer, node):
+    nothing = empty_batch(writer.schema)
     rows = np.zeros(1, DELETION)
     rows["src"], rows["dst"], rows["time"] = node, -1, -1
-    writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), writer.watermark)
+    writer.commit(dataclasses.replace(nothing, deletions_X=rows), Progress(), writer.watermark)
 
 
 def metric(name):
@@ -132,3 +134,28 @@ def test_holds_are_told_apart_from_the_wish(tmp_path):
     ask_to_compact(tmp_path, 7)
     write_hold(tmp_path, "serve", Hold(1, 2))
     assert read_holds(tmp_path) == {"serve": Hold(1, 2)} and asked_to_compact(tmp_path) == 7
+
+
+def test_labels_that_no_edge_follows_are_neither_lost_nor_overwritten(tmp_path):
+    schema = Schema(0, 0, 1)
+    log = LogWriter(tmp_path, schema, 4)
+    labels = dataclasses.replace(empty_batch(schema), label_node_L=np.array([0, 1]), label_time_L=np.array([5, 5]),
+                                 label_target_L=np.ones((2, 1), np.float32), new_keys=("a", "b"))
+    log.commit(labels, Progress(), 5)
+    delete_node(log, 1)
+    reader = LogReader(tmp_path)
+    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0, "nobody asked"
+    ask_to_compact(tmp_path, 0)
+    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 1
+    log.commit(batch(schema, np.array([0]), np.array([0]), np.array([6])), Progress(), 6)
+    reader.refresh()
+    assert reader.edges(0, 1)[2].tolist() == [6] and reader.labels()[0].tolist() == [0, 1]
+    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0
+    reader.refresh()
+    assert reader.labels()[0].tolist() == [0, 2] and reader.keys[2] is None and not verify_log(tmp_path)[1]
+    log.close()
+    log = LogWriter(tmp_path / "full", schema, 2)
+    log.commit(labels, Progress(), 5)
+    with pytest.raises(CapacityError, match="full of labels"):
+        log.commit(dataclasses.replace(labels, new_keys=()), Progress(), 5)
+    log.close()

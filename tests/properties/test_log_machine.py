@@ -1,0 +1,197 @@
+"""Writer, crash, recovery and readers as one state machine, against a list of what was acknowledged."""
+
+import dataclasses
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.segments.compact import rewrite_deleted
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.segments.verify import verify_log
+from tests.faults import Crash, FaultyDisk
+
+SCHEMA = Schema(1, 1, 1)
+SEGMENT_EDGES = 6
+CALLS = 40
+"""More system calls than any one operation makes, so that some strikes fall between operations and some never fall."""
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Every operation may be stopped at any system call; then a new writer takes over.
+
+    commits[i]: what commit i added, as it was acknowledged, or nearly: the one in flight may stand or not.
+    """
+
+    @initialize()
+    def begin(self):
+        self.path = Path(tempfile.mkdtemp(prefix="log-machine-"))
+        self.commits, self.pending, self.dropped, self.nodes, self.log, self.disk = [], None, 0, 0, None, None
+        self.reader, self.seen = LogReader(self.path), 0
+        self.open()
+
+    def teardown(self):
+        if self.log is not None:
+            self.disk.abandon(self.log)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def open(self):
+        self.disk = FaultyDisk()
+        self.log = LogWriter(self.path, SCHEMA, SEGMENT_EDGES, self.disk)
+        done = self.log.progress.positions.get("t", {0: Position(0)})[0].offset
+        if self.pending is not None:
+            assert done in (len(self.commits), len(self.commits) + 1), "the commit in flight stands or does not"
+            if done > len(self.commits):
+                self.commits.append(self.pending)
+            self.pending = None
+        assert done == len(self.commits)
+        self.nodes = self.log.num_nodes
+        self.dropped = self.log.state.first_edge
+
+    def survive(self, operation):
+        try:
+            operation()
+        except Crash:
+            self.disk.abandon(self.log)
+            self.open()
+
+    @rule(edges=st.integers(0, 5), labels=st.integers(0, 2), delete=st.sampled_from(["", "", "node", "edge"]),
+          late=st.booleans(), seed=st.integers(0, 2**20))
+    def commit(self, edges, labels, delete, late, seed):
+        rng = np.random.default_rng(seed)
+        when = len(self.commits) * 10
+        gone = {d[0] for c in self.commits for d in c["deletes"] if d[1] < 0}
+        new = [f"k{self.nodes}", self.nodes + 1] if seed % 3 == 0 or not self.nodes else []
+        alive = np.array([n for n in range(self.nodes + len(new)) if n not in gone and n not in self.reserved()])
+        if not len(alive):
+            return
+        src, dst = rng.choice(alive, edges), rng.choice(alive, edges)
+        one = rng.choice(alive, 1)
+        deletions = np.zeros(int(bool(delete)), DELETION)
+        everything = self.everything()
+        if delete == "node":
+            deletions["src"], deletions["dst"], deletions["edge"] = one, -1, edges
+        elif delete == "edge" and everything:
+            u, v, t = everything[int(rng.integers(len(everything)))][:3]
+            deletions["src"], deletions["dst"], deletions["time"], deletions["edge"] = u, v, t, 0
+        else:
+            deletions = deletions[:0]
+        msg = rng.normal(size=(edges, 1)).astype(np.float32)
+        batch = dataclasses.replace(
+            empty_batch(SCHEMA), src_E=src, dst_E=dst, time_E=np.full(edges, when), msg_ED=msg,
+            label_node_L=rng.choice(alive, labels), label_time_L=np.full(labels, when),
+            label_target_L=np.ones((labels, 1), np.float32), node_F=one, node_row_F=np.array([edges]),
+            node_edge_F=np.array([edges]), node_values_F=np.full((1, 1), seed, np.float32), new_keys=tuple(new),
+            late_edge=(0,) if late and edges else (), late_time=(when - 7,) if late and edges else (), deletions_X=deletions)
+        times = [when - 7 if late and i == 0 else when for i in range(edges)]
+        self.pending = {
+            "edges": [(int(u), int(v), t, when, float(m[0])) for u, v, t, m in zip(src, dst, times, msg, strict=True)],
+            "keys": new, "deletes": [(int(d["src"]), int(d["dst"]), int(d["time"])) for d in deletions]}
+        progress = Progress("c", {"t": "id"}, {"t": {0: Position(len(self.commits) + 1)}})
+
+        def run():
+            self.log.commit(batch, progress, when)
+            self.commits.append(self.pending)
+            self.pending = None
+            self.nodes = self.log.num_nodes
+
+        self.survive(run)
+
+    @rule(at=st.integers(0, CALLS), mode=st.sampled_from(["kill", "torn", "power"]), seed=st.integers(0, 99))
+    def plan_a_crash(self, at, mode, seed):
+        self.disk.at, self.disk.mode = self.disk.calls + at, mode
+
+    @rule()
+    def stop_and_start(self):
+        def run():
+            self.log.close()
+            self.open()
+
+        self.survive(run)
+
+    @rule()
+    def seal(self):
+        self.survive(self.log.seal)
+
+    @rule(share=st.floats(0, 1))
+    def compact(self, share):
+        reader = LogReader(self.path)
+        if reader.refresh():
+            self.survive(lambda: rewrite_deleted(self.log, reader, int(share * self.log.num_edges)))
+            self.nodes = self.log.num_nodes
+
+    @precondition(lambda self: len(self.log.state.segments) > 1)
+    @rule(keep=st.integers(1, 3))
+    def drop(self, keep):
+        def run():
+            self.log.drop_before(self.log.state.segments[-keep:][0].first_edge)
+            self.dropped = self.log.state.first_edge
+
+        self.survive(run)
+
+    @rule()
+    def tail(self):
+        self.reader.refresh()
+        assert self.reader.num_edges >= self.seen, "a row that a reader saw is gone"
+        self.seen = self.reader.num_edges
+        if self.reader.state is not None:
+            self.agrees(self.reader)
+
+    @rule()
+    def read_anew_and_verify(self):
+        reader = LogReader(self.path)
+        if reader.refresh():
+            self.agrees(reader)
+            assert verify_log(self.path)[1] == []
+
+    @invariant()
+    def counts_add_up(self):
+        if self.log is not None:
+            assert self.log.num_edges == sum(len(c["edges"]) for c in self.commits)
+
+    def reserved(self):
+        reader = LogReader(self.path)
+        reader.refresh()
+        return {n for n, key in enumerate(reader.keys) if key is None}
+
+    def everything(self):
+        return [e for c in self.commits for e in c["edges"]]
+
+    def agrees(self, reader):
+        """The reader shows what was acknowledged, less what was deleted or dropped."""
+        everything, hidden, at = self.everything(), set(), 0
+        for c in self.commits:
+            for u, v, t in c["deletes"]:
+                before = at + (len(c["edges"]) if v < 0 else 0)
+                hidden |= {i for i, e in enumerate(everything)
+                           if (v < 0 and u in e[:2]) or (v >= 0 and i < before and e[:3] == (u, v, t))}
+            at += len(c["edges"])
+        first, end = reader.first_edge, reader.num_edges
+        assert end == len(everything)
+        src, dst, time = reader.edges(first, end)
+        shown = np.flatnonzero(~reader.hidden(first, end)) + first
+        assert shown.tolist() == [i for i in range(first, end) if i not in hidden]
+        assert time.tolist() == [e[3] for e in everything[first:]]
+        msg = reader.features_of(shown)
+        for i, m in zip(shown.tolist(), msg, strict=True):
+            assert (src[i - first], dst[i - first]) == everything[i][:2] and m[0] == np.float32(everything[i][4])
+        gone = {u for c in self.commits for u, v, _ in c["deletes"] if v < 0}
+        keys = [k for c in self.commits for k in c["keys"]]
+        assert gone.isdisjoint(reader.ids.values()) and set(reader.ids) <= set(keys)
+        assert len(reader.ids) >= len(keys) - len(gone)
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+
+
+@pytest.mark.slow
+def test_the_machine_for_a_long_time():
+    run_state_machine_as_test(LogMachine, settings=settings(TestLogMachine.settings, max_examples=3000, stateful_step_count=60))
