@@ -18,7 +18,7 @@ import structlog
 from streamd.clock import SystemClock
 from streamd.errors import DataLossError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
 from streamd.events import Schema
-from streamd.processes import end_with_parent
+from streamd.processes import collect_garbage_rarely, end_with_parent
 from streamd.settings import Settings, as_environment
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -146,6 +146,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         letters = make_dead_letters(settings)
         keeper = Keeper(writer, settings.retention, letters.purge)
         metrics.serve_metrics(settings.telemetry.ingest_port, settings.server.host)
+        collect_garbage_rarely()
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()

@@ -7,9 +7,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import graph, ingest, serving, training
+from tests.benchmarks import files, graph, ingest, serving, training
 
-ALL = {"graph": graph, "ingest": ingest, "training": training, "serving": serving}
+ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving}
 
 if __name__ == "__main__":
     console = Console(width=150)

@@ -1,12 +1,17 @@
 """Events from Apache Kafka into the durable log, beside a bare kafka-python poll loop over the same topic."""
 
+import gc
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
@@ -14,47 +19,96 @@ from streamd.demo.broker import ApacheKafka
 from streamd.events import Schema
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
+from streamd.ingest.wire import ARROW
+from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter
+from streamd.segments.tail import JournalTail
+from streamd.settings import as_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
 from tests.builders import settings
 
-SINGLE, ARRAYS = 300_000, 1_000_000
+SINGLE, MANY, FLAT = 300_000, 1_000_000, 10_000_000
+FORMS = (("one JSON event a record", SINGLE, 1), ("JSON arrays of 1,000", MANY, 1000), ("Arrow streams of 1,000", MANY, 1000))
 
 
 def run() -> list[Row]:
     home = os.environ.get("KAFKA_HOME")
     if not home:
         return []
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         broker = ApacheKafka(Path(home), Path(folder) / "kafka")
         try:
-            for name, total, size in (("one JSON event a record", SINGLE, 1), ("JSON arrays of 1,000", ARRAYS, 1000)):
-                topic = f"t{size}"
-                broker.create_topic(topic, 1)
-                produce(broker, topic, total, size)
-                bare, ours = 0.0, 0.0
-                for turn in range(2):
-                    bare = max(bare, total / poll_seconds(broker, topic, total // size))
-                    ours = max(ours, total / ingest_seconds(broker, topic, total, Path(folder) / f"{topic}-{turn}"))
-                rows.append(Row(f"ingest, {name}, 2 features, durable", ours, "events/s", bare, "bare poll, nothing decoded"))
+            rows = [row for dim in (2, 0, 16) for form in FORMS for row in one(broker, Path(folder), dim, *form)]
+            return rows + flat_memory(broker, Path(folder))
         finally:
             broker.close()
+
+
+def one(broker: ApacheKafka, folder: Path, dim: int, form: str, total: int, size: int) -> list[Row]:
+    """Ours and the peer in turns, the best of three each; and the time of a commit."""
+    topic, arrow = f"{form.split()[1]}-{dim}-{size}", form.startswith("Arrow")
+    broker.create_topic(topic, 1)
+    produce(broker, topic, total, size, dim, arrow)
+    bare, ours, commits = 0.0, 0.0, []
+    for turn in range(3):
+        bare = max(bare, total / poll_seconds(broker, topic, total // size, decode=arrow))
+        seconds, commits = ingest_seconds(broker, topic, total, folder / f"{topic}-{turn}", dim)
+        ours = max(ours, total / seconds)
+    peer = "bare poll and pyarrow" if arrow else "bare poll, nothing decoded"
+    rows = [Row(f"ingest, {form}, {dim} features, durable", ours, "events/s", bare, peer)]
+    if dim == 2:
+        rows.append(Row(f"its commits, p50 of {len(commits)}", 1e3 * float(np.percentile(commits, 50)), "ms"))
+        rows.append(Row("its commits, p99", 1e3 * float(np.percentile(commits, 99)), "ms"))
     return rows
 
 
-def produce(broker: ApacheKafka, topic: str, total: int, size: int) -> None:
+def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:
+    """Resident memory of an ingest process after 1 M and after 10 M events, mapped files not counted."""
+    broker.create_topic("flat", 1)
+    produce(broker, "flat", FLAT, 1000, 2, False)
+    s = settings(folder / "flat", kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=["flat"],
+                 stream__edge_feature_dim=2, stream__time_unit="ms")
+    child = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "ingest"], env={**os.environ, **as_environment(s)})
+    try:
+        early = resident_at(child.pid, folder / "flat", FLAT // 10)
+        late = resident_at(child.pid, folder / "flat", FLAT)
+    finally:
+        child.terminate()
+        child.wait()
+    return [Row("ingest's memory after 10 M events", late, "MB", early, "after 1 M")]
+
+
+def resident_at(pid: int, path: Path, edges: int) -> float:
+    tail = JournalTail(path)
+    while not tail.refresh() or tail.state.num_edges < edges:
+        time.sleep(0.05)
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1e3
+
+
+def events_of(first: int, size: int, dim: int) -> list[dict]:
+    more = {"features": [1.5, 0.25] * (dim // 2)} if dim else {}
+    return [{"src": f"user:{(7 * j) % 5003}", "dst": f"page:{(11 * j) % 997}", "time": 1_600_000_000_000 + j, **more}
+            for j in range(first, first + size)]
+
+
+def produce(broker: ApacheKafka, topic: str, total: int, size: int, dim: int, arrow: bool) -> None:
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=500_000)
     for i in range(0, total, size):
-        events = [{"src": f"user:{(7 * j) % 5003}", "dst": f"page:{(11 * j) % 997}", "time": 1_600_000_000_000 + j,
-                   "features": [1.5, 0.25]} for j in range(i, i + size)]
-        producer.send(topic, json.dumps(events if size > 1 else events[0]).encode())
+        events = events_of(i, size, dim)
+        if arrow:
+            sink, batch = pa.BufferOutputStream(), pa.RecordBatch.from_pylist(events)
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            producer.send(topic, sink.getvalue().to_pybytes(), headers=[("content-type", ARROW.encode())])
+        else:
+            producer.send(topic, json.dumps(events if size > 1 else events[0]).encode())
     producer.flush()
     producer.close()
 
 
-def poll_seconds(broker: ApacheKafka, topic: str, records: int) -> float:
+def poll_seconds(broker: ApacheKafka, topic: str, records: int, decode: bool = False) -> float:
     consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, enable_auto_commit=False, fetch_max_bytes=16_777_216,
                              max_partition_fetch_bytes=4_194_304)
     tp = TopicPartition(topic, 0)
@@ -62,17 +116,23 @@ def poll_seconds(broker: ApacheKafka, topic: str, records: int) -> float:
     consumer.seek(tp, 0)
     seen, begun = 0, time.perf_counter()
     while seen < records:
-        seen += sum(map(len, consumer.poll(500, max_records=20_000).values()))
+        for polled in consumer.poll(500, max_records=20_000).values():
+            seen += len(polled)
+            for record in polled if decode else ():
+                pa.ipc.open_stream(record.value).read_all()
     seconds = time.perf_counter() - begun
     consumer.close()
     return seconds
 
 
-def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path) -> float:
-    s = settings(path, kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=[topic], stream__edge_feature_dim=2,
+def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int) -> tuple[float, list[float]]:
+    """Seconds for all events, and those of each commit."""
+    s = settings(path, kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=[topic], stream__edge_feature_dim=dim,
                  stream__time_unit="ms")
-    writer = LogWriter(path, Schema(2, 0, 0))
-    stop = threading.Event()
+    writer, commits = TimedLog(path, Schema(dim, 0, 0)), []
+    writer.seconds = commits
+    stop, usual = threading.Event(), gc.get_threshold()
+    collect_garbage_rarely()
     loop = IngestLoop(s, writer, LocalDeadLetters(path / "deadletter", 10**6), SystemClock(), Heartbeat(path, "ingest"))
     worker = threading.Thread(target=loop.run, args=(stop,))
     begun = None
@@ -85,4 +145,17 @@ def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path) -> f
     stop.set()
     worker.join()
     writer.close()
-    return seconds
+    gc.set_threshold(*usual)
+    gc.unfreeze()
+    return seconds, commits
+
+
+class TimedLog(LogWriter):
+    """A log that notes how long each commit takes."""
+
+    seconds: list[float]
+
+    def commit(self, *args, **more) -> None:
+        begun = time.perf_counter()
+        super().commit(*args, **more)
+        self.seconds.append(time.perf_counter() - begun)
