@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamd.events import Float32
 
 ROW = np.dtype([("time", "<i8"), ("source", "<i4"), ("offset", "<i8"), ("item", "<i4"), ("kind", "<i1"), ("a", "<i8"),
-                ("b", "<i8"), ("extra", "<i4")])
+                ("b", "<i8"), ("extra", "<i4")], align=True)
 """time: int64 microseconds. source: number of the topic-partition in sorted order. item: place in a batched record.
 kind: EDGE (a = src, b = dst), NODE, LABEL (a = node) or DELETE (a = node, b = -1; or a = src, b = dst); a and b are
 numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none. Time, source, offset, item: the log's order."""
@@ -40,6 +40,13 @@ class Block:
         extras = [self.extras[i] for i in rows["extra"][held].tolist()]
         rows["extra"][held] = np.arange(len(held))
         return Block(rows, self.values[index], extras)
+
+
+    def split(self, count: int) -> tuple["Block", "Block"]:
+        """The first `count` events and the others; nothing is copied but what other kinds than edges carry."""
+        if self.extras:
+            return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
+        return Block(self.rows[:count], self.values[:count]), Block(self.rows[count:], self.values[count:])
 
 
 def empty_block(dim: int) -> Block:

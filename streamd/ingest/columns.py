@@ -72,8 +72,8 @@ class BatchBuilder:
         """Node ids of both ends, NONE where there is none; refuses what the node limit has no room for (kept: in, out)."""
         edge = rows["kind"] == EDGE
         b_number = np.where(rows["b"] >= 0, rows["b"], rows["a"])
-        unseen = np.unique(np.concatenate([rows["a"], b_number]))
-        for number in unseen[self._cache[unseen] == UNSEEN].tolist():
+        unseen = [column[self._cache[column] == UNSEEN] for column in (rows["a"], b_number)]
+        for number in np.unique(np.concatenate(unseen)).tolist():
             self._cache[number] = self._ids.get(keys[number], NONE)
         new_keys: list[Key] = []
         deletes = np.flatnonzero((rows["kind"] == DELETE) & (rows["b"] < 0))

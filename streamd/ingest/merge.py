@@ -94,15 +94,18 @@ class Merger:
         if bound is not None:
             order = order[merged.rows["time"][order] < bound]
         order = order[:limit]
-        if len(order) == len(merged) and len(taken) == 1:
-            released, gone = (merged if _is_sorted(order) else merged.take(order)), None
+        if len(taken) == 1 and _is_prefix(order):
+            released, rest = merged.split(len(order))
+            self._keep(taken[0], rest, ())
         else:
-            released, gone = merged.take(order), np.zeros(len(merged), np.bool_)
+            released = merged.take(order)
+            gone = np.zeros(len(merged), np.bool_)
             gone[order] = True
-        at = 0
-        for part, buffer in zip(taken, buffers, strict=True):
-            self._remove(part, buffer, np.ones(len(buffer), np.bool_) if gone is None else gone[at: at + len(buffer)])
-            at += len(buffer)
+            at = 0
+            for part, buffer in zip(taken, buffers, strict=True):
+                left = gone[at: at + len(buffer)]
+                self._keep(part, buffer.take(~left), _places(buffer.rows[left]))
+                at += len(buffer)
         if not any(p.num_buffered for p in waiting):
             self._arrivals.clear()
         else:
@@ -123,15 +126,14 @@ class Merger:
         return min([until, *behind])
 
     @staticmethod
-    def _remove(part: _Partition, buffer: Block, gone: NDArray[np.bool_]) -> None:
-        if gone.all():
-            part.keep(buffer.take(np.zeros(0, np.int64)))
+    def _keep(part: _Partition, rest: Block, left: Sequence[Place]) -> None:
+        """Go on with `rest` in the buffer. left: places of events that went while others before them may have stayed."""
+        part.keep(rest)
+        if len(rest):
+            first = _first(rest.rows)
+            part.ahead = sorted(x for x in (*part.ahead, *left) if x > first)
+        else:
             part.ahead = [x for x in part.ahead if x[0] >= part.next_offset]
-            return
-        done = _places(buffer.rows[gone])
-        part.keep(buffer.take(~gone))
-        first = _first(part.blocks[0].rows)
-        part.ahead = sorted(x for x in (*part.ahead, *done) if x > first)
 
     def position(self, source: int) -> Position:
         """Where to read on from, given that all released events are in the log."""
@@ -182,13 +184,14 @@ def _log_order(rows: Rows) -> NDArray[np.int64]:
     return np.lexsort((rows["item"], rows["offset"], rows["source"], time))
 
 
-def _is_sorted(order: NDArray[np.int64]) -> bool:
-    return bool((order[1:] > order[:-1]).all())
+def _is_prefix(order: NDArray[np.int64]) -> bool:
+    """Whether places in a buffer are its first ones, in order: then they leave in order of offset too."""
+    return not len(order) or bool(order[0] == 0 and order[-1] == len(order) - 1 and (order[1:] > order[:-1]).all())
 
 
 def _first(rows: Rows) -> Place:
-    offset = int(rows["offset"].min())
-    return offset, int(rows["item"][rows["offset"] == offset].min())
+    """Place of the first event of a buffer, which is in order of offset and item."""
+    return int(rows["offset"][0]), int(rows["item"][0])
 
 
 def _places(rows: Rows) -> Sequence[Place]:
