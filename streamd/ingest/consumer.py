@@ -119,7 +119,11 @@ class KafkaSource:
         if start in ("earliest", "latest"):
             return first if start == "earliest" else end
         time_ms = parse_time_us(start, "ingest.start (earliest, latest or a time)") // 1000
-        found = self._consumer.offsets_for_times({tp: time_ms})[tp]
+        try:
+            found = self._consumer.offsets_for_times({tp: time_ms})[tp]
+        except ClientError as error:
+            raise KafkaError(f"The broker does not say what was written at {start}: {error}.",
+                             "ingest goes on trying.") from None
         return end if found is None else int(found.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:

@@ -261,6 +261,7 @@ class IngestLoop:
         self._log.commit(empty_batch(self._log.schema), source.progress(self._stored), end)
         self._closed_until = end
         metrics.watermark.set(end / 1e6)
+        metrics.idle_windows.inc()
         log.info("idle_window_closed", watermark=end)
         self._beat_now(source)
 

@@ -30,6 +30,12 @@ def write_hold(data_dir: Path, role: str, hold: Hold) -> None:
     write_durably(data_dir / FOLDER / role, msgspec.json.encode(asdict(hold)))
 
 
+def begin_hold(data_dir: Path, role: str, edge: int) -> None:
+    """Hold the log from an edge on for a role that is about to read it for the first time."""
+    if not (data_dir / FOLDER / role).exists():
+        write_hold(data_dir, role, Hold(edge, edge))
+
+
 def read_holds(data_dir: Path) -> dict[str, Hold]:
     """Holds by role, of all roles that ever ran here. Raises: CorruptionError where one cannot be read."""
     holds = {}

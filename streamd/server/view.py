@@ -8,14 +8,14 @@ import structlog
 from streamd.events import Int64, Key
 from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
-from streamd.segments.holds import Hold, asked_to_compact, write_hold
+from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.server.served import UNKNOWN
 from streamd.settings import Settings
 
 log = structlog.get_logger()
 SLICE_EDGES = 20_000
-FACTS = "serve/facts"
+ROLE, FACTS = "serve", "serve/facts"
 
 
 class LogView:
@@ -23,6 +23,7 @@ class LogView:
 
     def __init__(self, settings: Settings, reader: LogReader) -> None:
         self.log = reader
+        begin_hold(settings.data_dir, ROLE, reader.first_edge)
         self.live = LiveGraph(reader, settings.graph, settings.model)
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
@@ -65,7 +66,7 @@ class LogView:
             return
         hold = Hold(self._facts_edge, self.edge)
         if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
-            write_hold(self._data_dir, "serve", hold)
+            write_hold(self._data_dir, ROLE, hold)
             self._hold = hold
 
     def _store(self, facts: PairFacts) -> None:

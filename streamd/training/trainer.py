@@ -17,7 +17,7 @@ from streamd.graph.live import save_facts
 from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
-from streamd.segments.holds import Hold, asked_to_compact, write_hold
+from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -225,6 +225,7 @@ class Trainer:
         if cursor is None:
             self._champion = ""
         started = time.perf_counter()
+        begin_hold(self._settings.data_dir, FOLDER, self._log.first_edge)
         self._facts_edge = self._recorder.live.restore_facts(self._folder / FACTS, self.edge)
         self._recorder.rebuild(self.edge, on_slice=lambda edge: self._beat.touch("rebuilding", edge=edge))
         self._hide_deleted()
