@@ -26,7 +26,10 @@ FOLDER = "models"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds."""
+    """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds.
+
+    tail: MRR before and after on the held-out events, None where the window was too small to hold any out.
+    """
 
     name: str
     window_start_us: int
@@ -41,7 +44,7 @@ class Manifest:
     window_seconds: int
     training: dict[str, Any]
     scores: dict[str, dict[str, float]]
-    tail: dict[str, float]
+    tail: dict[str, float | None]
     loss: float
     code: str
     created: float

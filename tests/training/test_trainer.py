@@ -112,6 +112,15 @@ def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
     assert read_beat(tmp_path, "train").alive
 
 
+def test_windows_too_small_to_hold_a_tail_out_make_versions_that_can_be_read(tmp_path):
+    write_log(tmp_path, *stream(30), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    records = process_all(trainer, log)
+    assert all(r.num_scored < 10 for r in records) and registry.champion() == records[-1].version
+    assert registry.manifest(records[-1].version).tail["before"] is None and registry.load(records[-1].version)
+    assert make(tmp_path)[0].edge == trainer.edge
+
+
 def test_a_rollback_by_hand_takes_the_trainer_with_it(tmp_path):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
     trainer, registry, log = make(tmp_path)
