@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -156,15 +157,16 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
-    from streamd.segments.recovery import lock_directory
     from streamd.training.trainer import Trainer
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
-    lock = lock_directory(settings.data_dir / "train" / "lock")
+    beat = Heartbeat(settings.data_dir, "train")
+    lock = _wait_for_lock(settings.data_dir / "train" / "lock", beat, stop)
+    if lock is None:
+        return
     try:
-        beat = Heartbeat(settings.data_dir, "train")
         metrics.serve_metrics(settings.telemetry.train_port, settings.server.host)
         reader = LogReader(settings.data_dir)
         while not reader.refresh():
@@ -174,6 +176,23 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         Trainer(settings, reader, Registry(settings), SystemClock(), beat).run(stop)
     finally:
         os.close(lock)
+
+
+def _wait_for_lock(path: Path, beat: Heartbeat, stop: threading.Event) -> int | None:
+    """Take a lock, waiting for the trainer of a killed supervisor to end; None where told to stop meanwhile."""
+    from streamd.segments.recovery import lock_directory
+
+    told = False
+    while True:
+        try:
+            return lock_directory(path)
+        except LockedError as error:
+            if not told:
+                log.warning("waiting_for_lock", error=str(error))
+            told = True
+        beat.touch("waiting for another trainer")
+        if stop.wait(0.1):
+            return None
 
 
 def _run_serve(settings: Settings, stop: threading.Event) -> None:

@@ -9,6 +9,7 @@
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
+    |-- OffloadedError         a query of the graph needs edges that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
     |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
@@ -57,6 +58,10 @@ class TGUFError(StreamdError):
 
 class CapacityError(StreamdError):
     """When rows do not fit into what is left of a file. The writer rolls over to a new segment."""
+
+
+class OffloadedError(StreamdError):
+    """When a query of the graph needs edges that were offloaded. The caller restores them or asks for less of the past."""
 
 
 class KafkaError(StreamdError):

@@ -74,7 +74,7 @@ class WindowSettings(Branch):
 
 
 class GraphSettings(Branch):
-    max_block_entries: Positive = Field(64, description="tau: most entries of one block of a node")
+    max_block_entries: Positive = Field(64, description="tau: most entries of one block of a node, a power of two")
 
 
 class ModelSettings(Branch):
@@ -237,6 +237,8 @@ def _check_together(s: Settings) -> None:
             "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.")
     if s.model.dim % s.model.heads:
         raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
+    if s.graph.max_block_entries & (s.graph.max_block_entries - 1):
+        raise SettingsError(f"graph.max_block_entries is {s.graph.max_block_entries}; it must be a power of two.")
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
     for name in ("group_id", "bootstrap_servers"):

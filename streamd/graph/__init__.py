@@ -2,5 +2,6 @@
 
 from streamd.graph.blocks import BlockGraph, Neighbors
 from streamd.graph.facts import NUM_FACTS, PairFacts
+from streamd.graph.sampler import Layer, TemporalSampler
 
-__all__ = ["NUM_FACTS", "BlockGraph", "Neighbors", "PairFacts"]
+__all__ = ["NUM_FACTS", "BlockGraph", "Layer", "Neighbors", "PairFacts", "TemporalSampler"]

@@ -1,5 +1,6 @@
 """Arrays whose address space is reserved once: pages are taken when first written, so growing copies nothing."""
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -10,10 +11,24 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's flag; Python names it only since 3.13."""
 
 
-def reserve(dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+class Arena:
     """A zeroed array of `shape` backed by a sparse anonymous mapping; only rows that are written cost memory."""
-    kind = np.dtype(dtype)
-    count = int(np.prod(shape))
-    mapping = mmap.mmap(-1, max(count * kind.itemsize, 1),
-                        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    return np.frombuffer(mapping, kind, count).reshape(shape)
+
+    def __init__(self, dtype: DTypeLike, *shape: int) -> None:
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape))
+        self._map = mmap.mmap(-1, max(count * kind.itemsize, 1),
+                              flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.array: NDArray[Any] = np.frombuffer(self._map, kind, count).reshape(shape)
+        self.row_bytes = self.array[:1].nbytes
+
+    def release(self, first: int, end: int) -> int:
+        """Give back the pages that lie wholly within rows [first, end); they read as zeros from then on. Returns: bytes."""
+        start = -(-first * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = end * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop <= start:
+            return 0
+        self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        return stop - start

@@ -1,65 +1,74 @@
 """GNNFlow's time-indexed blocks (paper section 4.1) with a directory per node that can be binary-searched.
 
-An entry is a neighbour and an edge id; because the log is sorted by time, an edge id orders time too, so a query
-"before time t" is a query "edges below id X". Blocks of a node have capacity clamp(degree, 1, tau); no entry moves.
+An entry is a neighbour and an edge id, eight bytes; because the log is sorted by time, an edge id orders time too, so a
+query "before time t" is a query "edges below id X". No entry ever moves; address space is reserved once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamd.errors import CapacityError
-from streamd.events import Int64
-from streamd.graph.arena import reserve
-from streamd.graph.kernels import BlockArrays, hide_edges, hide_nodes, insert_edges, sample_recent
+from streamd.errors import CapacityError, OffloadedError
+from streamd.events import Bools, Int64
+from streamd.graph.arena import Arena
+from streamd.graph.kernels import DEGREE, BlockArrays, hide_edges, hide_nodes, insert_edges, last_of_blocks, refill
+from streamd.graph.sampling import sample_recent, sample_uniform
 
-MAX_ENTRIES = 2**33
-MAX_DIRECTORY = 2**31
+MAX_ENTRIES = 2**32 - 1
+MAX_BLOCKS = 2**31
 MAX_NODES = 2**28
+PAGE_ENTRIES = 512
+"""Entries in a page of memory."""
+REFILL_EDGES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """Sampled neighbours of R roots, most recent first. neighbor, eid: int64[R, k]; mask: bool[R, k], False is padding."""
+    """Sampled neighbours of R roots. neighbor, eid: int64[R, k]; mask: bool[R, k], True first, False is padding."""
 
     neighbor: Int64
     eid: Int64
-    mask: NDArray[np.bool_]
+    mask: Bools
 
 
 class BlockGraph:
-    """An append-only temporal graph, both directions, a self loop stored once. Owner: one thread per role.
+    """An append-only temporal graph; a self loop is stored once, repeated edges are kept. Owner: one thread per role.
 
-    since_edge: older edges are no longer answered with, because the log dropped them.
+    since_edge: older edges are no longer answered with, because the log dropped them. offloaded_edge: older edges were
+    taken out of memory; a query that needs one of them raises OffloadedError.
     """
 
-    def __init__(self, first_edge: int = 0, max_block_entries: int = 64) -> None:
-        """first_edge: global id of the first edge that will be inserted. max_block_entries: tau."""
-        self.first_edge = first_edge
-        self.num_edges = first_edge
-        self.since_edge = first_edge
+    def __init__(self, first_edge: int = 0, max_block_entries: int = 64, directed: bool = False) -> None:
+        """first_edge: global id of the first edge that will be inserted. max_block_entries: tau, a power of two.
+        directed: keep edges at their source only."""
+        self.first_edge = self.num_edges = self.since_edge = self.offloaded_edge = first_edge
+        self.directed = directed
         self.num_nodes = 0
-        self._tau = max_block_entries
-        self._arrays = BlockArrays(
-            degree=reserve(np.uint32, MAX_NODES), directory_at=reserve(np.int64, MAX_NODES),
-            directory_len=reserve(np.int32, MAX_NODES), directory_cap=reserve(np.int32, MAX_NODES),
-            block_first=reserve(np.uint32, MAX_DIRECTORY), block_start=reserve(np.int64, MAX_DIRECTORY),
-            block_size=reserve(np.int32, MAX_DIRECTORY), block_cap=reserve(np.int32, MAX_DIRECTORY),
-            neighbor=reserve(np.uint32, MAX_ENTRIES), eid=reserve(np.uint32, MAX_ENTRIES),
-            used=np.zeros(2, np.int64))
+        self._entries = Arena(np.uint32, MAX_ENTRIES, 2)
+        self._nodes, self._blocks = Arena(np.int64, MAX_NODES, 4), Arena(np.uint32, MAX_BLOCKS, 2)
+        self._hidden = Arena(np.uint8, MAX_NODES)
+        self._freed_pages = np.zeros(0, np.bool_)
+        if max_block_entries & (max_block_entries - 1) or max_block_entries < 1:
+            raise ValueError(f"max_block_entries is {max_block_entries}; it must be a power of two")
+        tau = np.array([max_block_entries, max_block_entries.bit_length() - 1], np.int64)
+        self._arrays = BlockArrays(self._nodes.array, self._blocks.array, self._entries.array, self._hidden.array,
+                                   np.zeros(2, np.int64), tau)
 
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
-        """Append edges in log order; their ids continue where the last batch ended. Node ids in any order, >= 0."""
+        """Append edges in log order; their ids continue where the last batch ended. Node ids in any order, >= 0.
+
+        Raises: CapacityError where there are too many; nothing is inserted then.
+        """
         if not len(src_E):
             return
         highest = int(max(src_E.max(), dst_E.max()))
         relative = self.num_edges - self.first_edge
-        entries = int(self._arrays.used[0])
-        if (highest >= MAX_NODES or relative + len(src_E) >= 2**32 or entries + 130 * len(src_E) >= MAX_ENTRIES):
+        room = int(self._arrays.used[0]) + 2 * int(self._arrays.tau[0]) * len(src_E)
+        if highest >= MAX_NODES or relative + len(src_E) >= 2**32 or room >= MAX_ENTRIES:
             raise CapacityError(f"The graph cannot hold node {highest} or edge {self.num_edges + len(src_E)}.",
                                 "lower retention, or shard the topic.")
-        insert_edges(self._arrays, src_E, dst_E, relative, self._tau)
+        insert_edges(self._arrays, src_E, dst_E, relative, self.directed)
         self.num_edges += len(src_E)
         self.num_nodes = max(self.num_nodes, highest + 1)
 
@@ -72,22 +81,83 @@ class BlockGraph:
         """Delete all edges of some nodes, so that they vanish from their neighbours too."""
         hide_nodes(self._arrays, nodes[(nodes >= 0) & (nodes < self.num_nodes)])
 
-    def recent(self, nodes_R: Int64, before_edge: int, k: int) -> Neighbors:
-        """The k most recent neighbours of each node among edges with id below `before_edge`; unknown nodes have none."""
-        count = len(nodes_R)
-        neighbor = np.zeros((count, k), np.int64)
-        eid = np.zeros((count, k), np.int64)
-        found = np.zeros(count, np.int64)
-        cutoff = min(max(before_edge - self.first_edge, 0), self.num_edges - self.first_edge)
-        since = self.since_edge - self.first_edge
-        sample_recent(self._arrays, nodes_R, since, cutoff, self.num_nodes, self.first_edge, neighbor, eid, found)
-        return Neighbors(neighbor, eid, np.arange(k) < found[:, None])
+    def recent(self, nodes_R: Int64, before_edge: int | Int64, k: int, since_edge: int | Int64 = 0) -> Neighbors:
+        """The k most recent neighbours of each node among edges [since_edge, before_edge), newest first.
+
+        Both may be one for all, or int64[R]. Unknown nodes have none. Raises: OffloadedError.
+        """
+        since, cutoff = self._range(nodes_R, since_edge, before_edge)
+        out = _room(len(nodes_R), k)
+        return self._answer(out, sample_recent(self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes,
+                                               self.first_edge, out.neighbor, out.eid, out.mask))
+
+    def uniform(
+        self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
+        since_edge: int | Int64 = 0, first_root: int = 0
+    ) -> Neighbors:
+        """k neighbours of each node drawn uniformly among its edges [since_edge, before_edge).
+
+        Without replacement all of them where there are at most k. A root's draw is a function of seed and its place, which
+        counts from `first_root`. Raises: OffloadedError.
+        """
+        since, cutoff = self._range(nodes_R, since_edge, before_edge)
+        out = _room(len(nodes_R), k)
+        return self._answer(out, sample_uniform(
+            self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.first_edge, replace, seed,
+            first_root, out.neighbor, out.eid, out.mask))
+
+    def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
+        low = np.maximum(since, self.since_edge) - self.first_edge
+        high = np.clip(before, self.first_edge, self.num_edges) - self.first_edge
+        return np.broadcast_to(low, len(nodes)), np.broadcast_to(high, len(nodes))
+
+    def _resident(self) -> int:
+        return self.offloaded_edge - self.first_edge
+
+    def _answer(self, out: Neighbors, complete: bool) -> Neighbors:
+        if not complete:
+            raise OffloadedError(f"The answer needs edges before {self.offloaded_edge}, which were taken out of memory.",
+                                 "restore them, or ask for less of the past.")
+        return out
+
+    def offload(self, before_edge: int) -> int:
+        """Take edges before an id out of memory, as far as whole pages hold nothing newer. Returns: bytes given back."""
+        before_edge = min(before_edge, self.num_edges)
+        if before_edge <= self.offloaded_edge:
+            return 0
+        used = int(self._arrays.used[0])
+        newest = np.full(used // PAGE_ENTRIES + 1, -1, np.int64)
+        last_of_blocks(self._arrays, self.num_nodes, newest, PAGE_ENTRIES)
+        old = newest < before_edge - self.first_edge
+        old[used // PAGE_ENTRIES:] = False
+        fresh = old & ~np.pad(self._freed_pages, (0, len(old) - len(self._freed_pages)))
+        self._freed_pages, self.offloaded_edge = old, before_edge
+        edges = np.flatnonzero(np.diff(fresh.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+        return sum(self._entries.release(a * PAGE_ENTRIES, b * PAGE_ENTRIES) for a, b in edges.tolist())
+
+    def restore(self, since_edge: int, read: Callable[[int, int], tuple[Int64, Int64, Bools]]) -> None:
+        """Bring back what was offloaded, all of it where `since_edge` lies before. read: (first, end) -> src, dst and
+        whether deleted, of those edges."""
+        if since_edge >= self.offloaded_edge:
+            return
+        counts = np.zeros(self.num_nodes, np.uint32)
+        for first in range(self.first_edge, self.offloaded_edge, REFILL_EDGES):
+            end = min(first + REFILL_EDGES, self.offloaded_edge)
+            src, dst, gone = read(first, end)
+            refill(self._arrays, src, dst, first - self.first_edge, counts, self._freed_pages, PAGE_ENTRIES, gone,
+                   self.directed)
+        self._freed_pages, self.offloaded_edge = np.zeros(0, np.bool_), self.first_edge
 
     @property
     def num_entries(self) -> int:
-        return int(self._arrays.degree[: self.num_nodes].sum(dtype=np.int64))
+        return int(self._nodes.array[: self.num_nodes, DEGREE].sum())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in use: entries, directories and node table, allocated but unfilled parts included."""
-        return int(self._arrays.used[0]) * 8 + int(self._arrays.used[1]) * 20 + self.num_nodes * 20
+        """Bytes in use: entries, directories and node table, allocated but unfilled parts included, less what was freed."""
+        freed = int(self._freed_pages.sum()) * PAGE_ENTRIES
+        return (int(self._arrays.used[0]) - freed) * 8 + int(self._arrays.used[1]) * 8 + self.num_nodes * 33
+
+
+def _room(count: int, k: int) -> Neighbors:
+    return Neighbors(np.empty((count, k), np.int64), np.empty((count, k), np.int64), np.empty((count, k), np.bool_))

@@ -1,105 +1,160 @@
-"""Block graph kernels, compiled by numba; `streamd.graph.reference` says the same in plain numpy."""
+"""Block graph kernels, compiled by numba: layout, insert, hide. `streamd.graph.reference` says the same in plain Python.
+
+Block b of a node has room for clamp(degree, 1, tau) entries, degree being the node's when the block was begun: 1, 1, 2, 4,
+... and then tau each. Only a node's last block is ever partly filled, so where an entry lies follows from its number.
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 GONE = np.uint32(0xFFFFFFFF)
 """Neighbour of an entry that a delete hides."""
+TAIL, FREE, DEGREE, DIRECTORY = 0, 1, 2, 3
+FIRST, START = 0, 1
+COUNTED = 32
+"""Rows of a sorted table that are counted rather than searched: four cache lines."""
+NEIGHBOR, EID = 0, 1
 
 
 class BlockArrays(NamedTuple):
-    """degree[n], directory_at/len/cap[n] per node; block_first (edge id), start, size, cap per directory slot;
-    neighbor, eid per entry; used: entries and directory slots taken. Edge ids are relative to the graph's first."""
+    """nodes: int64[N, 4], a cache line holds two: place of the next entry, entries free in the last block, degree, place of
+    the directory. blocks: uint32[B, 2], the directories: first edge id and place of the first entry of each block, in
+    order of time. entries: uint32[E, 2]: neighbour and edge id. hidden: uint8[N], 1 where a delete hid an entry of the
+    node. used: entries and directory slots taken. tau: int64[2]: tau, a power of two, and which one. Edge ids are relative
+    to the graph's first."""
 
-    degree: NDArray[Any]
-    directory_at: NDArray[Any]
-    directory_len: NDArray[Any]
-    directory_cap: NDArray[Any]
-    block_first: NDArray[Any]
-    block_start: NDArray[Any]
-    block_size: NDArray[Any]
-    block_cap: NDArray[Any]
-    neighbor: NDArray[Any]
-    eid: NDArray[Any]
+    nodes: NDArray[Any]
+    blocks: NDArray[Any]
+    entries: NDArray[Any]
+    hidden: NDArray[Any]
     used: NDArray[Any]
+    tau: NDArray[Any]
+
+
+@intrinsic
+def bit_length(_: Any, x: Any) -> Any:
+    """Of an int64 that is not negative; 0 has 0."""
+    def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
+        return builder.sub(ir.Constant(ir.IntType(64), 64), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0)))
+
+    return types.int64(types.int64), build
 
 
 @njit(cache=True, nogil=True)
-def _grow_directory(g: BlockArrays, node: int) -> None:
-    old_at, length = g.directory_at[node], g.directory_len[node]
-    capacity = max(2, 2 * length)
-    at = g.used[1]
-    g.used[1] += capacity
-    for i in range(length):
-        g.block_first[at + i] = g.block_first[old_at + i]
-        g.block_start[at + i] = g.block_start[old_at + i]
-        g.block_size[at + i] = g.block_size[old_at + i]
-        g.block_cap[at + i] = g.block_cap[old_at + i]
-    g.directory_at[node], g.directory_cap[node] = at, capacity
+def num_blocks(g: BlockArrays, degree: int) -> Any:
+    """Blocks of a node with so many entries."""
+    tau, shift = g.tau[0], g.tau[1]
+    if degree > tau:
+        return shift + ((degree + tau - 1) >> shift)
+    return 1 + bit_length(degree - 1) if degree > 1 else degree
 
 
 @njit(cache=True, nogil=True)
-def _append(g: BlockArrays, node: int, other: int, edge: int, tau: int) -> None:
-    degree = g.degree[node]
-    last = g.directory_at[node] + g.directory_len[node] - 1
-    if degree == 0 or g.block_size[last] == g.block_cap[last]:
-        if g.directory_len[node] == g.directory_cap[node]:
-            _grow_directory(g, node)
-        last = g.directory_at[node] + g.directory_len[node]
-        g.directory_len[node] += 1
-        capacity = min(max(np.int64(degree), 1), tau)
-        g.block_first[last] = edge
-        g.block_start[last] = g.used[0]
-        g.block_size[last] = 0
-        g.block_cap[last] = capacity
-        g.used[0] += capacity
-    at = g.block_start[last] + g.block_size[last]
-    g.neighbor[at] = other
-    g.eid[at] = edge
-    g.block_size[last] += 1
-    g.degree[node] = degree + np.uint32(1)
+def entries_before(g: BlockArrays, block: int) -> Any:
+    """Entries of a node that lie before its block number `block`."""
+    shift = g.tau[1]
+    if block > shift:
+        return (block - shift) << shift
+    return np.int64(1) << (block - 1) if block > 0 else np.int64(0)
 
 
 @njit(cache=True, nogil=True)
-def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, tau: int) -> None:
-    """Append edges first, first+1, ... to both ends' blocks, a self loop once."""
+def block_of(g: BlockArrays, number: int) -> Any:
+    """The block that a node's entry with this number lies in."""
+    shift = g.tau[1]
+    return shift + (number >> shift) if number >= g.tau[0] else bit_length(number)
+
+
+@njit(cache=True, nogil=True)
+def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
+    degree = g.nodes[node, DEGREE]
+    number = num_blocks(g, degree)
+    at = g.nodes[node, DIRECTORY]
+    if number == 0 or (number >= 2 and number & (number - 1) == 0):
+        capacity = max(2, 2 * number)
+        old, at = at, g.used[1]
+        g.used[1] += capacity
+        for i in range(number):
+            g.blocks[at + i, FIRST] = g.blocks[old + i, FIRST]
+            g.blocks[at + i, START] = g.blocks[old + i, START]
+        g.nodes[node, DIRECTORY] = at
+    size = min(max(degree, 1), g.tau[0])
+    g.blocks[at + number, FIRST] = edge
+    g.blocks[at + number, START] = g.used[0]
+    g.nodes[node, TAIL] = g.used[0]
+    g.nodes[node, FREE] = size
+    g.used[0] += size
+
+
+@njit(cache=True, nogil=True)
+def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
+    if g.nodes[node, FREE] == 0:
+        _begin_block(g, node, edge)
+    at = g.nodes[node, TAIL]
+    g.entries[at, NEIGHBOR] = other
+    g.entries[at, EID] = edge
+    g.nodes[node, TAIL] = at + 1
+    g.nodes[node, FREE] -= 1
+    g.nodes[node, DEGREE] += 1
+
+
+@njit(cache=True, nogil=True)
+def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> None:
+    """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed."""
     for i in range(len(src)):
-        _append(g, src[i], dst[i], first + i, tau)
-        if src[i] != dst[i]:
-            _append(g, dst[i], src[i], first + i, tau)
+        _append(g, src[i], dst[i], first + i)
+        if not directed and src[i] != dst[i]:
+            _append(g, dst[i], src[i], first + i)
 
 
 @njit(cache=True, nogil=True)
-def _count_below(values: NDArray[Any], at: int, length: int, cutoff: int) -> Any:
-    """How many of the ascending values[at : at + length] lie below `cutoff`; the last is looked at first."""
-    low, high = np.int64(0), np.int64(length)
-    if values[at + high - 1] < cutoff:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if values[at + middle] < cutoff:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _rows_below(table: NDArray[Any], column: int, at: int, count: int, cutoff: int) -> Any:
+    """How many of the ascending table[at : at + count, column] lie below `cutoff`.
+
+    Halved without branches while it is long, then counted: the rest is a few cache lines that are fetched at once, where
+    a search would wait for one after the other.
+    """
+    low, left = np.int64(at), np.int64(count)
+    while left > COUNTED:
+        half = left >> 1
+        low += half * np.int64(np.int64(table[low + half - 1, column]) < cutoff)
+        left -= half
+    below = np.int64(0)
+    for i in range(low, low + left):
+        below += np.int64(np.int64(table[i, column]) < cutoff)
+    return low - at + below
+
+
+@njit(cache=True, nogil=True)
+def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
+    """(entries of a node with edge id below `cutoff`, the block the last of them lies in)."""
+    degree = g.nodes[node, DEGREE]
+    if degree == 0:
+        return np.int64(0), np.int64(-1)
+    at = g.nodes[node, DIRECTORY]
+    block = _rows_below(g.blocks, FIRST, at, num_blocks(g, degree), cutoff) - 1
+    if block < 0:
+        return np.int64(0), np.int64(-1)
+    before = entries_before(g, block)
+    size = min(entries_before(g, block + 1), degree) - before
+    return before + _rows_below(g.entries, EID, np.int64(g.blocks[at + block, START]), size, cutoff), block
 
 
 @njit(cache=True, nogil=True)
 def _hide(g: BlockArrays, node: int, edge: int) -> None:
     """Hide one end of an edge, if `node` has it."""
-    at = g.directory_at[node]
-    if g.directory_len[node] == 0:
-        return
-    before = _count_below(g.block_first, at, g.directory_len[node], edge + 1)
-    if before == 0:
-        return
-    block = at + before - 1
-    entry = g.block_start[block] + _count_below(g.eid, g.block_start[block], g.block_size[block], edge)
-    if entry < g.block_start[block] + g.block_size[block] and g.eid[entry] == edge:
-        g.neighbor[entry] = GONE
+    count, block = entries_below(g, node, edge + 1)
+    if count:
+        at = g.nodes[node, DIRECTORY]
+        entry = np.int64(g.blocks[at + block, START]) + count - 1 - entries_before(g, block)
+        if g.entries[entry, EID] == edge:
+            g.entries[entry, NEIGHBOR] = GONE
+            g.hidden[node] = 1
 
 
 @njit(cache=True, nogil=True)
@@ -113,52 +168,48 @@ def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArr
 
 @njit(cache=True, nogil=True)
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
-    """Hide all edges of some nodes, at their neighbours too."""
+    """Hide all entries of some nodes, and those of their neighbours that lead to them."""
     for node in nodes:
-        at = g.directory_at[node]
-        for block in range(at, at + g.directory_len[node]):
-            for entry in range(g.block_start[block], g.block_start[block] + g.block_size[block]):
-                other = g.neighbor[entry]
+        at, degree = g.nodes[node, DIRECTORY], g.nodes[node, DEGREE]
+        for block in range(num_blocks(g, degree)):
+            start = np.int64(g.blocks[at + block, START])
+            size = min(entries_before(g, block + 1), degree) - entries_before(g, block)
+            for entry in range(start, start + size):
+                other = g.entries[entry, NEIGHBOR]
                 if other != GONE:
-                    g.neighbor[entry] = GONE
+                    g.entries[entry, NEIGHBOR] = GONE
+                    g.hidden[node] = 1
                     if other != node:
-                        _hide(g, other, g.eid[entry])
+                        _hide(g, other, g.entries[entry, EID])
 
 
 @njit(cache=True, nogil=True)
-def sample_recent(
-    g: BlockArrays, nodes: NDArray[Any], since: int, cutoff: int, num_nodes: int, first_edge: int,
-    out_neighbor: NDArray[Any], out_eid: NDArray[Any], out_count: NDArray[Any],
-) -> None:
-    """Newest entries with edge id in [since, cutoff) that are not hidden, newest first.
+def last_of_blocks(g: BlockArrays, num_nodes: int, pages: NDArray[Any], page_entries: int) -> None:
+    """Raise pages[p] to the newest edge id of any block with an entry in page p of the arena, 2^32 for one being filled."""
+    for node in range(num_nodes):
+        degree, at = g.nodes[node, DEGREE], g.nodes[node, DIRECTORY]
+        count = num_blocks(g, degree)
+        for block in range(count):
+            start = np.int64(g.blocks[at + block, START])
+            size = entries_before(g, block + 1) - entries_before(g, block)
+            last = np.int64(2**32) if block == count - 1 else np.int64(g.blocks[at + block + 1, FIRST]) - 1
+            for page in range(start // page_entries, (start + size - 1) // page_entries + 1):
+                pages[page] = max(pages[page], last)
 
-    A binary search of the directory, then of one block, then backwards.
-    """
-    k = out_neighbor.shape[1]
-    for r in range(len(nodes)):
-        node = nodes[r]
-        if node < 0 or node >= num_nodes or g.directory_len[node] == 0:
-            continue
-        at = g.directory_at[node]
-        before = _count_below(g.block_first, at, g.directory_len[node], cutoff)
-        if before == 0:
-            continue
-        block = at + before - 1
-        start = g.block_start[block]
-        entry = start + _count_below(g.eid, start, g.block_size[block], cutoff) - 1
-        found = 0
-        while found < k:
-            if entry < start:
-                block -= 1
-                if block < at:
-                    break
-                start = g.block_start[block]
-                entry = start + g.block_size[block] - 1
-            if g.eid[entry] < since:
-                break
-            if g.neighbor[entry] != GONE:
-                out_neighbor[r, found] = g.neighbor[entry]
-                out_eid[r, found] = np.int64(g.eid[entry]) + first_edge
-                found += 1
-            entry -= 1
-        out_count[r] = found
+
+@njit(cache=True, nogil=True)
+def refill(
+    g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, counts: NDArray[Any], empty: NDArray[Any],
+    page_entries: int, gone: NDArray[Any], directed: bool
+) -> None:
+    """Write edges again into pages that were given back. counts: uint32[N] entries of each node before edge `first`, moved
+    on; empty: bool per page; gone: bool per edge, hidden."""
+    for i in range(len(src)):
+        for side in range(1 if directed or src[i] == dst[i] else 2):
+            node, other = (src[i], dst[i]) if side == 0 else (dst[i], src[i])
+            block = block_of(g, counts[node])
+            entry = (np.int64(g.blocks[g.nodes[node, DIRECTORY] + block, START]) + counts[node] - entries_before(g, block))
+            counts[node] += np.uint32(1)
+            if empty[entry // page_entries]:
+                g.entries[entry, NEIGHBOR] = GONE if gone[i] else other
+                g.entries[entry, EID] = first + i

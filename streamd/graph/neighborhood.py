@@ -1,21 +1,14 @@
 """What a model needs to embed some nodes: their recent neighbours with times and features, ids made compact."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import BlockGraph
+from streamd.graph.gather import edge_features, edge_times
 from streamd.graph.node_features import NodeFeatures
-
-
-class EdgeStore(Protocol):
-    """Times and features of edges by id; `streamd.segments.reader.LogReader` is one."""
-
-    def time_of(self, edge_ids: Int64) -> Int64: ...
-
-    def features_of(self, edge_ids: Int64) -> Float32: ...
+from streamd.segments.columns import EdgeColumns
 
 
 @dataclass(frozen=True)
@@ -48,17 +41,12 @@ class Neighborhood:
 
 
 def look_around(
-    graph: BlockGraph, edges: EdgeStore, features: NodeFeatures, roots_U: Int64, before_edge: int, query_us: int, k: int
+    graph: BlockGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int, query_us: int, k: int
 ) -> Neighborhood:
     """Neighbourhoods of distinct roots among edges below `before_edge`, at query time `query_us`."""
     found = graph.recent(roots_U, before_edge, k)
     neighbor = np.where(found.mask, found.neighbor, roots_U[:, None])
     nodes, places = np.unique(np.concatenate([roots_U, neighbor.ravel()]), return_inverse=True)
-    ago = np.zeros(found.eid.shape, np.int64)
-    hit = found.eid[found.mask]
-    ago[found.mask] = query_us - edges.time_of(hit)
-    taken = edges.features_of(hit)
-    edge = np.zeros((*found.eid.shape, taken.shape[-1]), np.float32)
-    edge[found.mask] = taken
-    return Neighborhood(nodes, places[: len(roots_U)], places[len(roots_U):].reshape(neighbor.shape),
-                        found.eid, found.mask, ago, edge, features.of(nodes))
+    ago = np.where(found.mask, query_us - edge_times(columns, found.eid, found.mask), 0)
+    return Neighborhood(nodes, places[: len(roots_U)], places[len(roots_U):].reshape(neighbor.shape), found.eid, found.mask,
+                        ago, edge_features(columns, found.eid, found.mask), features.of(nodes))

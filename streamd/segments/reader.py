@@ -7,6 +7,7 @@ import numpy as np
 
 from streamd.errors import DataDirectoryError, TGUFError
 from streamd.events import DELETION, Bools, Float32, Int64, Key
+from streamd.segments.columns import EdgeColumns
 from streamd.segments.deletions import Deletions
 from streamd.segments.journal import NOTHING, LogState, SegmentState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
@@ -33,6 +34,7 @@ class LogReader:
         self._segments: list[SegmentState] = []
         self._files: list[TGUFFile] = []
         self._starts = np.zeros(0, np.int64)
+        self._columns: EdgeColumns | None = None
         self._read_bytes = dict.fromkeys((KEYS, FEATURES, LATE, DELETIONS), 0)
         self._late = np.zeros(0, LATE_ROW)
         self.deletions = Deletions()
@@ -88,6 +90,8 @@ class LogReader:
         known = {(s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)}
         files = [known.get((s.first_edge, s.revision)) or open_tguf(self.data_dir / s.path, check_rows=False)
                  for s in self.state.segments]
+        if files != self._files:
+            self._columns = None
         self._segments, self._files = list(self.state.segments), files
         self._starts = np.array([s.first_edge for s in self._segments], np.int64)
 
@@ -169,6 +173,16 @@ class LogReader:
             pieces = [file.column(name, b)[a:] for file, a, b in parts]
             columns.append(pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces]))
         return columns[0], columns[1], columns[2]
+
+    @property
+    def columns(self) -> EdgeColumns:
+        """Where the times and features of the edges lie, for kernels; good until the next refresh that returns True."""
+        if self._columns is None or self._columns.end != self.num_edges:
+            dim = self.state.schema.edge_feature_dim if self.state else 0
+            parts = [(s.first_edge, f.column("time"), f.column("msg"))
+                     for s, f in zip(self._segments, self._files, strict=True) if s.num_edges]
+            self._columns = EdgeColumns.of(parts, self.num_edges, dim)
+        return self._columns
 
     def labels(self) -> tuple[Int64, Int64, Float32]:
         """All labels of the log in log order: nodes and times int64[L], targets float32[L, label_dim]."""

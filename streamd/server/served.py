@@ -74,7 +74,7 @@ class Served:
             self._cached = torch.zeros(size, dtype=torch.bool)
         missing = nodes[~self._cached[places].numpy()]
         if len(missing):
-            around = look_around(live.graph, live.log, live.features, missing, self.memory.edge, self.memory.now_us,
+            around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
                                  self.model.settings.neighbors)
             self._cache[torch.from_numpy(missing + 1)] = self._embed(around)
             self._cached[torch.from_numpy(missing + 1)] = True

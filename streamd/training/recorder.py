@@ -96,7 +96,8 @@ class Recorder:
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
-        around = look_around(self.live.graph, self._log, self.live.features, nodes, before_edge, query_us, self._neighbors)
+        around = look_around(self.live.graph, self._log.columns, self.live.features, nodes, before_edge, query_us,
+                             self._neighbors)
         score = link_inputs(event, facts, src_at, candidate_at, around)
         kept = 1 + NUM_LEARNED
         few, place = np.unique(np.concatenate([src_at, candidate_at[:, :kept].ravel()]), return_inverse=True)

@@ -1,0 +1,169 @@
+"""Times and features of edges by id, read by kernels straight from the mapped files, across segments."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from streamd.events import Bools, Float32, Int64
+from streamd.segments.columns import EdgeColumns
+
+
+@intrinsic
+def _int64_at(_: Any, address: Any) -> Any:
+    """The int64 at an address."""
+    def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.uint64), build
+
+
+@intrinsic
+def _floats_at(_: Any, address: Any) -> Any:
+    """A pointer to float32."""
+    def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.uint64), build
+
+
+@njit(cache=True, nogil=True)
+def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
+    """The segment an edge lies in, looked for beginning at `near`."""
+    if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
+        return near
+    low, high = 0, len(first)
+    while low < high:
+        middle = (low + high) // 2
+        if first[middle] <= edge:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@njit(cache=True, nogil=True)
+def time_of(first: NDArray[Any], time: NDArray[Any], edge: int, near: int) -> Any:
+    """(time of an edge, its segment)."""
+    segment = segment_of(first, edge, near)
+    return _int64_at(time[segment] + np.uint64(8) * np.uint64(edge - first[segment])), segment
+
+
+@njit(cache=True, nogil=True)
+def gather_times(
+    first: NDArray[Any], time: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+) -> Any:
+    """out[i] = time of edge[i] where mask[i], else 0. Returns: False where an edge is not in the log."""
+    segment = 0
+    for i in range(len(edge)):
+        if mask[i]:
+            if edge[i] < first[0] or edge[i] >= end:
+                return False
+            out[i], segment = time_of(first, time, edge[i], segment)
+        else:
+            out[i] = 0
+    return True
+
+
+@njit(cache=True, nogil=True)
+def gather_rows(
+    first: NDArray[Any], msg: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+) -> Any:
+    """out[i] = features of edge[i] where mask[i], else zeros. out: float32[n, dim]. Returns: False as `gather_times`."""
+    segment, dim = 0, out.shape[1]
+    for i in range(len(edge)):
+        if mask[i]:
+            if edge[i] < first[0] or edge[i] >= end:
+                return False
+            segment = segment_of(first, edge[i], segment)
+            row = carray(_floats_at(msg[segment] + np.uint64(4 * dim) * np.uint64(edge[i] - first[segment])), (dim,))
+            for d in range(dim):
+                out[i, d] = row[d]
+        else:
+            for d in range(dim):
+                out[i, d] = 0.0
+    return True
+
+
+@njit(cache=True, nogil=True)
+def cutoffs(
+    first: NDArray[Any], time: NDArray[Any], begin: int, end: int, query: NDArray[Any], out: NDArray[Any]
+) -> None:
+    """out[i] = first edge id in [begin, end) whose time is not before query[i]. Neighbouring queries are looked for near
+    one another: doubling steps from the last answer, then halving."""
+    at, segment = begin, 0
+    for i in range(len(query)):
+        wanted = query[i]
+        low, high = begin, end
+        step = 1
+        if at < end and at >= begin:
+            here, segment = time_of(first, time, at, segment)
+            if here < wanted:
+                low = at + 1
+                while low + step < end:
+                    there, segment = time_of(first, time, low + step, segment)
+                    if there >= wanted:
+                        high = low + step
+                        break
+                    low += step + 1
+                    step *= 2
+            else:
+                high = at
+                while high - step >= begin:
+                    there, segment = time_of(first, time, high - step, segment)
+                    if there < wanted:
+                        low = high - step + 1
+                        break
+                    high -= step
+                    step *= 2
+        while low < high:
+            middle = (low + high) // 2
+            there, segment = time_of(first, time, middle, segment)
+            if there < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        out[i] = at = low
+
+
+def edge_features(columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 | None = None) -> Float32:
+    """Features of edges, float32[..., dim], zeros where not mask; into `out` where given.
+
+    Raises: IndexError where an edge is not in the log.
+    """
+    if out is None:
+        out = np.empty((*edge.shape, columns.dim), np.float32)
+    if not len(columns.first_S):
+        _check(columns, not mask.any())
+        out[:] = 0
+    elif columns.dim:
+        _check(columns, gather_rows(columns.first_S, columns.msg_S, columns.end, edge.reshape(-1), mask.reshape(-1),
+                                    out.reshape(-1, columns.dim)))
+    return out
+
+
+def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
+    """Times of edges, int64 microseconds, 0 where not mask. Raises: IndexError where an edge is not in the log."""
+    if not len(columns.first_S):
+        _check(columns, not mask.any())
+        return np.zeros(edge.shape, np.int64)
+    out = np.empty(edge.shape, np.int64)
+    _check(columns, gather_times(columns.first_S, columns.time_S, columns.end, edge.reshape(-1), mask.reshape(-1),
+                                 out.reshape(-1)))
+    return out
+
+
+def _check(columns: EdgeColumns, inside: bool) -> None:
+    if not inside:
+        raise IndexError(f"an edge is not among those of the log, which end at {columns.end}")
+
+
+def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
+    """For each time the id of the first edge that is not before it: int64, same shape."""
+    out = np.full(time.shape, columns.end, np.int64)
+    if len(columns.first_S):
+        cutoffs(columns.first_S, columns.time_S, int(columns.first_S[0]), columns.end, time.reshape(-1), out.reshape(-1))
+    return out

@@ -1,0 +1,161 @@
+"""Sampling kernels, compiled by numba; each root's result depends on the root and its place only."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streamd.graph.kernels import (
+    DIRECTORY,
+    EID,
+    GONE,
+    NEIGHBOR,
+    START,
+    BlockArrays,
+    block_of,
+    entries_before,
+    entries_below,
+)
+
+
+@njit(cache=True, nogil=True)
+def _pad(r: int, found: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any]) -> None:
+    for i in range(found):
+        mask[r, i] = True
+    for i in range(found, neighbor.shape[1]):
+        neighbor[r, i] = eid[r, i] = 0
+        mask[r, i] = False
+
+
+@njit(cache=True, nogil=True)
+def sample_recent(
+    g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
+    first_edge: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any],
+) -> Any:
+    """Newest entries with edge id in [since[r], cutoff[r]) that are not hidden, newest first, into neighbor, eid, mask.
+
+    A binary search of the directory, then of one block, then backwards. resident: entries below it may be offloaded.
+    Returns: False where an answer needs entries that were.
+    """
+    k = neighbor.shape[1]
+    for r in range(len(nodes)):
+        node = nodes[r]
+        found = 0
+        count, block = np.int64(0), np.int64(-1)
+        if 0 <= node < num_nodes:
+            count, block = entries_below(g, node, cutoff[r])
+        if count > 0:
+            at = g.nodes[node, DIRECTORY]
+            start = np.int64(g.blocks[at + block, START])
+            entry = start + count - entries_before(g, block) - 1
+            while found < k:
+                if entry < start:
+                    block -= 1
+                    if block < 0:
+                        break
+                    start = np.int64(g.blocks[at + block, START])
+                    entry = start + entries_before(g, block + 1) - entries_before(g, block) - 1
+                edge = np.int64(g.entries[entry, EID])
+                if edge < resident and since[r] < resident:
+                    return False  # what was offloaded reads as edge 0, so it is not asked whether it lies before since
+                if edge < since[r]:
+                    break
+                other = g.entries[entry, NEIGHBOR]
+                if other != GONE:
+                    neighbor[r, found] = other
+                    eid[r, found] = edge + first_edge
+                    found += 1
+                entry -= 1
+        _pad(r, found, neighbor, eid, mask)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _mixed(x: Any) -> Any:
+    """splitmix64's finaliser."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _below(random: Any, bound: Any) -> Any:
+    """A number in [0, bound) from 32 random bits; bias below bound / 2^32."""
+    return np.int64(((random >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def _entry(g: BlockArrays, node: int, number: int) -> Any:
+    block = block_of(g, number)
+    return np.int64(g.blocks[g.nodes[node, DIRECTORY] + block, START]) + number - entries_before(g, block)
+
+
+@njit(cache=True, nogil=True)
+def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any]) -> Any:
+    """Numbers below `count` into chosen: k with replacement, else min(k, count) distinct ones (Floyd 1987). How many."""
+    if replace:
+        for i in range(k):
+            chosen[i] = _below(_mixed(state + np.uint64(i)), count)
+        return k
+    if count <= k:
+        for i in range(count):
+            chosen[i] = count - 1 - i
+        return count
+    for i in range(k):
+        top = count - k + i
+        pick = _below(_mixed(state + np.uint64(i)), top + 1)
+        for j in range(i):
+            if chosen[j] == pick:
+                pick = top
+                break
+        chosen[i] = pick
+    return k
+
+
+@njit(cache=True, nogil=True)
+def sample_uniform(
+    g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
+    first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],
+    mask: NDArray[Any],
+) -> Any:
+    """Entries with edge id in [since[r], cutoff[r]) that are not hidden, each as likely as any other. As `sample_recent`.
+
+    Random numbers are a hash of seed, the root's place (from first_root on) and the draw: the same for any thread count.
+    """
+    k = neighbor.shape[1]
+    chosen = np.empty(k, np.int64)
+    listed = np.empty(0, np.int64)
+    for r in range(len(nodes)):
+        node = nodes[r]
+        found = 0
+        begin, end = np.int64(0), np.int64(0)
+        if 0 <= node < num_nodes:
+            end, _ = entries_below(g, node, cutoff[r])
+            if since[r] > 0:
+                begin, _ = entries_below(g, node, since[r])
+        if end > begin:
+            if since[r] < resident and np.int64(g.entries[_entry(g, node, begin), EID]) < resident:
+                return False
+            state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(first_root + r + 1))
+            if g.hidden[node]:
+                if len(listed) < end - begin:
+                    listed = np.empty(2 * (end - begin), np.int64)
+                held = 0
+                for number in range(begin, end):
+                    entry = _entry(g, node, number)
+                    if g.entries[entry, NEIGHBOR] != GONE:
+                        listed[held] = entry
+                        held += 1
+                found = _choose(state, held, k, replace, chosen) if held else 0
+                for i in range(found):
+                    chosen[i] = listed[chosen[i]]
+            else:
+                found = _choose(state, end - begin, k, replace, chosen)
+                for i in range(found):
+                    chosen[i] = _entry(g, node, begin + chosen[i])
+            for i in range(found):
+                neighbor[r, i] = g.entries[chosen[i], NEIGHBOR]
+                eid[r, i] = np.int64(g.entries[chosen[i], EID]) + first_edge
+        _pad(r, found, neighbor, eid, mask)
+    return True

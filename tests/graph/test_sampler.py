@@ -1,0 +1,173 @@
+import bisect
+import collections
+import json
+
+import numpy as np
+import pytest
+
+from streamd.demo.streams import stream_named
+from streamd.events import Progress, Schema
+from streamd.graph import BlockGraph, TemporalSampler
+from streamd.graph.gather import edge_features, edge_times, edges_before
+from streamd.segments.columns import EdgeColumns
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from tests.builders import batch, stream
+
+
+def columns_of(time, features=None, cuts=(), first=0):
+    features = np.zeros((len(time), 0), np.float32) if features is None else features
+    edges = [0, *cuts, len(time)]
+    parts = [(first + a, time[a:b], features[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return EdgeColumns.of(parts, first + len(time), features.shape[1])
+
+
+def star(num_edges):
+    """Node 0 meets 1, 2, ... one a second: every neighbour is an edge of its own."""
+    graph = BlockGraph(0, 4)
+    graph.insert(np.zeros(num_edges, np.int64), np.arange(1, num_edges + 1))
+    return graph
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("hidden", [(), (2, 9)])
+def test_uniform_draws_every_edge_as_often_as_any_other(replace, hidden):
+    graph, roots, k = star(20), np.zeros(40_000, np.int64), 5
+    graph.hide(np.zeros(len(hidden), np.int64), np.array(hidden, np.int64) + 1, np.array(hidden, np.int64))
+    found = graph.uniform(roots, 13, k, seed=7, replace=replace)
+    left = 13 - len(hidden)
+    assert found.mask.all()
+    counts = np.bincount(found.eid.ravel(), minlength=20)
+    assert counts[list(hidden)].sum() == counts[13:].sum() == 0
+    drawn = np.array([c for e, c in enumerate(counts[:13]) if e not in hidden])
+    share = k / left
+    spread = np.sqrt(len(roots) * (share if replace else share * (1 - share)))
+    assert np.abs(drawn - len(roots) * share).max() < 4.5 * spread
+    first, second = np.array([(a, b) for a in range(k) for b in range(a)][: 1 if replace else None]).T
+    pairs = collections.Counter(map(tuple, np.sort(np.stack([found.eid[:, first], found.eid[:, second]], -1)).reshape(-1, 2).tolist()))
+    expected = len(roots) * (2 / left**2 if replace else k * (k - 1) / (left * (left - 1)))
+    twice = np.array([n for (a, b), n in pairs.items() if a != b])
+    assert len(twice) == left * (left - 1) // 2, "every pair is drawn"
+    assert np.abs(twice - expected).max() < 4.5 * np.sqrt(expected), "nor does one draw lean on another"
+    assert replace == any(a == b for a, b in pairs)
+
+
+def test_draws_depend_on_the_seed_and_the_roots_place_but_not_on_threads():
+    src, dst, time = stream(3000, 50, 20)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    roots = np.random.default_rng(0).integers(0, 70, 20_000)
+    when = np.full(len(roots), time[-1])
+    samplers = [TemporalSampler(graph, [4, 3], "uniform", columns=columns_of(time), seed=seed, threads=threads)
+                for seed, threads in ((1, 1), (1, 2), (1, 3), (2, 1))]
+    one, two, three, other = (s.sample(roots, when) for s in samplers)
+    for a, b, c in zip(one, two, three, strict=True):
+        assert (a.eid == b.eid).all() and (a.eid == c.eid).all() and (a.mask == b.mask).all()
+    assert not (one[0].eid == other[0].eid).all()
+
+
+def test_a_window_holds_the_newest_of_each_snapshot_and_nothing_else():
+    src, dst, time = stream(500)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    width = 1_800_000_000
+    sampler = TemporalSampler(graph, [3], "window", columns=columns_of(time, cuts=(100, 333)), snapshots=4, width_us=width)
+    roots, times = np.arange(30), np.linspace(int(time[100]), int(time[-1]), 30).astype(np.int64)
+    for number, layer in enumerate(sampler.sample(roots, times)):
+        for r, (node, t) in enumerate(zip(roots.tolist(), times.tolist(), strict=True)):
+            inside = [e for e in range(500) if node in (src[e], dst[e]) and t - (number + 1) * width <= time[e] < t - number * width]
+            assert layer.eid[r][layer.mask[r]].tolist() == inside[::-1][:3]
+
+
+def test_static_sees_all_edges_of_the_snapshot_whatever_their_time():
+    graph, time = star(10), np.arange(10)
+    sampler = TemporalSampler(graph, [10], "static", columns=columns_of(time))
+    layer, = sampler.sample(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert sorted(layer.eid[0].tolist()) == list(range(10))
+    layer, = sampler.sample(np.zeros(1, np.int64), np.zeros(1, np.int64), before_edge=4)
+    assert sorted(layer.eid[0][layer.mask[0]].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("prop_time", [False, True])
+def test_the_compact_form_holds_the_same_edges_between_distinct_nodes(prop_time):
+    src, dst, time = stream(400)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    layer, _ = TemporalSampler(graph, [5, 2], columns=columns_of(time), prop_time=prop_time).sample(
+        np.array([1, 1, 25, 99]), np.full(4, time[300]))
+    got = layer.compact(prop_time)
+    assert len({*zip(got.node.tolist(), got.time.tolist(), strict=True)}) == len(got.node)
+    assert (got.node[got.root] == layer.root).all() and (got.time[got.root] == layer.root_time).all()
+    assert (got.node[got.edge_index[0]] == layer.neighbor[layer.mask]).all() and (got.eid == layer.eid[layer.mask]).all()
+    assert (got.node[got.edge_index[1]] == layer.root[np.nonzero(layer.mask)[0]]).all()
+
+
+def test_times_and_features_come_from_the_mapped_segments(tmp_path):
+    src, dst, time = stream(300)
+    writer = LogWriter(tmp_path, Schema(3, 0, 0), 64)
+    at = 0
+    while at < 300:
+        end = min(at + min(50, writer.room()), 300)
+        keys = [f"n:{i}" for i in range(40)] if at == 0 else ()
+        writer.commit(batch(Schema(3, 0, 0), src[at:end], dst[at:end], time[at:end], keys, at), Progress(), int(time[end - 1]))
+        at = end
+    writer.drop_before(64)
+    writer.close()
+    log = LogReader(tmp_path)
+    log.refresh()
+    assert log.first_edge == 64 and len(log.columns.first_S) == 4 and log.columns is log.columns
+    rng = np.random.default_rng(0)
+    edge, mask = rng.integers(64, 300, (20, 7)), rng.random((20, 7)) < 0.7
+    assert (edge_times(log.columns, edge, mask) == np.where(mask, time[edge], 0)).all()
+    want = np.where(mask[..., None], log.features_of(edge), 0)
+    out = np.full((20, 7, 3), np.nan, np.float32)
+    assert (edge_features(log.columns, edge, mask) == want).all() and edge_features(log.columns, edge, mask, out) is out
+    assert (out == want).all()
+    for wrong in (63, 300, -1):
+        with pytest.raises(IndexError, match="not among those of the log"):
+            edge_times(log.columns, np.array([wrong]), np.array([True]))
+    queries = rng.integers(-5, int(time[-1]) + 5, 500)
+    queries[:300] = np.sort(queries[:300])
+    want = np.array([log.lower_bound(int(q)) for q in queries])
+    assert (edges_before(log.columns, queries) == want).all()
+
+
+def test_an_empty_log_has_no_times_and_no_neighbours():
+    nothing = EdgeColumns.of([], 0, 2)
+    layer, = TemporalSampler(BlockGraph(), [3], columns=nothing).sample(np.array([0, 5]), np.array([9, 9]))
+    assert not layer.mask.any() and edge_features(nothing, layer.eid, layer.mask).shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"strategy": "newest"}, {"strategy": "window"}, {"fanouts": []}, {"fanouts": [3, 0]}])
+def test_what_cannot_be_sampled_is_refused(wrong):
+    with pytest.raises(ValueError, match="strategy|window|fanouts"):
+        TemporalSampler(BlockGraph(), **{"fanouts": [1], "columns": columns_of(np.zeros(0, np.int64)), **wrong})
+
+
+@pytest.mark.parametrize("name", ["wikipedia", "taxi"])
+def test_two_hops_over_a_real_stream_equal_the_plain_answer_edge_for_edge(name):
+    ids, rows = {}, []
+    for hour in stream_named(name).hours(None):
+        for event in hour:
+            e = json.loads(event.value)
+            if e.get("type", "edge") == "edge":
+                rows.append([ids.setdefault(e["src"], len(ids)), ids.setdefault(e["dst"], len(ids)), e["time"]])
+        if len(rows) > 40_000:
+            break
+    src, dst, time = np.ascontiguousarray(np.array(rows, np.int64).T)
+    graph = BlockGraph()
+    lists = collections.defaultdict(list)
+    for e, (u, v) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+        lists[u].append((e, v))
+        if u != v:
+            lists[v].append((e, u))
+    for a in range(0, len(src), 7_001):
+        graph.insert(src[a:a + 7_001], dst[a:a + 7_001])
+    at = np.random.default_rng(0).integers(0, len(src), 400)
+    nodes, times = np.concatenate([src[at], dst[at]]), np.tile(time[at], 2)
+    for layer in TemporalSampler(graph, [10, 10], columns=columns_of(time, cuts=(5_000, 20_000))).sample(nodes, times):
+        for r, (node, t) in enumerate(zip(layer.root.tolist(), layer.root_time.tolist(), strict=True)):
+            before = bisect.bisect_left(lists[node], (int(np.searchsorted(time, t)), -1))
+            want = lists[node][max(0, before - 10):before][::-1]
+            held = layer.mask[r]
+            assert list(zip(layer.eid[r][held].tolist(), layer.neighbor[r][held].tolist(), strict=True)) == want
