@@ -45,8 +45,8 @@ class BlockGraph:
         self.first_edge = self.num_edges = self.since_edge = self.offloaded_edge = first_edge
         self.directed = directed
         self.num_nodes = 0
-        self._entries = Arena(np.uint32, MAX_ENTRIES, 2)
-        self._nodes, self._blocks = Arena(np.int64, MAX_NODES, 4), Arena(np.uint32, MAX_BLOCKS, 2)
+        self._entries = Arena(np.int64, MAX_ENTRIES)
+        self._nodes, self._blocks = Arena(np.int64, 4 * MAX_NODES), Arena(np.int64, MAX_BLOCKS)
         self._hidden = Arena(np.uint8, MAX_NODES)
         self._freed_pages = np.zeros(0, np.bool_)
         if max_block_entries & (max_block_entries - 1) or max_block_entries < 1:
@@ -65,7 +65,7 @@ class BlockGraph:
         highest = int(max(src_E.max(), dst_E.max()))
         relative = self.num_edges - self.first_edge
         room = int(self._arrays.used[0]) + 2 * int(self._arrays.tau[0]) * len(src_E)
-        if highest >= MAX_NODES or relative + len(src_E) >= 2**32 or room >= MAX_ENTRIES:
+        if highest >= MAX_NODES or relative + len(src_E) >= 2**31 or room >= MAX_ENTRIES:
             raise CapacityError(f"The graph cannot hold node {highest} or edge {self.num_edges + len(src_E)}.",
                                 "lower retention, or shard the topic.")
         insert_edges(self._arrays, src_E, dst_E, relative, self.directed)
@@ -150,7 +150,7 @@ class BlockGraph:
 
     @property
     def num_entries(self) -> int:
-        return int(self._nodes.array[: self.num_nodes, DEGREE].sum())
+        return int(self._nodes.array[DEGREE: 4 * self.num_nodes: 4].sum())
 
     @property
     def num_bytes(self) -> int:

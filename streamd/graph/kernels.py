@@ -12,21 +12,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-GONE = np.uint32(0xFFFFFFFF)
-"""Neighbour of an entry that a delete hides."""
+GONE = 0xFFFFFFFF
+"""Neighbour of an entry that a delete hides, and the lower half of a packed row."""
 TAIL, FREE, DEGREE, DIRECTORY = 0, 1, 2, 3
-FIRST, START = 0, 1
-COUNTED = 32
-"""Rows of a sorted table that are counted rather than searched: four cache lines."""
-NEIGHBOR, EID = 0, 1
 
 
 class BlockArrays(NamedTuple):
-    """nodes: int64[N, 4], a cache line holds two: place of the next entry, entries free in the last block, degree, place of
-    the directory. blocks: uint32[B, 2], the directories: first edge id and place of the first entry of each block, in
-    order of time. entries: uint32[E, 2]: neighbour and edge id. hidden: uint8[N], 1 where a delete hid an entry of the
-    node. used: entries and directory slots taken. tau: int64[2]: tau, a power of two, and which one. Edge ids are relative
-    to the graph's first."""
+    """nodes: int64[4 N], a cache line holds two: place of the next entry, entries free in the last block, degree, place of
+    the directory. blocks: int64[B], the directories: edge id << 32 | place of the first entry of each block, in order of
+    time. entries: int64[E]: edge id << 32 | neighbour. hidden: uint8[N], 1 where a delete hid an entry of the node. used:
+    entries and directory slots taken. tau: int64[2]: tau, a power of two, and which one. Edge ids are relative to the
+    graph's first and below 2^31."""
 
     nodes: NDArray[Any]
     blocks: NDArray[Any]
@@ -72,35 +68,32 @@ def block_of(g: BlockArrays, number: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
-    degree = g.nodes[node, DEGREE]
+    degree = g.nodes[4 * node + DEGREE]
     number = num_blocks(g, degree)
-    at = g.nodes[node, DIRECTORY]
+    at = g.nodes[4 * node + DIRECTORY]
     if number == 0 or (number >= 2 and number & (number - 1) == 0):
         capacity = max(2, 2 * number)
         old, at = at, g.used[1]
         g.used[1] += capacity
         for i in range(number):
-            g.blocks[at + i, FIRST] = g.blocks[old + i, FIRST]
-            g.blocks[at + i, START] = g.blocks[old + i, START]
-        g.nodes[node, DIRECTORY] = at
+            g.blocks[at + i] = g.blocks[old + i]
+        g.nodes[4 * node + DIRECTORY] = at
     size = min(max(degree, 1), g.tau[0])
-    g.blocks[at + number, FIRST] = edge
-    g.blocks[at + number, START] = g.used[0]
-    g.nodes[node, TAIL] = g.used[0]
-    g.nodes[node, FREE] = size
+    g.blocks[at + number] = (edge << 32) | g.used[0]
+    g.nodes[4 * node + TAIL] = g.used[0]
+    g.nodes[4 * node + FREE] = size
     g.used[0] += size
 
 
 @njit(cache=True, nogil=True)
 def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
-    if g.nodes[node, FREE] == 0:
+    if g.nodes[4 * node + FREE] == 0:
         _begin_block(g, node, edge)
-    at = g.nodes[node, TAIL]
-    g.entries[at, NEIGHBOR] = other
-    g.entries[at, EID] = edge
-    g.nodes[node, TAIL] = at + 1
-    g.nodes[node, FREE] -= 1
-    g.nodes[node, DEGREE] += 1
+    at = g.nodes[4 * node + TAIL]
+    g.entries[at] = (edge << 32) | other
+    g.nodes[4 * node + TAIL] = at + 1
+    g.nodes[4 * node + FREE] -= 1
+    g.nodes[4 * node + DEGREE] += 1
 
 
 @njit(cache=True, nogil=True)
@@ -113,36 +106,32 @@ def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: in
 
 
 @njit(cache=True, nogil=True)
-def _rows_below(table: NDArray[Any], column: int, at: int, count: int, cutoff: int) -> Any:
-    """How many of the ascending table[at : at + count, column] lie below `cutoff`.
+def _rows_below(table: NDArray[Any], at: int, count: int, cutoff: int) -> Any:
+    """How many rows of the ascending table[at : at + count] have an edge id below `cutoff`; count is above 0.
 
-    Halved without branches while it is long, then counted: the rest is a few cache lines that are fetched at once, where
-    a search would wait for one after the other.
+    Without branches, since what a search finds is anyone's guess, and with unsigned places, which cannot count from the end.
     """
-    low, left = np.int64(at), np.int64(count)
-    while left > COUNTED:
-        half = left >> 1
-        low += half * np.int64(np.int64(table[low + half - 1, column]) < cutoff)
+    low, left, bound = np.uint64(at), np.uint64(count), np.int64(cutoff) << 32
+    while left > np.uint64(1):
+        half = left >> np.uint64(1)
+        low += half * np.uint64(table[low + half - np.uint64(1)] < bound)
         left -= half
-    below = np.int64(0)
-    for i in range(low, low + left):
-        below += np.int64(np.int64(table[i, column]) < cutoff)
-    return low - at + below
+    return np.int64(low) - at + np.int64(table[low] < bound)
 
 
 @njit(cache=True, nogil=True)
 def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
     """(entries of a node with edge id below `cutoff`, the block the last of them lies in)."""
-    degree = g.nodes[node, DEGREE]
+    degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
         return np.int64(0), np.int64(-1)
-    at = g.nodes[node, DIRECTORY]
-    block = _rows_below(g.blocks, FIRST, at, num_blocks(g, degree), cutoff) - 1
+    at = g.nodes[4 * node + DIRECTORY]
+    block = _rows_below(g.blocks, at, num_blocks(g, degree), cutoff) - 1
     if block < 0:
         return np.int64(0), np.int64(-1)
     before = entries_before(g, block)
     size = min(entries_before(g, block + 1), degree) - before
-    return before + _rows_below(g.entries, EID, np.int64(g.blocks[at + block, START]), size, cutoff), block
+    return before + _rows_below(g.entries, g.blocks[at + block] & GONE, size, cutoff), block
 
 
 @njit(cache=True, nogil=True)
@@ -150,10 +139,10 @@ def _hide(g: BlockArrays, node: int, edge: int) -> None:
     """Hide one end of an edge, if `node` has it."""
     count, block = entries_below(g, node, edge + 1)
     if count:
-        at = g.nodes[node, DIRECTORY]
-        entry = np.int64(g.blocks[at + block, START]) + count - 1 - entries_before(g, block)
-        if g.entries[entry, EID] == edge:
-            g.entries[entry, NEIGHBOR] = GONE
+        at = g.nodes[4 * node + DIRECTORY]
+        entry = (g.blocks[at + block] & GONE) + count - 1 - entries_before(g, block)
+        if g.entries[entry] >> 32 == edge:
+            g.entries[entry] |= GONE
             g.hidden[node] = 1
 
 
@@ -170,29 +159,29 @@ def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArr
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them."""
     for node in nodes:
-        at, degree = g.nodes[node, DIRECTORY], g.nodes[node, DEGREE]
+        at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
         for block in range(num_blocks(g, degree)):
-            start = np.int64(g.blocks[at + block, START])
+            start = g.blocks[at + block] & GONE
             size = min(entries_before(g, block + 1), degree) - entries_before(g, block)
             for entry in range(start, start + size):
-                other = g.entries[entry, NEIGHBOR]
+                other = g.entries[entry] & GONE
                 if other != GONE:
-                    g.entries[entry, NEIGHBOR] = GONE
+                    g.entries[entry] |= GONE
                     g.hidden[node] = 1
                     if other != node:
-                        _hide(g, other, g.entries[entry, EID])
+                        _hide(g, other, g.entries[entry] >> 32)
 
 
 @njit(cache=True, nogil=True)
 def last_of_blocks(g: BlockArrays, num_nodes: int, pages: NDArray[Any], page_entries: int) -> None:
     """Raise pages[p] to the newest edge id of any block with an entry in page p of the arena, 2^32 for one being filled."""
     for node in range(num_nodes):
-        degree, at = g.nodes[node, DEGREE], g.nodes[node, DIRECTORY]
+        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
         count = num_blocks(g, degree)
         for block in range(count):
-            start = np.int64(g.blocks[at + block, START])
+            start = g.blocks[at + block] & GONE
             size = entries_before(g, block + 1) - entries_before(g, block)
-            last = np.int64(2**32) if block == count - 1 else np.int64(g.blocks[at + block + 1, FIRST]) - 1
+            last = np.int64(2**32) if block == count - 1 else (g.blocks[at + block + 1] >> 32) - 1
             for page in range(start // page_entries, (start + size - 1) // page_entries + 1):
                 pages[page] = max(pages[page], last)
 
@@ -207,9 +196,9 @@ def refill(
     for i in range(len(src)):
         for side in range(1 if directed or src[i] == dst[i] else 2):
             node, other = (src[i], dst[i]) if side == 0 else (dst[i], src[i])
-            block = block_of(g, counts[node])
-            entry = (np.int64(g.blocks[g.nodes[node, DIRECTORY] + block, START]) + counts[node] - entries_before(g, block))
+            block = block_of(g, np.int64(counts[node]))
+            place = g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE
+            entry = place + np.int64(counts[node]) - entries_before(g, block)
             counts[node] += np.uint32(1)
             if empty[entry // page_entries]:
-                g.entries[entry, NEIGHBOR] = GONE if gone[i] else other
-                g.entries[entry, EID] = first + i
+                g.entries[entry] = ((first + i) << 32) | (GONE if gone[i] else other)

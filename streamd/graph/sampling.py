@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 
 from streamd.graph.kernels import (
     DIRECTORY,
-    EID,
     GONE,
-    NEIGHBOR,
-    START,
     BlockArrays,
     block_of,
     entries_before,
@@ -46,22 +43,23 @@ def sample_recent(
         if 0 <= node < num_nodes:
             count, block = entries_below(g, node, cutoff[r])
         if count > 0:
-            at = g.nodes[node, DIRECTORY]
-            start = np.int64(g.blocks[at + block, START])
+            at = g.nodes[4 * node + DIRECTORY]
+            start = g.blocks[at + block] & GONE
             entry = start + count - entries_before(g, block) - 1
             while found < k:
                 if entry < start:
                     block -= 1
                     if block < 0:
                         break
-                    start = np.int64(g.blocks[at + block, START])
+                    start = g.blocks[at + block] & GONE
                     entry = start + entries_before(g, block + 1) - entries_before(g, block) - 1
-                edge = np.int64(g.entries[entry, EID])
+                row = g.entries[entry]
+                edge = row >> 32
                 if edge < resident and since[r] < resident:
                     return False  # what was offloaded reads as edge 0, so it is not asked whether it lies before since
                 if edge < since[r]:
                     break
-                other = g.entries[entry, NEIGHBOR]
+                other = row & GONE
                 if other != GONE:
                     neighbor[r, found] = other
                     eid[r, found] = edge + first_edge
@@ -88,7 +86,7 @@ def _below(random: Any, bound: Any) -> Any:
 @njit(cache=True, nogil=True)
 def _entry(g: BlockArrays, node: int, number: int) -> Any:
     block = block_of(g, number)
-    return np.int64(g.blocks[g.nodes[node, DIRECTORY] + block, START]) + number - entries_before(g, block)
+    return (g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE) + number - entries_before(g, block)
 
 
 @njit(cache=True, nogil=True)
@@ -135,7 +133,7 @@ def sample_uniform(
             if since[r] > 0:
                 begin, _ = entries_below(g, node, since[r])
         if end > begin:
-            if since[r] < resident and np.int64(g.entries[_entry(g, node, begin), EID]) < resident:
+            if since[r] < resident and g.entries[_entry(g, node, begin)] >> 32 < resident:
                 return False
             state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(first_root + r + 1))
             if g.hidden[node]:
@@ -144,7 +142,7 @@ def sample_uniform(
                 held = 0
                 for number in range(begin, end):
                     entry = _entry(g, node, number)
-                    if g.entries[entry, NEIGHBOR] != GONE:
+                    if g.entries[entry] & GONE != GONE:
                         listed[held] = entry
                         held += 1
                 found = _choose(state, held, k, replace, chosen) if held else 0
@@ -155,7 +153,8 @@ def sample_uniform(
                 for i in range(found):
                     chosen[i] = _entry(g, node, begin + chosen[i])
             for i in range(found):
-                neighbor[r, i] = g.entries[chosen[i], NEIGHBOR]
-                eid[r, i] = np.int64(g.entries[chosen[i], EID]) + first_edge
+                row = g.entries[chosen[i]]
+                neighbor[r, i] = row & GONE
+                eid[r, i] = (row >> 32) + first_edge
         _pad(r, found, neighbor, eid, mask)
     return True
