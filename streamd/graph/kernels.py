@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 GONE = 0xFFFFFFFF
 """Neighbour of an entry that a delete hides, and the lower half of a packed row."""
 TAIL, FREE, DEGREE, DIRECTORY = 0, 1, 2, 3
+AHEAD = 32
+"""Edges whose memory is read ahead of appending them."""
 
 
 class BlockArrays(NamedTuple):
@@ -97,12 +99,33 @@ def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> None:
-    """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed."""
-    for i in range(len(src)):
-        _append(g, src[i], dst[i], first + i)
-        if not directed and src[i] != dst[i]:
-            _append(g, dst[i], src[i], first + i)
+def _touch(g: BlockArrays, nodes: NDArray[Any], begin: int, end: int) -> Any:
+    """Read what appending to these nodes will write: one after the other an append would wait for each from memory."""
+    seen = np.int64(0)
+    for i in range(begin, end):
+        seen += g.nodes[4 * nodes[i] + TAIL]
+    for i in range(begin, end):
+        seen += g.entries[g.nodes[4 * nodes[i] + TAIL]]
+    return seen
+
+
+@njit(cache=True, nogil=True)
+def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> Any:
+    """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed.
+
+    Returns: a number without meaning, so that the reads ahead are not left out.
+    """
+    seen = np.int64(0)
+    for begin in range(0, len(src), AHEAD):
+        end = min(begin + AHEAD, len(src))
+        seen += _touch(g, src, begin, end)
+        if not directed:
+            seen += _touch(g, dst, begin, end)
+        for i in range(begin, end):
+            _append(g, src[i], dst[i], first + i)
+            if not directed and src[i] != dst[i]:
+                _append(g, dst[i], src[i], first + i)
+    return seen
 
 
 @njit(cache=True, nogil=True)
@@ -132,6 +155,38 @@ def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
     before = entries_before(g, block)
     size = min(entries_before(g, block + 1), degree) - before
     return before + _rows_below(g.entries, g.blocks[at + block] & GONE, size, cutoff), block
+
+
+@njit(cache=True, nogil=True)
+def locate(
+    g: BlockArrays, nodes: NDArray[Any], cutoff: NDArray[Any], num_nodes: int, begin: int, end: int, count: NDArray[Any],
+    block: NDArray[Any],
+) -> Any:
+    """`entries_below` for the roots [begin, end), into count and block from 0 on; unknown nodes have none.
+
+    In three passes, each of independent reads, so that many roots wait for memory at once. Returns: a number without
+    meaning, so that the reads ahead are not left out.
+    """
+    seen = np.int64(0)
+    for r in range(begin, end):
+        if 0 <= nodes[r] < num_nodes:
+            seen += g.blocks[g.nodes[4 * nodes[r] + DIRECTORY]]
+    for r in range(begin, end):
+        i, node = r - begin, nodes[r]
+        count[i], block[i] = 0, -1
+        if 0 <= node < num_nodes and g.nodes[4 * node + DEGREE] > 0:
+            at = g.nodes[4 * node + DIRECTORY]
+            block[i] = _rows_below(g.blocks, at, num_blocks(g, g.nodes[4 * node + DEGREE]), cutoff[r]) - 1
+            if block[i] >= 0:
+                seen += g.entries[(g.blocks[at + block[i]] & GONE) + (g.tau[0] >> 1)]
+    for r in range(begin, end):
+        i, node = r - begin, nodes[r]
+        if block[i] >= 0:
+            before = entries_before(g, block[i])
+            size = min(entries_before(g, block[i] + 1), g.nodes[4 * node + DEGREE]) - before
+            start = g.blocks[g.nodes[4 * node + DIRECTORY] + block[i]] & GONE
+            count[i] = before + _rows_below(g.entries, start, size, cutoff[r])
+    return seen
 
 
 @njit(cache=True, nogil=True)

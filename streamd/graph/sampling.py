@@ -7,12 +7,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from streamd.graph.kernels import (
+    AHEAD,
     DIRECTORY,
     GONE,
     BlockArrays,
     block_of,
     entries_before,
-    entries_below,
+    locate,
 )
 
 
@@ -33,40 +34,40 @@ def sample_recent(
     """Newest entries with edge id in [since[r], cutoff[r]) that are not hidden, newest first, into neighbor, eid, mask.
 
     A binary search of the directory, then of one block, then backwards. resident: entries below it may be offloaded.
-    Returns: False where an answer needs entries that were.
+    Returns: False where an answer needs entries that were; and a number without meaning.
     """
     k = neighbor.shape[1]
-    for r in range(len(nodes)):
-        node = nodes[r]
-        found = 0
-        count, block = np.int64(0), np.int64(-1)
-        if 0 <= node < num_nodes:
-            count, block = entries_below(g, node, cutoff[r])
-        if count > 0:
-            at = g.nodes[4 * node + DIRECTORY]
-            start = g.blocks[at + block] & GONE
-            entry = start + count - entries_before(g, block) - 1
-            while found < k:
-                if entry < start:
-                    block -= 1
-                    if block < 0:
+    counts, blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    seen = np.int64(0)
+    for first in range(0, len(nodes), AHEAD):
+        last = min(first + AHEAD, len(nodes))
+        seen += locate(g, nodes, cutoff, num_nodes, first, last, counts, blocks)
+        for r in range(first, last):
+            found, count, block = 0, counts[r - first], blocks[r - first]
+            if count > 0:
+                at = g.nodes[4 * nodes[r] + DIRECTORY]
+                start = g.blocks[at + block] & GONE
+                entry = start + count - entries_before(g, block) - 1
+                while found < k:
+                    if entry < start:
+                        block -= 1
+                        if block < 0:
+                            break
+                        start = g.blocks[at + block] & GONE
+                        entry = start + entries_before(g, block + 1) - entries_before(g, block) - 1
+                    row = g.entries[entry]
+                    edge = row >> 32
+                    if edge < resident and since[r] < resident:
+                        return False, seen  # offloaded rows read as edge 0: not asked whether they lie before since
+                    if edge < since[r]:
                         break
-                    start = g.blocks[at + block] & GONE
-                    entry = start + entries_before(g, block + 1) - entries_before(g, block) - 1
-                row = g.entries[entry]
-                edge = row >> 32
-                if edge < resident and since[r] < resident:
-                    return False  # what was offloaded reads as edge 0, so it is not asked whether it lies before since
-                if edge < since[r]:
-                    break
-                other = row & GONE
-                if other != GONE:
-                    neighbor[r, found] = other
-                    eid[r, found] = edge + first_edge
-                    found += 1
-                entry -= 1
-        _pad(r, found, neighbor, eid, mask)
-    return True
+                    if row & GONE != GONE:
+                        neighbor[r, found] = row & GONE
+                        eid[r, found] = edge + first_edge
+                        found += 1
+                    entry -= 1
+            _pad(r, found, neighbor, eid, mask)
+    return True, seen
 
 
 @njit(cache=True, nogil=True)
@@ -112,6 +113,18 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
 
 
 @njit(cache=True, nogil=True)
+def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> int:
+    """Places of a node's entries with numbers [begin, end) that no delete hides. Returns: how many."""
+    held = 0
+    for number in range(begin, end):
+        entry = _entry(g, node, number)
+        if g.entries[entry] & GONE != GONE:
+            listed[held] = entry
+            held += 1
+    return held
+
+
+@njit(cache=True, nogil=True)
 def sample_uniform(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
     first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],
@@ -122,39 +135,41 @@ def sample_uniform(
     Random numbers are a hash of seed, the root's place (from first_root on) and the draw: the same for any thread count.
     """
     k = neighbor.shape[1]
-    chosen = np.empty(k, np.int64)
+    ends, starts, blocks = np.empty(AHEAD, np.int64), np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    chosen, found = np.empty((AHEAD, k), np.int64), np.empty(AHEAD, np.int64)
     listed = np.empty(0, np.int64)
-    for r in range(len(nodes)):
-        node = nodes[r]
-        found = 0
-        begin, end = np.int64(0), np.int64(0)
-        if 0 <= node < num_nodes:
-            end, _ = entries_below(g, node, cutoff[r])
-            if since[r] > 0:
-                begin, _ = entries_below(g, node, since[r])
-        if end > begin:
+    seen = np.int64(0)
+    for first in range(0, len(nodes), AHEAD):
+        last = min(first + AHEAD, len(nodes))
+        seen += locate(g, nodes, cutoff, num_nodes, first, last, ends, blocks)
+        if since[first: last].max() > 0:
+            seen += locate(g, nodes, since, num_nodes, first, last, starts, blocks)
+        else:
+            starts[:] = 0
+        for r in range(first, last):
+            i, node = r - first, nodes[r]
+            begin, count = starts[i], ends[i] - starts[i]
+            found[i] = 0
+            if count <= 0:
+                continue
             if since[r] < resident and g.entries[_entry(g, node, begin)] >> 32 < resident:
-                return False
+                return False, seen
             state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(first_root + r + 1))
             if g.hidden[node]:
-                if len(listed) < end - begin:
-                    listed = np.empty(2 * (end - begin), np.int64)
-                held = 0
-                for number in range(begin, end):
-                    entry = _entry(g, node, number)
-                    if g.entries[entry] & GONE != GONE:
-                        listed[held] = entry
-                        held += 1
-                found = _choose(state, held, k, replace, chosen) if held else 0
-                for i in range(found):
-                    chosen[i] = listed[chosen[i]]
+                if len(listed) < count:
+                    listed = np.empty(2 * count, np.int64)
+                held = _list_visible(g, node, begin, begin + count, listed)
+                found[i] = _choose(state, held, k, replace, chosen[i]) if held else 0
+                for j in range(found[i]):
+                    chosen[i, j] = listed[chosen[i, j]]
             else:
-                found = _choose(state, end - begin, k, replace, chosen)
-                for i in range(found):
-                    chosen[i] = _entry(g, node, begin + chosen[i])
-            for i in range(found):
-                row = g.entries[chosen[i]]
-                neighbor[r, i] = row & GONE
-                eid[r, i] = (row >> 32) + first_edge
-        _pad(r, found, neighbor, eid, mask)
-    return True
+                found[i] = _choose(state, count, k, replace, chosen[i])
+                for j in range(found[i]):
+                    chosen[i, j] = _entry(g, node, begin + chosen[i, j])
+        for r in range(first, last):
+            for j in range(found[r - first]):
+                row = g.entries[chosen[r - first, j]]
+                neighbor[r, j] = row & GONE
+                eid[r, j] = (row >> 32) + first_edge
+            _pad(r, found[r - first], neighbor, eid, mask)
+    return True, seen
