@@ -154,6 +154,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
+    from streamd.doctor import warm_up
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
@@ -161,6 +162,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
+    log.info("kernels_ready", seconds=round(warm_up(), 1))
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")
     lock = _wait_for_lock(settings.data_dir / "train" / "lock", beat, stop)
@@ -198,6 +200,7 @@ def _wait_for_lock(path: Path, beat: Heartbeat, stop: threading.Event) -> int | 
 def _run_serve(settings: Settings, stop: threading.Event) -> None:
     import uvicorn
 
+    from streamd.doctor import warm_up
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.app import create_app
@@ -206,6 +209,7 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     from streamd.server.status import StatusPage
 
     _fix_torch(1)
+    log.info("kernels_ready", seconds=round(warm_up(), 1))
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -98,16 +99,27 @@ def _kernels(_: Settings) -> str:
 
 
 def warm_up() -> float:
-    """Compile all kernels, or load them where that was done before. Returns: seconds."""
-    from streamd.graph import BlockGraph, PairFacts
+    """Compile all kernels, or load them where that was done before; one process at a time. Returns: seconds."""
+    from filelock import FileLock
+
+    from streamd.graph import BlockGraph, PairFacts, TemporalSampler
+    from streamd.graph.gather import edge_features
+    from streamd.graph.sampler import Strategy
+    from streamd.segments.columns import EdgeColumns
 
     begun = time.perf_counter()
-    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
-    graph = BlockGraph()
-    graph.insert(src, dst)
-    graph.recent(src, 2, 2)
-    facts = PairFacts((1, 2, 3, 4, 5), 10)
-    facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
-    facts.rows(src, when, np.array([[1], [2]]))
+    with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
+        src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+        columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
+        graph = BlockGraph()
+        graph.insert(src, dst)
+        graph.hide(src[:1], dst[:1], src[:1])
+        graph.hide_nodes(src[:1])
+        strategies: tuple[Strategy, ...] = ("recent", "uniform")
+        for strategy in strategies:
+            layer, = TemporalSampler(graph, [2], strategy, columns=columns).sample(src, when)
+            edge_features(columns, layer.eid, layer.mask)
+        facts = PairFacts((1, 2, 3, 4, 5), 10)
+        facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
+        facts.rows(src, when, np.array([[1], [2]]))
     return time.perf_counter() - begun
-

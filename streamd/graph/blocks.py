@@ -107,9 +107,10 @@ class BlockGraph:
             first_root, out.neighbor, out.eid, out.mask)[0])
 
     def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
-        low = np.maximum(since, self.since_edge) - self.first_edge
-        high = np.clip(before, self.first_edge, self.num_edges) - self.first_edge
-        return np.broadcast_to(low, len(nodes)), np.broadcast_to(high, len(nodes))
+        # Fresh arrays, so that kernels are compiled for one kind of array only.
+        low = np.maximum(np.broadcast_to(since, len(nodes)), self.since_edge) - self.first_edge
+        high = np.clip(np.broadcast_to(before, len(nodes)), self.first_edge, self.num_edges) - self.first_edge
+        return low, high
 
     def _resident(self) -> int:
         return self.offloaded_edge - self.first_edge

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     console = Console(width=150)
     table = Table("what", "ours", "beside it", "ratio", "unit", title=f"{platform.processor() or platform.machine()}, "
                   f"{os.cpu_count()} cores, Python {platform.python_version()}")
-    for name in sys.argv[1:] or ALL:
+    for name in [a for a in sys.argv[1:] if a in ALL] or ALL:
         console.print(f"{name} ...")
         rows = ALL[name].run()
         if not rows:
