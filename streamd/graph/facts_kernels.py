@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from streamd.graph.jit import inner, kernel
 
 RATES = (0.5, 0.8, 0.95, 0.99)
 NUM_HALF_LIVES = 5
@@ -46,7 +47,7 @@ class FactArrays(NamedTuple):
     size: NDArray[Any]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _hash(key: np.uint64) -> np.uint64:
     x = key
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -54,12 +55,12 @@ def _hash(key: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _pair_key(a: int, b: int) -> np.uint64:
     return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
 
 
-@njit(cache=True, nogil=True)
+@inner
 def find(f: FactArrays, key: np.uint64) -> Any:
     """Entry of a pair, -1 where there is none."""
     wrap = np.uint64(len(f.slots) - 1)
@@ -72,7 +73,7 @@ def find(f: FactArrays, key: np.uint64) -> Any:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def place(f: FactArrays, entry: int) -> None:
     """Put an entry that is in no slot into one."""
     wrap = np.uint64(len(f.slots) - 1)
@@ -82,14 +83,14 @@ def place(f: FactArrays, entry: int) -> None:
     f.slots[at] = entry + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_all(f: FactArrays) -> None:
     """Put all entries into slots, which are empty."""
     for entry in range(f.size[0]):
         place(f, entry)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _displace(f: FactArrays, entry: int) -> None:
     """Take an entry out of its slot, moving those probed past it back."""
     wrap = np.uint64(len(f.slots) - 1)
@@ -108,7 +109,7 @@ def _displace(f: FactArrays, entry: int) -> None:
         at = (at + np.uint64(1)) & wrap
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _unlink(f: FactArrays, entry: int) -> None:
     before, after = f.before[entry], f.after[entry]
     if before >= 0:
@@ -121,7 +122,7 @@ def _unlink(f: FactArrays, entry: int) -> None:
         f.size[2] = before
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _link_newest(f: FactArrays, entry: int) -> None:
     newest = f.size[2]
     f.before[entry], f.after[entry] = newest, -1
@@ -132,7 +133,7 @@ def _link_newest(f: FactArrays, entry: int) -> None:
     f.size[2] = entry
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
     """Entry of a pair, made anew where there is none (in place of the least recently touched when full)."""
     entry = find(f, key)
@@ -159,7 +160,7 @@ def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
     return entry
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _drop(f: FactArrays, entry: int) -> None:
     """Take an entry out of the table; the last one moves into its place."""
     _displace(f, entry)
@@ -184,7 +185,7 @@ def _drop(f: FactArrays, entry: int) -> None:
     place(f, entry)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     """Delete nodes: their pairs, their rows, and their places among the last partners of others. One pass over all."""
     num_nodes = len(f.seen)
@@ -221,12 +222,12 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             f.ring_count[node] = count
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _power(f: FactArrays, rate: int, age: int) -> Any:
     return f.power[rate, age] if age < POWERS else 0.0
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
     f.seen[node] += 1
     age = f.seen[node] - f.met_at[entry, side]
@@ -239,7 +240,7 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
     f.ring_count[node] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     """Take in the event u -> v."""
     entry = _touch(f, _pair_key(u, v), max_pairs)
@@ -258,14 +259,14 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     f.size[3] = time
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _log_seconds(now: int, then: int) -> Any:
     if then == NEVER:
         return NEVER_LOG_SECONDS
     return min(np.log(max(now - then, 1) * 1e-6), NEVER_LOG_SECONDS)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
     for i in range(min(f.ring_count[u], THREE_HOP_PARTNERS)):
         x = f.ring[u, (f.ring_count[u] - 1 - i) % PARTNERS]
@@ -279,7 +280,7 @@ def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
                     f.mark[z] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]) -> None:
     """Facts about u and each candidate at `time`, float32[C, 19]; ids outside the table are nodes never seen."""
     num_nodes = len(f.seen)
@@ -336,7 +337,7 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
         _mark_three_hops(f, u, 0)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _forget_until(f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done: int, event: int) -> int:
     end = done
     while end < len(gone) and gone_at[end] <= event:
@@ -346,7 +347,7 @@ def _forget_until(f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done
     return end
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def advance(
     f: FactArrays, src: NDArray[Any], dst: NDArray[Any], time: NDArray[Any], row_of: NDArray[Any],
     candidates: NDArray[Any], out: NDArray[Any], max_pairs: int, gone: NDArray[Any], gone_at: NDArray[Any],
@@ -372,7 +373,7 @@ def advance(
     _forget_until(f, gone, gone_at, done, len(src))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_many(f: FactArrays, src: NDArray[Any], time: NDArray[Any], candidates: NDArray[Any], out: NDArray[Any]) -> None:
     """Facts of many queries on a state that stands still: src, time int64[R]; candidates int64[R, C]."""
     for r in range(len(src)):

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from streamd.events import Bools, Float32, Int64
+from streamd.graph.jit import inner, kernel
 from streamd.segments.columns import EdgeColumns
 
 
@@ -30,7 +31,7 @@ def _floats_at(_: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.uint64), build
 
 
-@njit(cache=True, nogil=True)
+@inner
 def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
     """The segment an edge lies in, looked for beginning at `near`."""
     if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
@@ -45,14 +46,14 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
     return low - 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def time_of(first: NDArray[Any], time: NDArray[Any], edge: int, near: int) -> Any:
     """(time of an edge, its segment)."""
     segment = segment_of(first, edge, near)
     return _int64_at(time[segment] + np.uint64(8) * np.uint64(edge - first[segment])), segment
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def gather_times(
     first: NDArray[Any], time: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
@@ -68,7 +69,7 @@ def gather_times(
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def gather_rows(
     first: NDArray[Any], msg: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
@@ -88,7 +89,7 @@ def gather_rows(
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cutoffs(
     first: NDArray[Any], time: NDArray[Any], begin: int, end: int, query: NDArray[Any], out: NDArray[Any]
 ) -> None:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from streamd.graph.jit import inner, kernel
 
 GONE = 0xFFFFFFFF
 """Neighbour of an entry that a delete hides, and the lower half of a packed row."""
@@ -43,7 +45,7 @@ def bit_length(_: Any, x: Any) -> Any:
     return types.int64(types.int64), build
 
 
-@njit(cache=True, nogil=True)
+@inner
 def num_blocks(g: BlockArrays, degree: int) -> Any:
     """Blocks of a node with so many entries."""
     tau, shift = g.tau[0], g.tau[1]
@@ -52,7 +54,7 @@ def num_blocks(g: BlockArrays, degree: int) -> Any:
     return 1 + bit_length(degree - 1) if degree > 1 else degree
 
 
-@njit(cache=True, nogil=True)
+@inner
 def entries_before(g: BlockArrays, block: int) -> Any:
     """Entries of a node that lie before its block number `block`."""
     shift = g.tau[1]
@@ -61,14 +63,14 @@ def entries_before(g: BlockArrays, block: int) -> Any:
     return np.int64(1) << (block - 1) if block > 0 else np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def block_of(g: BlockArrays, number: int) -> Any:
     """The block that a node's entry with this number lies in."""
     shift = g.tau[1]
     return shift + (number >> shift) if number >= g.tau[0] else bit_length(number)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
     degree = g.nodes[4 * node + DEGREE]
     number = num_blocks(g, degree)
@@ -87,7 +89,7 @@ def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
     g.used[0] += size
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
     if g.nodes[4 * node + FREE] == 0:
         _begin_block(g, node, edge)
@@ -98,7 +100,7 @@ def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
     g.nodes[4 * node + DEGREE] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _touch(g: BlockArrays, nodes: NDArray[Any], begin: int, end: int) -> Any:
     """Read what appending to these nodes will write: one after the other an append would wait for each from memory."""
     seen = np.int64(0)
@@ -109,7 +111,7 @@ def _touch(g: BlockArrays, nodes: NDArray[Any], begin: int, end: int) -> Any:
     return seen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> Any:
     """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed.
 
@@ -128,7 +130,7 @@ def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: in
     return seen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _rows_below(table: NDArray[Any], at: int, count: int, cutoff: int) -> Any:
     """How many rows of the ascending table[at : at + count] have an edge id below `cutoff`; count is above 0.
 
@@ -142,7 +144,7 @@ def _rows_below(table: NDArray[Any], at: int, count: int, cutoff: int) -> Any:
     return np.int64(low) - at + np.int64(table[low] < bound)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
     """(entries of a node with edge id below `cutoff`, the block the last of them lies in)."""
     degree = g.nodes[4 * node + DEGREE]
@@ -157,7 +159,7 @@ def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
     return before + _rows_below(g.entries, g.blocks[at + block] & GONE, size, cutoff), block
 
 
-@njit(cache=True, nogil=True)
+@inner
 def locate(
     g: BlockArrays, nodes: NDArray[Any], cutoff: NDArray[Any], num_nodes: int, begin: int, end: int, count: NDArray[Any],
     block: NDArray[Any],
@@ -189,7 +191,7 @@ def locate(
     return seen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _hide(g: BlockArrays, node: int, edge: int) -> None:
     """Hide one end of an edge, if `node` has it."""
     count, block = entries_below(g, node, edge + 1)
@@ -201,7 +203,7 @@ def _hide(g: BlockArrays, node: int, edge: int) -> None:
             g.hidden[node] = 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArray[Any]) -> None:
     """Hide edges at both ends; those the graph does not have are passed over."""
     for i in range(len(edge)):
@@ -210,7 +212,7 @@ def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArr
             _hide(g, dst[i], edge[i])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them."""
     for node in nodes:
@@ -227,7 +229,7 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
                         _hide(g, other, g.entries[entry] >> 32)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def last_of_blocks(g: BlockArrays, num_nodes: int, pages: NDArray[Any], page_entries: int) -> None:
     """Raise pages[p] to the newest edge id of any block with an entry in page p of the arena, 2^32 for one being filled."""
     for node in range(num_nodes):
@@ -241,7 +243,7 @@ def last_of_blocks(g: BlockArrays, num_nodes: int, pages: NDArray[Any], page_ent
                 pages[page] = max(pages[page], last)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def refill(
     g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, counts: NDArray[Any], empty: NDArray[Any],
     page_entries: int, gone: NDArray[Any], directed: bool

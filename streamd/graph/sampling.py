@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streamd.graph.jit import inner, kernel
 from streamd.graph.kernels import (
     AHEAD,
     DIRECTORY,
@@ -17,7 +17,7 @@ from streamd.graph.kernels import (
 )
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _pad(r: int, found: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any]) -> None:
     for i in range(found):
         mask[r, i] = True
@@ -26,7 +26,7 @@ def _pad(r: int, found: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: ND
         mask[r, i] = False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sample_recent(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
     first_edge: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any],
@@ -70,7 +70,7 @@ def sample_recent(
     return True, seen
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _mixed(x: Any) -> Any:
     """splitmix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -78,19 +78,19 @@ def _mixed(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _below(random: Any, bound: Any) -> Any:
     """A number in [0, bound) from 32 random bits; bias below bound / 2^32."""
     return np.int64(((random >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _entry(g: BlockArrays, node: int, number: int) -> Any:
     block = block_of(g, number)
     return (g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE) + number - entries_before(g, block)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any]) -> Any:
     """Numbers below `count` into chosen: k with replacement, else min(k, count) distinct ones (Floyd 1987). How many."""
     if replace:
@@ -112,7 +112,7 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
     return k
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> int:
     """Places of a node's entries with numbers [begin, end) that no delete hides. Returns: how many."""
     held = 0
@@ -124,7 +124,7 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
     return held
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sample_uniform(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
     first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],

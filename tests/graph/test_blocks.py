@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.errors import OffloadedError
 from streamd.graph import BlockGraph, reference
 from streamd.graph.neighborhood import look_around
 from streamd.graph.node_features import NodeFeatures
@@ -94,3 +95,29 @@ def test_what_was_deleted_or_dropped_is_never_answered_at_either_end(seed, tau, 
         roots = np.array([-1, 0, 3, 8, 11])
         want = reference.recent(src, dst, roots, before, k, hidden, graph.since_edge)
         same(graph.recent(roots, before, k), want)
+
+
+def resident_bytes():
+    with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Anonymous:"))
+
+
+def test_what_is_offloaded_leaves_memory_and_comes_back_the_same():
+    src, dst, _ = stream(800_000, 500, 300)
+    compiled = BlockGraph()
+    compiled.insert(src[:9], dst[:9])
+    compiled.offload(5)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    roots = np.arange(800)
+    want, before = graph.recent(roots, 400_000, 5), resident_bytes()
+    size = graph.num_bytes
+    freed = graph.offload(700_000)
+    assert freed > 8_000_000 and before - resident_bytes() > freed * 0.8 and graph.num_bytes == size - freed
+    assert graph.recent(roots, 800_000, 5, since_edge=700_000).mask.any(), "the newest edges are still there"
+    with pytest.raises(OffloadedError, match="before 700000"):
+        graph.recent(roots, 400_000, 5)
+    assert graph.offload(600_000) == 0
+    graph.restore(0, lambda a, b: (src[a:b], dst[a:b], np.zeros(b - a, bool)))
+    same(graph.recent(roots, 400_000, 5), want)
+    assert graph.num_bytes == size
