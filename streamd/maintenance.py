@@ -13,7 +13,7 @@ from streamd.events import Schema
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.ingest.load import Loader
 from streamd.ingest.produce import Columns, read_events
-from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
+from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
 from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
@@ -49,8 +49,11 @@ def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], No
     wish = int(places.max())
     ask_to_compact(settings.data_dir, wish)
     deadline = time.monotonic() + wait_seconds
+    tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
-        _try_here(settings)
+        holds = read_holds(settings.data_dir)
+        if holds != tried and _try_here(settings):
+            tried = holds
         waiting = _waiting_for(settings.data_dir, wish)
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             return False, f"not all is gone yet: {waiting}; the wish stands, and ingest goes on with it"
@@ -59,20 +62,21 @@ def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], No
     return True, "compacted: what was deleted is gone from the log and from all that was learned"
 
 
-def _try_here(settings: Settings) -> None:
-    """A pass by this process, unless an ingest has the directory, which then does it."""
+def _try_here(settings: Settings) -> bool:
+    """A pass by this process; False where an ingest has the directory, which then does it."""
     tail = JournalTail(settings.data_dir)
     tail.refresh()
     assert tail.state is not None
     try:
         writer = LogWriter(settings.data_dir, tail.state.schema, settings.ingest.segment_edges)
     except LockedError:
-        return
+        return False
     try:
         Keeper(writer, settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
                make_dead_letters(settings).purge).compact()
     finally:
         writer.close()
+    return True
 
 
 def _waiting_for(data_dir: Path, wish: int) -> str:
