@@ -64,6 +64,13 @@ class Daemon:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.server.port}{path}", timeout=5) as answer:
             return json.load(answer)
 
+    def seen(self):
+        """Edges the server has seen, -1 while none answers: that of a killed daemon may answer once more before it goes."""
+        try:
+            return self.get("/status.json")["edges"] if self.get("/readyz")["ready"] else -1
+        except OSError:
+            return -1
+
     def is_ready(self):
         try:
             return self.get("/readyz")["ready"]

@@ -58,7 +58,7 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
     daemon = daemon_on(kafka.bootstrap_servers, topic, **common).start()
     send(producer, topic, rows[:800])
     producer.send(topic, b"{" + SECRET.encode(), partition=0)
-    wait(lambda: daemon.is_ready() and daemon.get("/status.json")["edges"] == 800, "the server has seen all")
+    wait(lambda: daemon.seen() == 800, "the server has seen all")
     wait(lambda: daemon.get("/v1/models")["champion"], "a version is promoted")
     assert ask(daemon, SECRET, ["i:20"])["known"] is True
     mark = np.full(2, MARK, np.float32).tobytes()
@@ -83,7 +83,7 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
     again.kill()
     send(producer, topic, [("u:1", "i:20", int(when[-1]) + i) for i in range(50)])
     again.start()
-    wait(lambda: again.is_ready() and again.get("/status.json")["edges"] == edges + 50, "all is seen by a server that starts anew")
+    wait(lambda: again.seen() == edges + 50, "all is seen by a server that starts anew")
     answer = ask(again, "u:4", ["i:20", "i:21"])
     assert answer["known"] and answer["as_of"]["version"] != "rule" and again.stop() == 0
     assert verify_log(again.path)[1] == [] and "facts_incomplete" not in again.output()
