@@ -18,9 +18,8 @@ import structlog
 
 from streamd.clock import SystemClock
 from streamd.errors import DataLossError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
-from streamd.events import Schema
 from streamd.processes import collect_garbage_rarely, end_with_parent
-from streamd.settings import Settings, as_environment
+from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.logs import configure_logs
@@ -32,10 +31,6 @@ MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 REFUSED = 2
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-
-
-def schema_of(settings: Settings) -> Schema:
-    return Schema(**settings.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}))
 
 
 def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:

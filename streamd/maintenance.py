@@ -19,7 +19,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
-from streamd.settings import Settings
+from streamd.settings import Settings, schema_of
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
@@ -93,7 +93,7 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.")
     file = open_tguf(path) if path.suffix == ".tguf" else None
-    schema = Schema(**settings.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}))
+    schema = schema_of(settings)
     if file is not None:
         _check_widths(file, schema)
     settings.data_dir.mkdir(parents=True, exist_ok=True)

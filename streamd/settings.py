@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamd.errors import SettingsError
+from streamd.events import Schema
 
 PREFIX = "STREAMD_"
 SECRET_WORDS = ("password", "secret", "token", "key")
@@ -147,6 +148,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
+
+
+def schema_of(settings: Settings) -> Schema:
+    """The widths of a log under these settings."""
+    s = settings.stream
+    return Schema(s.edge_feature_dim, s.node_feature_dim, s.label_dim)
 
 
 def leaves(model: type[BaseModel] = Settings, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

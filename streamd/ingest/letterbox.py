@@ -12,6 +12,7 @@ from kafka import TopicPartition
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_consumer, make_producer
 from streamd.ingest.deadletter import FOLDER, MAX_TOPIC_BYTES, DeadLetter
+from streamd.ingest.produce import settle
 from streamd.settings import Settings
 from streamd.storage import write_durably
 
@@ -129,9 +130,4 @@ def _send(producer: Any, part: list[Found]) -> None:
         headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
         futures.append(producer.send(letter.topic, value=letter.value, headers=headers,
                                      timestamp_ms=letter.time_us // 1000))
-    producer.flush()
-    for future in futures:
-        try:
-            future.get(timeout=60)
-        except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
-            raise KafkaError(f"A letter was not acknowledged: {error}.", "check the broker and the topic.") from error
+    settle(producer, futures)

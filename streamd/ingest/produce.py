@@ -81,16 +81,17 @@ def send_events(
             pending.append(producer.send(topic, key=event.key, value=event.value))
             sent += 1
             if len(pending) >= FLUSH_EVERY:
-                _settle(producer, pending)
+                settle(producer, pending)
                 progress(sent)
-        _settle(producer, pending)
+        settle(producer, pending)
         progress(sent)
     finally:
         producer.close()
     return sent
 
 
-def _settle(producer: Any, pending: list[Any]) -> None:
+def settle(producer: Any, pending: list[Any]) -> None:
+    """Wait for all that was sent, and forget it. Raises: KafkaError where one was not acknowledged."""
     producer.flush()
     for future in pending:
         try:

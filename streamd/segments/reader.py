@@ -1,6 +1,7 @@
 """A tail of the log: what is committed, as mapped columns, and a little more after each `refresh`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,7 +178,11 @@ class LogReader:
     @property
     def columns(self) -> EdgeColumns:
         """Where the times and features of the edges lie, for kernels; good until the next refresh that returns True."""
-        if self._columns is None or self._columns.end != self.num_edges:
+        filled = sum(s.num_edges > 0 for s in self._segments)
+        if self._columns is not None and len(self._columns.first_S) == filled:
+            if self._columns.end != self.num_edges:
+                self._columns = replace(self._columns, end=self.num_edges)
+        else:
             dim = self.state.schema.edge_feature_dim if self.state else 0
             parts = [(s.first_edge, f.column("time"), f.column("msg"))
                      for s, f in zip(self._segments, self._files, strict=True) if s.num_edges]
