@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -102,24 +104,43 @@ def warm_up() -> float:
     """Compile all kernels, or load them where that was done before; one process at a time. Returns: seconds."""
     from filelock import FileLock
 
-    from streamd.graph import BlockGraph, PairFacts, TemporalSampler
+    from streamd.graph.facts_kernels import advance
+
+    begun = time.perf_counter()
+    with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
+        half = None
+        if not list(Path(advance.stats.cache_path).glob("facts_kernels.advance*")):
+            # numba compiles on one core at a time: a second process does half of it.
+            half = subprocess.Popen([sys.executable, "-c", "from streamd.doctor import warm_facts; warm_facts()"])
+        warm_graph()
+        if half is not None:
+            half.wait()
+        warm_facts()
+    return time.perf_counter() - begun
+
+
+def warm_graph() -> None:
+    from streamd.graph import BlockGraph, TemporalSampler
     from streamd.graph.gather import edge_features
     from streamd.graph.sampler import Strategy
     from streamd.segments.columns import EdgeColumns
 
-    begun = time.perf_counter()
-    with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
-        src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
-        columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
-        graph = BlockGraph()
-        graph.insert(src, dst)
-        graph.hide(src[:1], dst[:1], src[:1])
-        graph.hide_nodes(src[:1])
-        strategies: tuple[Strategy, ...] = ("recent", "uniform")
-        for strategy in strategies:
-            layer, = TemporalSampler(graph, [2], strategy, columns=columns).sample(src, when)
-            edge_features(columns, layer.eid, layer.mask)
-        facts = PairFacts((1, 2, 3, 4, 5), 10)
-        facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
-        facts.rows(src, when, np.array([[1], [2]]))
-    return time.perf_counter() - begun
+    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+    columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    graph.hide(src[:1], dst[:1], src[:1])
+    graph.hide_nodes(src[:1])
+    strategies: tuple[Strategy, ...] = ("recent", "uniform")
+    for strategy in strategies:
+        _, layer = TemporalSampler(graph, [2, 2], strategy, columns=columns).sample(src, when)
+        edge_features(columns, layer.eid, layer.mask)
+
+
+def warm_facts() -> None:
+    from streamd.graph import PairFacts
+
+    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+    facts = PairFacts((1, 2, 3, 4, 5), 10)
+    facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
+    facts.rows(src, when, np.array([[1], [2]]))

@@ -88,8 +88,9 @@ class BlockGraph:
         """
         since, cutoff = self._range(nodes_R, since_edge, before_edge)
         out = _room(len(nodes_R), k)
-        return self._answer(out, sample_recent(self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes,
-                                               self.first_edge, out.neighbor, out.eid, out.mask)[0])
+        return self._answer(out, sample_recent(
+            self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.num_edges - self.first_edge,
+            self.first_edge, out.neighbor, out.eid, out.mask))
 
     def uniform(
         self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
@@ -103,8 +104,8 @@ class BlockGraph:
         since, cutoff = self._range(nodes_R, since_edge, before_edge)
         out = _room(len(nodes_R), k)
         return self._answer(out, sample_uniform(
-            self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.first_edge, replace, seed,
-            first_root, out.neighbor, out.eid, out.mask)[0])
+            self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.num_edges - self.first_edge,
+            self.first_edge, replace, seed, first_root, out.neighbor, out.eid, out.mask))
 
     def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
         # Fresh arrays, so that kernels are compiled for one kind of array only.

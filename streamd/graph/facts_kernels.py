@@ -171,7 +171,10 @@ def _drop(f: FactArrays, entry: int) -> None:
         return
     _displace(f, last)
     f.key[entry] = f.key[last]
-    f.weight[entry], f.met_at[entry], f.sent[entry] = f.weight[last], f.met_at[last], f.sent[last]
+    for side in range(2):
+        f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
+        for r in range(4):
+            f.weight[entry, side, r] = f.weight[last, side, r]
     before, after = f.before[last], f.after[last]
     f.before[entry], f.after[entry] = before, after
     if before >= 0:
@@ -196,7 +199,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             gone[node] = found = True
     if not found:
         return
-    entry = 0
+    entry = np.int64(0)
     while entry < f.size[0]:
         if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
             _drop(f, entry)
@@ -207,8 +210,10 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
         if gone[node]:
             f.seen[node] = f.ring_count[node] = 0
             f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
-            f.log_pop[node] = 0.0
-            f.ring[node] = 0
+            for h in range(NUM_HALF_LIVES):
+                f.log_pop[node, h] = 0.0
+            for i in range(PARTNERS):
+                f.ring[node, i] = 0
             continue
         held = min(f.ring_count[node], PARTNERS)
         count = 0
@@ -218,7 +223,8 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
                 kept[count] = partner
                 count += 1
         if count < held:
-            f.ring[node, :count] = kept[:count]
+            for i in range(count):
+                f.ring[node, i] = kept[i]
             f.ring_count[node] = count
 
 
@@ -305,7 +311,7 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
     for i in range(partners):
         f.mark[f.ring[u, i]] = 0
     if known:
-        _mark_three_hops(f, u, 1)
+        _mark_three_hops(f, u, np.int64(1))
     for c in range(len(candidates)):
         v = candidates[c]
         inside = 0 <= v < num_nodes
@@ -334,7 +340,7 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
         out[c, 15] = log_seen
         out[c, 16] = np.log1p(f.seen[v]) if inside else 0.0
     if known:
-        _mark_three_hops(f, u, 0)
+        _mark_three_hops(f, u, np.int64(0))
 
 
 @inner
@@ -357,8 +363,7 @@ def advance(
     row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, 19]. Equal times do not see one another.
     gone: int64[D] nodes deleted, each before event gone_at (ascending).
     """
-    i = 0
-    done = 0
+    i = done = np.int64(0)
     while i < len(src):
         done = _forget_until(f, gone, gone_at, done, i)
         j = i

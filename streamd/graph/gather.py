@@ -58,15 +58,33 @@ def gather_times(
     first: NDArray[Any], time: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
     """out[i] = time of edge[i] where mask[i], else 0. Returns: False where an edge is not in the log."""
-    segment = 0
+    low, high, base = first[0], first[0], time[0]
     for i in range(len(edge)):
+        out[i] = 0
         if mask[i]:
-            if edge[i] < first[0] or edge[i] >= end:
-                return False
-            out[i], segment = time_of(first, time, edge[i], segment)
-        else:
-            out[i] = 0
+            if edge[i] < low or edge[i] >= high:
+                if edge[i] < first[0] or edge[i] >= end:
+                    return False
+                segment = segment_of(first, edge[i], np.int64(0))
+                low, base = first[segment], time[segment]
+                high = first[segment + 1] if segment + 1 < len(first) else end
+            out[i] = _int64_at(base + np.uint64(8) * np.uint64(edge[i] - low))
     return True
+
+
+@kernel
+def next_roots(
+    nodes: NDArray[Any], times: NDArray[Any], cutoff: NDArray[Any], neighbor: NDArray[Any], mask: NDArray[Any],
+    to_nodes: NDArray[Any], to_times: NDArray[Any], to_cutoff: NDArray[Any]
+) -> None:
+    """The roots themselves, then their neighbours in row order, each at its root's time and cutoff."""
+    at = len(nodes)
+    for r in range(len(nodes)):
+        to_nodes[r], to_times[r], to_cutoff[r] = nodes[r], times[r], cutoff[r]
+        for i in range(neighbor.shape[1]):
+            if mask[r, i]:
+                to_nodes[at], to_times[at], to_cutoff[at] = neighbor[r, i], times[r], cutoff[r]
+                at += 1
 
 
 @kernel
@@ -74,7 +92,7 @@ def gather_rows(
     first: NDArray[Any], msg: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
     """out[i] = features of edge[i] where mask[i], else zeros. out: float32[n, dim]. Returns: False as `gather_times`."""
-    segment, dim = 0, out.shape[1]
+    segment, dim = np.int64(0), out.shape[1]
     for i in range(len(edge)):
         if mask[i]:
             if edge[i] < first[0] or edge[i] >= end:
@@ -95,7 +113,7 @@ def cutoffs(
 ) -> None:
     """out[i] = first edge id in [begin, end) whose time is not before query[i]. Neighbouring queries are looked for near
     one another: doubling steps from the last answer, then halving."""
-    at, segment = begin, 0
+    at, segment = begin, np.int64(0)
     for i in range(len(query)):
         wanted = query[i]
         low, high = begin, end

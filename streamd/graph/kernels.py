@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -18,7 +19,9 @@ GONE = 0xFFFFFFFF
 """Neighbour of an entry that a delete hides, and the lower half of a packed row."""
 TAIL, FREE, DEGREE, DIRECTORY = 0, 1, 2, 3
 AHEAD = 32
-"""Edges whose memory is read ahead of appending them."""
+"""Edges or roots whose memory is read ahead together."""
+NEAR = 16
+"""Rows a search looks at first, around a guess."""
 
 
 class BlockArrays(NamedTuple):
@@ -43,6 +46,20 @@ def bit_length(_: Any, x: Any) -> Any:
         return builder.sub(ir.Constant(ir.IntType(64), 64), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0)))
 
     return types.int64(types.int64), build
+
+
+@intrinsic
+def prefetch(_: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of array[at] without waiting for it; where there is no such row nothing happens."""
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.bitcast(builder.gep(data, [args[1]]), byte), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), build
 
 
 @inner
@@ -100,34 +117,25 @@ def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
     g.nodes[4 * node + DEGREE] += 1
 
 
-@inner
-def _touch(g: BlockArrays, nodes: NDArray[Any], begin: int, end: int) -> Any:
-    """Read what appending to these nodes will write: one after the other an append would wait for each from memory."""
-    seen = np.int64(0)
-    for i in range(begin, end):
-        seen += g.nodes[4 * nodes[i] + TAIL]
-    for i in range(begin, end):
-        seen += g.entries[g.nodes[4 * nodes[i] + TAIL]]
-    return seen
-
-
 @kernel
-def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> Any:
+def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> None:
     """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed.
 
-    Returns: a number without meaning, so that the reads ahead are not left out.
-    """
-    seen = np.int64(0)
+    What appending will write is fetched for AHEAD edges at a time: one after the other each would wait for memory."""
     for begin in range(0, len(src), AHEAD):
         end = min(begin + AHEAD, len(src))
-        seen += _touch(g, src, begin, end)
-        if not directed:
-            seen += _touch(g, dst, begin, end)
+        for i in range(begin, end):
+            prefetch(g.nodes, 4 * src[i])
+            if not directed:
+                prefetch(g.nodes, 4 * dst[i])
+        for i in range(begin, end):
+            prefetch(g.entries, g.nodes[4 * src[i] + TAIL])
+            if not directed:
+                prefetch(g.entries, g.nodes[4 * dst[i] + TAIL])
         for i in range(begin, end):
             _append(g, src[i], dst[i], first + i)
             if not directed and src[i] != dst[i]:
                 _append(g, dst[i], src[i], first + i)
-    return seen
 
 
 @inner
@@ -142,6 +150,33 @@ def _rows_below(table: NDArray[Any], at: int, count: int, cutoff: int) -> Any:
         low += half * np.uint64(table[low + half - np.uint64(1)] < bound)
         left -= half
     return np.int64(low) - at + np.int64(table[low] < bound)
+
+
+@inner
+def _window(count: int, guess: int) -> Any:
+    """Where the NEAR rows around a guess begin, among `count`."""
+    return min(max(guess - NEAR // 2, 0), max(count - NEAR, 0))
+
+
+@inner
+def _rows_below_near(table: NDArray[Any], at: int, count: int, cutoff: int, window: int) -> Any:
+    """As `_rows_below`, looked for among NEAR rows from `window` on first: they lie side by side, and were read ahead."""
+    bound, below = np.int64(cutoff) << 32, np.int64(0)
+    near = min(count, NEAR)
+    place = np.uint64(at + window)
+    for i in range(near):
+        below += np.int64(table[place + np.uint64(i)] < bound)
+    if (below > 0 or window == 0) and (below < near or window + near == count):
+        return window + below
+    return _rows_below(table, at, count, cutoff)
+
+
+@inner
+def _read_ahead(table: NDArray[Any], at: int, count: int) -> None:
+    """Fetch the rows [at, at + count) of a table of int64, count at most NEAR."""
+    prefetch(table, at)
+    prefetch(table, at + count // 2)
+    prefetch(table, at + count - 1)
 
 
 @inner
@@ -161,34 +196,52 @@ def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
 
 @inner
 def locate(
-    g: BlockArrays, nodes: NDArray[Any], cutoff: NDArray[Any], num_nodes: int, begin: int, end: int, count: NDArray[Any],
-    block: NDArray[Any],
-) -> Any:
-    """`entries_below` for the roots [begin, end), into count and block from 0 on; unknown nodes have none.
+    g: BlockArrays, nodes: NDArray[Any], cutoff: NDArray[Any], num_nodes: int, num_edges: int, own: NDArray[Any],
+    begin: int, end: int, count: NDArray[Any], block: NDArray[Any],
+) -> None:
+    """`entries_below` for the roots own[begin : end], into count and block from 0 on; unknown nodes have none.
 
-    In three passes, each of independent reads, so that many roots wait for memory at once. Returns: a number without
-    meaning, so that the reads ahead are not left out.
+    Each step of the search is taken for all of them, and what the next will read is fetched, so that memory is waited for
+    once and not for every root. Where a node's entries are spread evenly over time, the place looked at first is the
+    right one.
     """
-    seen = np.int64(0)
-    for r in range(begin, end):
-        if 0 <= nodes[r] < num_nodes:
-            seen += g.blocks[g.nodes[4 * nodes[r] + DIRECTORY]]
-    for r in range(begin, end):
-        i, node = r - begin, nodes[r]
+    window = np.empty(AHEAD, np.int64)
+    for i in range(end - begin):
+        if 0 <= nodes[own[begin + i]] < num_nodes:
+            prefetch(g.nodes, 4 * nodes[own[begin + i]])
+    for i in range(end - begin):
+        r = own[begin + i]
+        node = nodes[r]
         count[i], block[i] = 0, -1
-        if 0 <= node < num_nodes and g.nodes[4 * node + DEGREE] > 0:
-            at = g.nodes[4 * node + DIRECTORY]
-            block[i] = _rows_below(g.blocks, at, num_blocks(g, g.nodes[4 * node + DEGREE]), cutoff[r]) - 1
+        if 0 <= node < num_nodes:
+            degree = g.nodes[4 * node + DEGREE]
+            if degree > 0:
+                blocks = num_blocks(g, degree)
+                window[i] = _window(blocks, block_of(g, np.int64(degree * (cutoff[r] / num_edges))))
+                _read_ahead(g.blocks, g.nodes[4 * node + DIRECTORY] + window[i], min(blocks, NEAR))
+                block[i] = blocks
+    for i in range(end - begin):
+        r = own[begin + i]
+        node, blocks = nodes[r], block[i]
+        if blocks > 0:
+            at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
+            block[i] = _rows_below_near(g.blocks, at, blocks, cutoff[r], window[i]) - 1
             if block[i] >= 0:
-                seen += g.entries[(g.blocks[at + block[i]] & GONE) + (g.tau[0] >> 1)]
-    for r in range(begin, end):
-        i, node = r - begin, nodes[r]
+                row, after = g.blocks[at + block[i]], num_edges
+                size = entries_before(g, block[i] + 1) - entries_before(g, block[i])
+                if block[i] + 1 < blocks:
+                    after = g.blocks[at + block[i] + 1] >> 32
+                else:
+                    size = degree - entries_before(g, block[i])
+                edge = row >> 32
+                window[i] = _window(size, np.int64(size * ((cutoff[r] - edge) / (after - edge))))
+                count[i] = size
+                _read_ahead(g.entries, (row & GONE) + window[i], min(size, NEAR))
+    for i in range(end - begin):
         if block[i] >= 0:
-            before = entries_before(g, block[i])
-            size = min(entries_before(g, block[i] + 1), g.nodes[4 * node + DEGREE]) - before
-            start = g.blocks[g.nodes[4 * node + DIRECTORY] + block[i]] & GONE
-            count[i] = before + _rows_below(g.entries, start, size, cutoff[r])
-    return seen
+            r = own[begin + i]
+            start = g.blocks[g.nodes[4 * nodes[r] + DIRECTORY] + block[i]] & GONE
+            count[i] = entries_before(g, block[i]) + _rows_below_near(g.entries, start, count[i], cutoff[r], window[i])
 
 
 @inner

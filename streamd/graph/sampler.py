@@ -9,7 +9,7 @@ import numpy as np
 
 from streamd.events import Bools, Int64
 from streamd.graph.blocks import BlockGraph, Neighbors
-from streamd.graph.gather import edge_times, edges_before
+from streamd.graph.gather import edge_times, edges_before, next_roots
 from streamd.segments.columns import EdgeColumns
 
 Strategy = Literal["recent", "uniform", "window", "static"]
@@ -104,11 +104,14 @@ class TemporalSampler:
             layer = self._layer(nodes, times, k, hop, snapshot, np.zeros(len(nodes), np.int64), cutoff)
             layers.append(layer)
             if hop + 1 < len(self.fanouts):
-                row = np.nonzero(layer.mask)[0]
-                reached = layer.time[layer.mask] if self.prop_time else times[row]
-                nodes, times = np.concatenate([nodes, layer.neighbor[layer.mask]]), np.concatenate([times, reached])
-                more = self._before(reached) if self.prop_time and not everything else cutoff[row]
-                cutoff = np.concatenate([cutoff, more])
+                first, total = len(nodes), len(nodes) + int(np.count_nonzero(layer.mask))
+                roots = np.empty((3, total), np.int64)
+                next_roots(nodes, times, cutoff, layer.neighbor, layer.mask, *roots)
+                nodes, times, cutoff = roots
+                if self.prop_time:
+                    times[first:] = layer.time[layer.mask]
+                    if not everything:
+                        cutoff[first:] = self._before(times[first:])
         return layers
 
     def _before(self, times: Int64) -> Int64:

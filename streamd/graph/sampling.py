@@ -14,6 +14,7 @@ from streamd.graph.kernels import (
     block_of,
     entries_before,
     locate,
+    prefetch,
 )
 
 
@@ -26,24 +27,50 @@ def _pad(r: int, found: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: ND
         mask[r, i] = False
 
 
+@inner
+def _distinct(nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], own: NDArray[Any], like: NDArray[Any]) -> int:
+    """Roots that ask what an earlier one does: own[:n] lists the others, like[r] is the first that asks the same as r."""
+    size = 16
+    while size < 2 * len(nodes):
+        size *= 2
+    table, found = np.zeros(size, np.int32), 0
+    for r in range(len(nodes)):
+        key = np.uint64(nodes[r]) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(cutoff[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
+        slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
+        while True:
+            other = table[slot] - 1
+            if other < 0:
+                table[slot], like[r] = r + 1, r
+                own[found] = r
+                found += 1
+                break
+            if nodes[other] == nodes[r] and cutoff[other] == cutoff[r] and since[other] == since[r]:
+                like[r] = other
+                break
+            slot = (slot + np.uint64(1)) & np.uint64(size - 1)
+    return found
+
+
 @kernel
 def sample_recent(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
-    first_edge: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any],
+    num_edges: int, first_edge: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any],
 ) -> Any:
     """Newest entries with edge id in [since[r], cutoff[r]) that are not hidden, newest first, into neighbor, eid, mask.
 
-    A binary search of the directory, then of one block, then backwards. resident: entries below it may be offloaded.
-    Returns: False where an answer needs entries that were; and a number without meaning.
+    A binary search of the directory, then of one block, then backwards; roots that ask the same are answered once.
+    resident: entries below it may be offloaded. Returns: False where an answer needs entries that were.
     """
     k = neighbor.shape[1]
+    own, like = np.empty(len(nodes), np.int32), np.empty(len(nodes), np.int32)
+    distinct = _distinct(nodes, since, cutoff, own, like)
     counts, blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
-    seen = np.int64(0)
-    for first in range(0, len(nodes), AHEAD):
-        last = min(first + AHEAD, len(nodes))
-        seen += locate(g, nodes, cutoff, num_nodes, first, last, counts, blocks)
-        for r in range(first, last):
-            found, count, block = 0, counts[r - first], blocks[r - first]
+    for first in range(0, distinct, AHEAD):
+        last = min(first + AHEAD, distinct)
+        locate(g, nodes, cutoff, num_nodes, num_edges, own, first, last, counts, blocks)
+        for i in range(last - first):
+            r = own[first + i]
+            found, count, block = 0, counts[i], blocks[i]
             if count > 0:
                 at = g.nodes[4 * nodes[r] + DIRECTORY]
                 start = g.blocks[at + block] & GONE
@@ -58,7 +85,7 @@ def sample_recent(
                     row = g.entries[entry]
                     edge = row >> 32
                     if edge < resident and since[r] < resident:
-                        return False, seen  # offloaded rows read as edge 0: not asked whether they lie before since
+                        return False  # offloaded rows read as edge 0: not asked whether they lie before since
                     if edge < since[r]:
                         break
                     if row & GONE != GONE:
@@ -66,8 +93,12 @@ def sample_recent(
                         eid[r, found] = edge + first_edge
                         found += 1
                     entry -= 1
-            _pad(r, found, neighbor, eid, mask)
-    return True, seen
+            _pad(np.int64(r), found, neighbor, eid, mask)
+    for r in range(len(nodes)):
+        if like[r] != r:
+            for i in range(k):
+                neighbor[r, i], eid[r, i], mask[r, i] = neighbor[like[r], i], eid[like[r], i], mask[like[r], i]
+    return True
 
 
 @inner
@@ -127,7 +158,7 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
 @kernel
 def sample_uniform(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
-    first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],
+    num_edges: int, first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],
     mask: NDArray[Any],
 ) -> Any:
     """Entries with edge id in [since[r], cutoff[r]) that are not hidden, each as likely as any other. As `sample_recent`.
@@ -138,14 +169,16 @@ def sample_uniform(
     ends, starts, blocks = np.empty(AHEAD, np.int64), np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     chosen, found = np.empty((AHEAD, k), np.int64), np.empty(AHEAD, np.int64)
     listed = np.empty(0, np.int64)
-    seen = np.int64(0)
+    own = np.empty(len(nodes), np.int32)
+    asked = False
+    for r in range(len(nodes)):
+        own[r] = r
+        asked = asked or since[r] > 0
     for first in range(0, len(nodes), AHEAD):
         last = min(first + AHEAD, len(nodes))
-        seen += locate(g, nodes, cutoff, num_nodes, first, last, ends, blocks)
-        if since[first: last].max() > 0:
-            seen += locate(g, nodes, since, num_nodes, first, last, starts, blocks)
-        else:
-            starts[:] = 0
+        locate(g, nodes, cutoff, num_nodes, num_edges, own, first, last, ends, blocks)
+        if asked:
+            locate(g, nodes, since, num_nodes, num_edges, own, first, last, starts, blocks)
         for r in range(first, last):
             i, node = r - first, nodes[r]
             begin, count = starts[i], ends[i] - starts[i]
@@ -153,7 +186,7 @@ def sample_uniform(
             if count <= 0:
                 continue
             if since[r] < resident and g.entries[_entry(g, node, begin)] >> 32 < resident:
-                return False, seen
+                return False
             state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(first_root + r + 1))
             if g.hidden[node]:
                 if len(listed) < count:
@@ -165,11 +198,17 @@ def sample_uniform(
             else:
                 found[i] = _choose(state, count, k, replace, chosen[i])
                 for j in range(found[i]):
-                    chosen[i, j] = _entry(g, node, begin + chosen[i, j])
+                    chosen[i, j] += begin
+                    prefetch(g.blocks, g.nodes[4 * node + DIRECTORY] + block_of(g, chosen[i, j]))
+        for r in range(first, last):
+            for j in range(found[r - first]):
+                if not g.hidden[nodes[r]]:
+                    chosen[r - first, j] = _entry(g, nodes[r], chosen[r - first, j])
+                prefetch(g.entries, chosen[r - first, j])
         for r in range(first, last):
             for j in range(found[r - first]):
                 row = g.entries[chosen[r - first, j]]
                 neighbor[r, j] = row & GONE
                 eid[r, j] = (row >> 32) + first_edge
             _pad(r, found[r - first], neighbor, eid, mask)
-    return True, seen
+    return True

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from streamd.demo.streams import stream_named
 from streamd.events import Progress, Schema
@@ -100,6 +101,24 @@ def test_the_compact_form_holds_the_same_edges_between_distinct_nodes(prop_time)
     assert (got.node[got.root] == layer.root).all() and (got.time[got.root] == layer.root_time).all()
     assert (got.node[got.edge_index[0]] == layer.neighbor[layer.mask]).all() and (got.eid == layer.eid[layer.mask]).all()
     assert (got.node[got.edge_index[1]] == layer.root[np.nonzero(layer.mask)[0]]).all()
+
+
+def test_the_compact_form_is_what_a_layer_of_pyg_takes():
+    data, nn = pytest.importorskip("torch_geometric.data"), pytest.importorskip("torch_geometric.nn")
+    src, dst, time = stream(400)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    layer, = TemporalSampler(graph, [5], columns=columns_of(time)).sample(np.array([1, 25, 99, 1]), np.full(4, time[300]))
+    got = layer.compact()
+    feature = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    pyg = data.Data(x=feature[got.node], edge_index=torch.as_tensor(got.edge_index))
+    pyg.validate()
+    mean = nn.SimpleConv(aggr="mean")(pyg.x, pyg.edge_index)[got.root]
+    mask = torch.as_tensor(layer.mask)[..., None]
+    plain = (feature[layer.neighbor] * mask).sum(1) / mask.sum(1).clamp(min=1)
+    assert layer.mask.any(axis=1).tolist() == [True, True, False, True]
+    once = [0, 1, 2]  # node 1 is asked twice: as one root with the edges of both
+    assert torch.allclose(mean[once], plain[once], atol=1e-6) and torch.equal(mean[3], mean[0])
 
 
 def test_times_and_features_come_from_the_mapped_segments(tmp_path):
