@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.table import Table
 
-from streamd.demo.twins import DAY_US, NUM_HALF_LIVES, TwinWindow
+from streamd.training.regimes import DAY_US, RegimeWindow, best_half_life
 from streamd.training.scores import Measures
 from streamd.windows.history import WindowRecord
 
@@ -23,19 +23,9 @@ class Row:
     means: dict[str, tuple[float, float]]
 
 
-def best_half_life(windows: Sequence[TwinWindow], cut: int, num_events: int) -> int:
-    """Number of the popularity half-life with the best MRR between 20% and 30% of the events (the protocol's choice)."""
-    tuning = [w for w in windows if int(0.2 * num_events) <= w.window.first_edge < cut and w.num_scored]
-    if not tuning:
-        return 2
-    weight = [w.num_scored for w in tuning]
-    return int(np.argmax([np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
-                          for h in range(NUM_HALF_LIVES)]))
-
-
-def rows(records: Sequence[WindowRecord], windows: Sequence[TwinWindow], cut: int, num_events: int) -> list[Row]:
+def rows(records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int) -> list[Row]:
     """One row per event-time day, then the total over the windows after the first 30% of the events."""
-    half_life = best_half_life(windows, cut, num_events)
+    half_life = best_half_life(windows, int(0.2 * num_events), cut)
     twins = {w.window.first_edge: w for w in windows}
     days: dict[int, list[tuple[int, int, dict[str, Measures]]]] = {}
     for record in records:

@@ -56,8 +56,12 @@ class LiveGraph:
         end = max(self.edge, min(self.edge + slice_edges, until_edge))
         self.insert(end)
         src, dst, time = self.log.edges(self.edge, end)
-        self.facts.advance(src, dst, time, self.log.deletions.of_nodes)
+        self.advance(src, dst, time)
         return len(src)
+
+    def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> None:
+        """Move the facts over the next edges."""
+        self.facts.advance(src_E, dst_E, time_E, self.log.deletions.of_nodes)
 
     def advance_scoring(self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64) -> Float32:
         """Move the facts over the next edges, as `PairFacts.advance_scoring` does."""

@@ -61,8 +61,10 @@ class Learner:
             self.memory.commit(updated, chunk.edges)
         return logits
 
-    def learn(self, window_edge: int) -> Learned | None:
+    def learn(self, window_edge: int, epochs: int | None = None) -> Learned | None:
         """Learn what was scored since `begin`; None where nothing was. Memory ends as of the new weights.
+
+        epochs: `training.epochs` where None.
 
         Where a loss or weight is not finite the weights of before stand, and `finite` says so.
         """
@@ -75,7 +77,7 @@ class Learner:
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
         replayed = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
         loss = math.nan
-        for epoch in range(self._training.epochs):
+        for epoch in range(epochs or self._training.epochs):
             torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
             loss = self._epoch(weights, replayed)
         self.model.eval()
@@ -90,6 +92,12 @@ class Learner:
             self.replay.offer(chunk)
         self.num_learned += 1
         return Learned(loss, finite, before, after, count)
+
+    def take_over(self, other: "Learner") -> None:
+        """Go on from what another learned: weights, optimizer, memory, past. The other is not used any more."""
+        self.model, self.optimizer, self.memory = other.model, other.optimizer, other.memory
+        self.replay, self.tail, self.num_learned = other.replay, other.tail, other.num_learned
+        self.begin()
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Take what deletes hide out of what is kept for learning it again."""

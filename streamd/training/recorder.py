@@ -50,16 +50,21 @@ class Recorder:
         src, dst, time = self._log.edges(first, end)
         return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)), self._log.deletions.of_nodes)
 
-    def chunks(self, window: Window, standing: bool = False, pool: Int64 | None = None) -> Iterator[RecordedChunk]:
+    def chunks(
+        self, window: Window, standing: bool = False, pool: Int64 | None = None, stale_events: int | None = 0,
+        recorded: bool = True
+    ) -> Iterator[RecordedChunk]:
         """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
 
         standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
         pool: nodes negatives are drawn from, by default all destinations before the window.
+        stale_events: facts lag, moving every so many events of a chunk; None, only with the window. recorded: False
+        moves the state only.
         """
         self.live.hide_deleted()
         rows = self.rows(window.first_edge, window.end_edge)
         pool = self.live.destinations() if pool is None else pool
-        chosen = self._chosen(rows) if len(pool) >= 2 else np.zeros(0, np.int64)
+        chosen = self._chosen(rows) if recorded and len(pool) >= 2 else np.zeros(0, np.int64)
         standing_edge = self.edge
         if not standing:
             self.live.insert(window.end_edge)
@@ -71,8 +76,10 @@ class Recorder:
             candidates = np.concatenate([dst[:, None], wrong], 1)
             before_edge = standing_edge if standing else part.first_edge
             self.live.take_features(before_edge)
-            if standing:
+            if standing or stale_events is None:
                 facts = self.live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+            elif stale_events:
+                facts = self._stale_facts(part, asked, candidates, stale_events)
             else:
                 facts = self.live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
             score = learn = None
@@ -81,6 +88,18 @@ class Recorder:
                 src = part.src_E[asked]
                 score, learn = self._inputs(part.first_edge + asked, facts, src, candidates, before_edge, query_us)
             yield RecordedChunk(part, score, learn)
+        if stale_events is None and not standing:
+            self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
+
+    def _stale_facts(self, part: EdgeRows, asked: Int64, candidates: Int64, every: int) -> Float32:
+        """Facts of each asked event as of the first of its group of `every` events; then the state is behind the chunk."""
+        out = []
+        for a in range(0, len(part.src_E), every):
+            b = a + every
+            group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
+            out.append(self.live.facts.rows(part.src_E[asked[group]], part.time_E[asked[group]], candidates[group]))
+            self.live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
+        return np.concatenate(out)
 
     def _chosen(self, rows: EdgeRows) -> Int64:
         """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from streamd.demo.streams import STREAMS, stream_named
-from streamd.demo.table import best_half_life, render, rows
-from streamd.demo.twins import NUM_HALF_LIVES, Twins, TwinWindow
+from streamd.demo.table import render, rows
+from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.events import Schema
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
+from streamd.training.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
 from tests.builders import HOUR, Record, settings, stream, write_log
@@ -77,12 +78,12 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
     def twin(edge, best):
         scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
-        return TwinWindow(Window(0, 1, edge, edge + 1), 1, scores)
+        return RegimeWindow(Window(0, 1, edge, edge + 1), 1, scores, {})
 
-    assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 30, 100) == 4
-    assert best_half_life([], 30, 100) == 2
+    assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 20, 30) == 4
+    assert best_half_life([], 20, 30) == 2
 
 
 def test_a_window_without_scores_has_no_row():
     record = WindowRecord(0, 10, 0, 5, 0, "", "rule", False, "", {}, None, {}, 0.0)
-    assert rows([record], [TwinWindow(Window(0, 10, 0, 5), 0, {})], 0, 5) == []
+    assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, {}, {})], 0, 5) == []

@@ -1,0 +1,168 @@
+"""Ways of keeping a model up to date, side by side over the same windows and negatives.
+
+All are of one architecture, and share epochs, replay and starting point:
+
+- live: learns every window after it was scored;
+- frozen: learns like the live one until a cut, then its weights stand still while graph, facts and memory move on;
+- nightly weights, live state: learns each midnight (of event time) over the day before, from inputs as of each event;
+- nightly: the same, but weights and state stand still for the day, and it learns from inputs of that staleness. On the
+  first day, with no day before to stand on, it is the twin above.
+
+And rules that cost nothing: EdgeBank, popularity at each half-life, partners + popularity.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.events import Float32
+from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.models.rule import NAME as RULE
+from streamd.models.rule import rule_scores
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings
+from streamd.training.learner import Learner
+from streamd.training.recorder import RecordedChunk, Recorder
+from streamd.training.replay import ReplayStore
+from streamd.training.scores import Measures, measures
+from streamd.windows import Window
+
+DAY_US = 86_400_000_000
+NUM_HALF_LIVES = 5
+SKIPPED = 0.05
+LEARNED = ("live", "nightly", "nightly_live", "frozen")
+
+
+@dataclass(frozen=True)
+class RegimeWindow:
+    """Scores of one window: regime or rule -> measures; popularity once per half-life. seconds: regime -> wall time."""
+
+    window: Window
+    num_scored: int
+    scores: dict[str, Measures]
+    seconds: dict[str, float]
+
+
+class Regimes:
+    """Owner of a learner per regime and of up to two recorders; one thread."""
+
+    def __init__(
+        self, settings: Settings, log: LogReader, names: Sequence[str], cut: int, initial_epochs: int = 0,
+        stale_events: int | None = 0
+    ) -> None:
+        """names: of LEARNED. cut: the edge from which the frozen one stands still.
+
+        initial_epochs: where above 0, what lies before the cut is not scored but learned at once, for so many epochs, by
+        one model that all begin as; its first twentieth only fills the state. stale_events: see `Recorder.chunks`.
+        """
+        assert log.state is not None
+        self._settings, self._cut, self._epochs, self._stale = settings, cut, initial_epochs, stale_events
+        self._width_us = settings.windows.width_seconds * 1_000_000
+        self._day: int | None = None
+        self._day_edge = 0
+        self._moving = Recorder(settings, log)
+        self._standing = Recorder(settings, log) if "nightly" in names else None
+        hours = max(1, DAY_US // self._width_us)
+        daily = settings.model_copy(update={"training": settings.training.model_copy(
+            update={"replay_events": settings.training.replay_events * hours})})
+        schema, first = log.state.schema, log.first_edge
+        self._learners = {name: Learner(daily if name.startswith("nightly") else settings, schema, self._replay(), first)
+                          for name in names}
+        self._base = Learner(settings, schema, self._replay(), first) if initial_epochs else None
+        self._seconds = dict.fromkeys(names, 0.0)
+
+    def window(self, window: Window) -> RegimeWindow | None:
+        """Score a window under every regime, then let those learn whose turn it is. None for one before the cut that
+        is learned at once."""
+        if self._base is not None and window.first_edge < self._cut:
+            shown = window.first_edge >= SKIPPED * self._cut
+            for chunk in self._moving.chunks(window, stale_events=self._stale, recorded=shown):
+                self._base.score(chunk)
+            return None
+        if self._base is not None:
+            self._begin_alike(window.first_edge)
+        self._seconds = dict.fromkeys(self._learners, 0.0)
+        self._midnight(window)
+        parts: dict[str, list[Float32]] = {}
+        standing = self._learners.get("nightly")
+        pool = self._moving.live.destinations()
+        for name in ("live", "frozen"):
+            if name in self._learners:
+                self._learners[name].begin()
+        for chunk in self._moving.chunks(window, stale_events=self._stale):
+            for name, learner in self._learners.items():
+                if not learner.standing:
+                    self._add(parts, name, chunk)
+            if chunk.score is not None:
+                for name, scores in _rules(chunk.score.facts_ECF.numpy()).items():
+                    parts.setdefault(name, []).append(scores)
+        if standing is not None and standing.standing and self._standing is not None:
+            for chunk in self._standing.chunks(window, standing=True, pool=pool):
+                self._add(parts, "nightly", chunk)
+        if "live" in self._learners:
+            self._learn("live", window.first_edge)
+        if "frozen" in self._learners and window.first_edge < self._cut:
+            self._learn("frozen", window.first_edge)
+        table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
+        return RegimeWindow(window, sum(len(x) for x in parts.get(RULE, [])), table, self._seconds)
+
+    def _begin_alike(self, edge: int) -> None:
+        """Learn all before the cut, and let every regime begin as the model that did."""
+        assert self._base is not None
+        self._base.learn(edge, epochs=self._epochs)
+        self._base.begin()
+        for learner in self._learners.values():
+            learner.take_over(copy.deepcopy(self._base))
+        self._base = None
+
+    def _replay(self) -> ReplayStore:
+        s = self._settings
+        return ReplayStore(None, max(1, s.training.replay_capacity_events // s.model.memory_chunk), s.training.seed)
+
+    def _midnight(self, window: Window) -> None:
+        """When a window begins another day, the nightly ones learn the day before and catch up with it."""
+        day = window.start_us // DAY_US
+        if day == self._day:
+            return
+        for name in ("nightly_live", "nightly"):
+            if self._day is not None and name in self._learners:
+                self._learn(name, self._day_edge)
+                self._learners[name].begin()
+        if self._day is not None and self._standing is not None:
+            self._learners["nightly"].standing = True
+            self._standing.rebuild(window.first_edge)
+        self._day, self._day_edge = day, window.first_edge
+
+    def _learn(self, name: str, edge: int) -> None:
+        begun = time.perf_counter()
+        self._learners[name].learn(edge)
+        self._seconds[name] += time.perf_counter() - begun
+
+    def _add(self, parts: dict[str, list[Float32]], name: str, chunk: RecordedChunk) -> None:
+        begun = time.perf_counter()
+        learner = self._learners[name]
+        logits = learner.score(chunk)
+        self._seconds[name] += time.perf_counter() - begun
+        if chunk.score is not None:
+            scores = logits if learner.num_learned else rule_scores(chunk.score.facts_ECF.numpy())
+            parts.setdefault(name, []).append(scores)
+
+
+def _rules(facts_ECF: Float32) -> dict[str, Float32]:
+    seen = (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
+    return {"edgebank": seen, RULE: rule_scores(facts_ECF)} | {
+        f"popularity_{h}": facts_ECF[..., LOG_SHARE + h] for h in range(NUM_HALF_LIVES)}
+
+
+def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:
+    """Number of the popularity half-life with the best MRR over scored windows that begin in edges [first, cut); the
+    third where there are none."""
+    tuning = [w for w in windows if first <= w.window.first_edge < cut and w.num_scored]
+    if not tuning:
+        return 2
+    weight = [w.num_scored for w in tuning]
+    return int(np.argmax([np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
+                          for h in range(NUM_HALF_LIVES)]))

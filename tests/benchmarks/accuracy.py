@@ -1,0 +1,119 @@
+"""Accuracy under the protocol of the peers' `baselines.py`, on the streams beside it: same windows, batches, negatives.
+
+`python -m tests.benchmarks.accuracy STREAM [--name tgn] [--stale 200] [--seeds 0,1,2] [--set model.dim=100 ...]` prints one
+line of JSON per seed. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
+"""
+
+import argparse
+import csv
+import gzip
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from streamd.segments.reader import LogReader
+from streamd.settings import load_settings
+from streamd.training.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
+from streamd.windows import next_window
+from tests.benchmarks.measure import SHARED, Row, write_edges
+
+DAY = 86_400
+WIDTH = {"wikipedia": DAY, "collegemsg": 7 * DAY, "mathoverflow": 60 * DAY, "nyc-green-taxi": DAY}
+STALE_TARGET = {"wikipedia": (0.865, 0.988), "collegemsg": (0.648, 0.948), "nyc-green-taxi": (0.446, 0.929), "mathoverflow": (0.760, 0.973)}
+FRESH_TARGET = {"wikipedia": (0.907, 0.992), "collegemsg": (0.799, 0.972), "nyc-green-taxi": (0.447, 0.930), "mathoverflow": (0.875, 0.988)}
+"""MRR and AP of the peer's pair network (200 events old: the line to reach)."""
+
+
+def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """src, dst, time in seconds, features float32[E, D] of a stream, as the protocol has them."""
+    with gzip.open(SHARED.parent / "data" / name / "edges.csv.gz", "rt") as file:
+        rows = list(csv.reader(file))
+    head, body = rows[0], rows[1:]
+    src, dst, when = (np.array([int(float(r[head.index(c)])) for r in body], np.int64) for c in ("src", "dst", "t"))
+    features = np.zeros((len(body), 0), np.float32)
+    if name == "nyc-green-taxi":
+        kept = [i for i in range(head.index("duration_s"), len(head)) if head[i] != "tip_amount"]
+        features = np.array([[float(r[i]) for i in kept] for r in body], np.float32)
+    elif name == "mathoverflow":
+        features = np.eye(3, dtype=np.float32)[[int(r[head.index("etype")]) for r in body]]
+    return src, dst, when, features
+
+
+def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[RegimeWindow], int, int, float]:
+    """Windows of one run, first edge behind the initial part, edges in all, seconds."""
+    src, dst, when, features = read(name)
+    width = WIDTH[name]
+    cut_time = int(when[int(0.3 * len(src))])
+    cut = int(np.searchsorted(when, cut_time))
+    shifted = (when - cut_time + -(-(cut_time - int(when[0])) // width) * width) * 1_000_000
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        write_edges(path, list(range(int(max(src.max(), dst.max())) + 1)), src, dst, shifted, features, int(shifted[-1]) + 10**15)
+        half_lives = tuple(f * width for f in (0.001, 0.02, 0.1, 0.5, 8))
+        settings = load_settings(None, {
+            "data_dir": path, "stream.edge_feature_dim": features.shape[1], "windows.width_seconds": width,
+            "windows.max_events": 10**9, "training.tail_share": 0, "training.replay_events": 0, "training.replay_capacity_events": 0,
+            "model.half_lives_seconds": half_lives} | {k.replace("__", "."): v for k, v in values.items()}, environ={})[0]
+        log = LogReader(path)
+        log.refresh()
+        begun = time.perf_counter()
+        run, out, edge = Regimes(settings, log, regimes, cut, 10, stale), [], 0
+        while (window := next_window(log, edge, width * 1_000_000)) is not None:
+            scored = run.window(window)
+            if scored is not None:
+                out.append(scored)
+            edge = window.end_edge
+            print(f"\r{name} edge {edge} of {len(src)}, {time.perf_counter() - begun:.0f} s", end="", file=sys.stderr)
+        return out, cut, len(src), time.perf_counter() - begun
+
+
+def means(windows: list[RegimeWindow]) -> dict[str, dict[str, float]]:
+    """Event-weighted means over windows."""
+    weight = [w.num_scored for w in windows]
+    return {name: {m: round(float(np.average([w.scores[name][m] for w in windows], weights=weight)), 4) for m in ("mrr", "hits10", "ap", "auc")}
+            for name in windows[0].scores}
+
+
+def run() -> list[Row]:
+    """The cheapest model of ours, 200 events old and fresh, on the smallest stream; the rest by hand, it takes an hour."""
+    if not (SHARED.parent / "data" / "collegemsg").exists():
+        return []
+    rows = []
+    for stale, target in ((200, STALE_TARGET), (0, FRESH_TARGET)):
+        got = means(protocol("collegemsg", stale, model__name="pair")[0])["live"]
+        rows += [Row(f"collegemsg, facts {stale} events old, pair: {m}", got[m], m, target["collegemsg"][i], "the peer's pair network")
+                 for i, m in enumerate(("mrr", "ap"))]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stream", choices=list(WIDTH))
+    parser.add_argument("--name", default="tgn")
+    parser.add_argument("--stale", type=int, default=200)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--regimes", default="live,frozen")
+    parser.add_argument("--set", action="append", default=[])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    values = {k: json.loads(v) for k, v in (s.split("=", 1) for s in asked.set)}
+    for seed in map(int, asked.seeds.split(",")):
+        windows, cut, total, seconds = protocol(
+            asked.stream, asked.stale, asked.regimes.split(","), **{"model.name": asked.name, "training.seed": seed} | values)
+        got = means(windows)
+        half = best_half_life(windows, int(0.2 * total), cut)
+        target = (STALE_TARGET if asked.stale else FRESH_TARGET)[asked.stream]
+        per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
+        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "target": target,
+                          "seconds": round(seconds), "per_window": per_window,
+                          **{k: (v["mrr"], v["ap"]) for k, v in got.items() if not k.startswith("popularity")},
+                          "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
