@@ -79,11 +79,16 @@ class GraphSettings(Branch):
 
 
 class ModelSettings(Branch):
-    name: Literal["tgn", "pair"] = Field("tgn", description="tgn: pair facts plus TGN; pair: pair facts only")
+    name: Literal["tgn", "tgat", "dysat", "sage", "gat", "pair"] = Field(
+        "tgn", description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat; pair: none")
+    pair_facts: bool = Field(True, description="false: the graph layers alone, as their papers have them")
     dim: Positive = Field(64, description="width of memory and embeddings")
     time_dim: Positive = Field(32, description="width of the time encoding")
     heads: Positive = Field(2, description="attention heads")
-    neighbors: Positive = Field(10, description="recent neighbours per node")
+    neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
+    id_rows: Natural = Field(0, description="learned vectors per node id, ids modulo this; 0 for none (new nodes have none)")
+    snapshots: Positive = Field(3, description="windows of time that dysat looks at")
+    snapshot_seconds: Positive = Field(86_400, description="width of each of them")
     memory_chunk: Positive = Field(200, description="edges per canonical chunk of memory")
     max_pairs: Positive = Field(2_000_000, description="most recently touched pairs whose facts are kept")
     half_lives_seconds: tuple[float, float, float, float, float] = Field(
@@ -93,6 +98,8 @@ class ModelSettings(Branch):
 class TrainingSettings(Branch):
     epochs: Positive = Field(2, description="passes over each window")
     learning_rate: float = Field(1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this")
+    replay: Literal["uniform", "recent", "none"] = Field(
+        "uniform", description="what of the past is kept for replay: a uniform sample of all of it, the newest, nothing")
     replay_events: Natural = Field(200, description="past events replayed per window and epoch")
     replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
     tail_share: float = Field(0.1, ge=0, lt=1, description="share of a window held out to check the new version")

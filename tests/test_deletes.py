@@ -110,14 +110,16 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
     assert life.learn(trainer)
     deletions = trainer._log.deletions
     for chunk in [c.learn for c in seen if c.learn is not None]:
-        around = chunk.node_M[chunk.neighbor_UK][chunk.mask_UK]
-        assert not (around == GONE).any() and not (chunk.eid_UK[chunk.mask_UK] == single).any()
-        assert not (chunk.node_M[chunk.root_U] == GONE).any(), "neither source nor candidate"
+        hop, = chunk.hops
+        around = chunk.node_M[hop.neighbor_UK][hop.mask_UK]
+        assert not (around == GONE).any() and not (hop.eid_UK[hop.mask_UK] == single).any()
+        assert not (chunk.node_M[hop.root_U] == GONE).any(), "neither source nor candidate"
     for recorded in [*trainer._learner.replay._chunks, *trainer._learner.tail]:
         x, gone_M = recorded.inputs, recorded.inputs.node_M == GONE
         assert not recorded.state_MD[gone_M].any() and not x.node_MD[gone_M].any()
-        assert not (x.mask_UK & gone_M[x.neighbor_UK]).any() and not x.edge_UKD[x.eid_UK == single].any()
-        hit = gone_M[x.root_U][x.src_E] | torch.isin(x.event_E, torch.tensor([single]))
+        hop, = x.hops
+        assert not (hop.mask_UK & gone_M[hop.neighbor_UK]).any() and not hop.edge_UKD[hop.eid_UK == single].any()
+        hit = gone_M[hop.root_U][x.src_E] | torch.isin(x.event_E, torch.tensor([single]))
         assert not x.weight_E[hit].any() and not x.facts_ECF[hit].any()
     assert not trainer._learner.memory.state[GONE].any() and deletions.hides_edges(np.array([single]))[0]
 

@@ -94,18 +94,18 @@ class BlockGraph:
 
     def uniform(
         self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
-        since_edge: int | Int64 = 0, first_root: int = 0
+        since_edge: int | Int64 = 0
     ) -> Neighbors:
         """k neighbours of each node drawn uniformly among its edges [since_edge, before_edge).
 
-        Without replacement all of them where there are at most k. A root's draw is a function of seed and its place, which
-        counts from `first_root`. Raises: OffloadedError.
+        Without replacement all of them where there are at most k. A draw is a function of seed, node and cutoff.
+        Raises: OffloadedError.
         """
         since, cutoff = self._range(nodes_R, since_edge, before_edge)
         out = _room(len(nodes_R), k)
         return self._answer(out, sample_uniform(
             self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.num_edges - self.first_edge,
-            self.first_edge, replace, seed, first_root, out.neighbor, out.eid, out.mask))
+            self.first_edge, replace, seed, out.neighbor, out.eid, out.mask))
 
     def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
         # Fresh arrays, so that kernels are compiled for one kind of array only.

@@ -1,52 +1,103 @@
-"""What a model needs to embed some nodes: their recent neighbours with times and features, ids made compact."""
+"""What a model needs to embed some nodes: sampled neighbours with times and features, ids made compact."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.gather import edge_features, edge_times
+from streamd.graph.blocks import BlockGraph, Neighbors
+from streamd.graph.gather import edge_features, edge_times, edges_before
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments.columns import EdgeColumns
 
 
 @dataclass(frozen=True)
-class Neighborhood:
-    """U roots, their K neighbours, and the M distinct nodes among both. All raw: nothing standardised or scaled.
+class Sampling:
+    """How neighbours are sampled: `count` a root. strategy: recent and uniform go `hops` deep, hop after hop; window takes
+    the newest of each of `hops` windows of `width_us` back from the query, all of the same roots (DySAT)."""
 
-    node_M: int64 node ids, -1 is a node never seen. root_U, neighbor_UK: int64 places in node_M. eid_UK:
-    int64 edge ids. mask_UK: bool. ago_UK: int64 microseconds from the neighbour's event to the query time. edge_UKD,
-    node_MD: float32 features.
-    """
+    strategy: Literal["recent", "uniform", "window"]
+    count: int
+    hops: int = 1
+    width_us: int = 0
+    seed: int = 0
 
-    node_M: Int64
+
+@dataclass(frozen=True)
+class Hop:
+    """U roots and their K neighbours. root_U, neighbor_UK: int64 places among the nodes of the neighbourhood. eid_UK: int64
+    edge ids. mask_UK: bool. ago_UK: int64 microseconds from the neighbour's event to the query. edge_UKD: float32."""
+
     root_U: Int64
     neighbor_UK: Int64
     eid_UK: Int64
     mask_UK: Bools
     ago_UK: Int64
     edge_UKD: Float32
+
+    def rows(self, kept: Int64 | Bools, renumber: Int64) -> "Hop":
+        """Some of the roots, in nodes numbered anew."""
+        return Hop(renumber[self.root_U[kept]], renumber[self.neighbor_UK[kept]], self.eid_UK[kept], self.mask_UK[kept],
+                   self.ago_UK[kept], self.edge_UKD[kept])
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """The hops around some roots, and the M distinct nodes in them. All raw: nothing standardised or scaled.
+
+    node_M: int64 node ids, -1 is a node never seen. node_MD: float32 features. The first hop's roots are those asked for;
+    the next hop's are the distinct ones among the first's roots and neighbours, unless the hops are windows of time.
+    """
+
+    node_M: Int64
     node_MD: Float32
+    hops: tuple[Hop, ...]
+    windows: bool = False
 
     def subset(self, places: Int64) -> "Neighborhood":
         """The same for some of the roots."""
-        kept = np.concatenate([self.root_U[places], self.neighbor_UK[places].ravel()])
+        kept: list[Int64 | Bools] = []
         used = np.zeros(len(self.node_M), np.bool_)
-        used[kept] = True
+        for number, hop in enumerate(self.hops):
+            kept.append(places if number == 0 or self.windows else used[hop.root_U])
+            used[hop.root_U[kept[-1]]] = True
+            used[hop.neighbor_UK[kept[-1]]] = True
         renumber = np.cumsum(used) - 1
-        return Neighborhood(self.node_M[used], renumber[self.root_U[places]], renumber[self.neighbor_UK[places]],
-                            self.eid_UK[places], self.mask_UK[places], self.ago_UK[places], self.edge_UKD[places],
-                            self.node_MD[used])
+        hops = tuple(hop.rows(rows, renumber) for hop, rows in zip(self.hops, kept, strict=True))
+        return Neighborhood(self.node_M[used], self.node_MD[used], hops, self.windows)
 
 
 def look_around(
-    graph: BlockGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int, query_us: int, k: int
+    graph: BlockGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int, query_us: int,
+    sampling: Sampling
 ) -> Neighborhood:
     """Neighbourhoods of distinct roots among edges below `before_edge`, at query time `query_us`."""
-    found = graph.recent(roots_U, before_edge, k)
-    neighbor = np.where(found.mask, found.neighbor, roots_U[:, None])
-    nodes, places = np.unique(np.concatenate([roots_U, neighbor.ravel()]), return_inverse=True)
-    ago = np.where(found.mask, query_us - edge_times(columns, found.eid, found.mask), 0)
-    return Neighborhood(nodes, places[: len(roots_U)], places[len(roots_U):].reshape(neighbor.shape), found.eid, found.mask,
-                        ago, edge_features(columns, found.eid, found.mask), features.of(nodes))
+    asked, found, near = [], [], []
+    since = cutoff = before_edge
+    if sampling.strategy == "window":
+        back = query_us + 1 - sampling.width_us * np.arange(sampling.hops + 1)
+        starts = np.minimum(edges_before(columns, back), before_edge)
+    roots = roots_U
+    for number in range(sampling.hops):
+        if sampling.strategy == "window":
+            since, cutoff = int(starts[number + 1]), int(starts[number]) if number else before_edge
+            got: Neighbors = graph.recent(roots, cutoff, sampling.count, since)
+        elif sampling.strategy == "uniform":
+            got = graph.uniform(roots, before_edge, sampling.count, sampling.seed + number)
+        else:
+            got = graph.recent(roots, before_edge, sampling.count)
+        asked.append(roots)
+        found.append(got)
+        near.append(np.where(got.mask, got.neighbor, roots[:, None]))
+        if sampling.strategy != "window":
+            roots = np.unique(np.concatenate([roots, near[-1].ravel()]))
+    nodes, places = np.unique(np.concatenate([part.ravel() for pair in zip(asked, near, strict=True) for part in pair]),
+                              return_inverse=True)
+    hops, at = [], 0
+    for root, got, neighbor in zip(asked, found, near, strict=True):
+        root_at, at = places[at: at + len(root)], at + len(root)
+        neighbor_at, at = places[at: at + neighbor.size].reshape(neighbor.shape), at + neighbor.size
+        ago = np.where(got.mask, query_us - edge_times(columns, got.eid, got.mask), 0)
+        hops.append(Hop(root_at, neighbor_at, got.eid, got.mask, ago, edge_features(columns, got.eid, got.mask)))
+    return Neighborhood(nodes, features.of(nodes), tuple(hops), sampling.strategy == "window")

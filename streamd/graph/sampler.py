@@ -61,7 +61,7 @@ class TemporalSampler:
     strategy: recent, the newest first; uniform, each edge as likely; window, `snapshots` windows of `width_us` back from
     the root's time, the newest of each (DySAT); static, uniform over all edges of the snapshot whatever their time.
     prop_time: a sampled neighbour is asked at its edge's time in the next hop, else at its root's.
-    seed: draws are the same for equal seeds, calls and any number of threads.
+    seed: a draw is a function of it, the root, its cutoff and the hop, whatever the batch and the number of threads.
     """
 
     def __init__(
@@ -142,5 +142,5 @@ class TemporalSampler:
         if self.strategy in ("recent", "window"):
             part = self.graph.recent(nodes[a:b], cutoff[a:b], k, since[a:b])
         else:
-            part = self.graph.uniform(nodes[a:b], cutoff[a:b], k, self.seed + number, self.replace, since[a:b], a)
+            part = self.graph.uniform(nodes[a:b], cutoff[a:b], k, self.seed + number, self.replace, since[a:b])
         return part.neighbor, part.eid, edge_times(self.columns, part.eid, part.mask), part.mask

@@ -51,6 +51,15 @@ def _distinct(nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], ow
     return found
 
 
+@inner
+def _repeat(like: NDArray[Any], neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any]) -> None:
+    """Give roots that ask what an earlier one does its answer."""
+    for r in range(len(like)):
+        if like[r] != r:
+            for i in range(neighbor.shape[1]):
+                neighbor[r, i], eid[r, i], mask[r, i] = neighbor[like[r], i], eid[like[r], i], mask[like[r], i]
+
+
 @kernel
 def sample_recent(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
@@ -94,10 +103,7 @@ def sample_recent(
                         found += 1
                     entry -= 1
             _pad(np.int64(r), found, neighbor, eid, mask)
-    for r in range(len(nodes)):
-        if like[r] != r:
-            for i in range(k):
-                neighbor[r, i], eid[r, i], mask[r, i] = neighbor[like[r], i], eid[like[r], i], mask[like[r], i]
+    _repeat(like, neighbor, eid, mask)
     return True
 
 
@@ -158,36 +164,38 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
 @kernel
 def sample_uniform(
     g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
-    num_edges: int, first_edge: int, replace: bool, seed: int, first_root: int, neighbor: NDArray[Any], eid: NDArray[Any],
+    num_edges: int, first_edge: int, replace: bool, seed: int, neighbor: NDArray[Any], eid: NDArray[Any],
     mask: NDArray[Any],
 ) -> Any:
     """Entries with edge id in [since[r], cutoff[r]) that are not hidden, each as likely as any other. As `sample_recent`.
 
-    Random numbers are a hash of seed, the root's place (from first_root on) and the draw: the same for any thread count.
+    Random numbers are a hash of seed, node, cutoff and the draw: a root's answer is the same in any batch, on any thread.
     """
     k = neighbor.shape[1]
     ends, starts, blocks = np.empty(AHEAD, np.int64), np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     chosen, found = np.empty((AHEAD, k), np.int64), np.empty(AHEAD, np.int64)
     listed = np.empty(0, np.int64)
-    own = np.empty(len(nodes), np.int32)
+    own, like = np.empty(len(nodes), np.int32), np.empty(len(nodes), np.int32)
+    distinct = _distinct(nodes, since, cutoff, own, like)
     asked = False
     for r in range(len(nodes)):
-        own[r] = r
         asked = asked or since[r] > 0
-    for first in range(0, len(nodes), AHEAD):
-        last = min(first + AHEAD, len(nodes))
+    for first in range(0, distinct, AHEAD):
+        last = min(first + AHEAD, distinct)
         locate(g, nodes, cutoff, num_nodes, num_edges, own, first, last, ends, blocks)
         if asked:
             locate(g, nodes, since, num_nodes, num_edges, own, first, last, starts, blocks)
-        for r in range(first, last):
-            i, node = r - first, nodes[r]
+        for i in range(last - first):
+            r = own[first + i]
+            node = nodes[r]
             begin, count = starts[i], ends[i] - starts[i]
             found[i] = 0
             if count <= 0:
                 continue
             if since[r] < resident and g.entries[_entry(g, node, begin)] >> 32 < resident:
                 return False
-            state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(first_root + r + 1))
+            state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(node + 1))
+            state = _mixed(state + np.uint64(cutoff[r]))
             if g.hidden[node]:
                 if len(listed) < count:
                     listed = np.empty(2 * count, np.int64)
@@ -200,15 +208,18 @@ def sample_uniform(
                 for j in range(found[i]):
                     chosen[i, j] += begin
                     prefetch(g.blocks, g.nodes[4 * node + DIRECTORY] + block_of(g, chosen[i, j]))
-        for r in range(first, last):
-            for j in range(found[r - first]):
-                if not g.hidden[nodes[r]]:
-                    chosen[r - first, j] = _entry(g, nodes[r], chosen[r - first, j])
-                prefetch(g.entries, chosen[r - first, j])
-        for r in range(first, last):
-            for j in range(found[r - first]):
-                row = g.entries[chosen[r - first, j]]
+        for i in range(last - first):
+            node = nodes[own[first + i]]
+            for j in range(found[i]):
+                if not g.hidden[node]:
+                    chosen[i, j] = _entry(g, node, chosen[i, j])
+                prefetch(g.entries, chosen[i, j])
+        for i in range(last - first):
+            r = own[first + i]
+            for j in range(found[i]):
+                row = g.entries[chosen[i, j]]
                 neighbor[r, j] = row & GONE
                 eid[r, j] = (row >> 32) + first_edge
-            _pad(r, found[r - first], neighbor, eid, mask)
+            _pad(np.int64(r), found[i], neighbor, eid, mask)
+    _repeat(like, neighbor, eid, mask)
     return True

@@ -5,7 +5,7 @@ D width of an embedding, T width of the time encoding.
 """
 
 from streamd.models.inputs import LinkInputs
-from streamd.models.link import LinkModel, build_model, link_loss
+from streamd.models.link import LinkModel, build_model, link_loss, sampling_of
 from streamd.models.memory import EdgeRows, Memory
 
-__all__ = ["EdgeRows", "LinkInputs", "LinkModel", "Memory", "build_model", "link_loss"]
+__all__ = ["EdgeRows", "LinkInputs", "LinkModel", "Memory", "build_model", "link_loss", "sampling_of"]

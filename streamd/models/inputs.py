@@ -12,12 +12,23 @@ from streamd.graph.neighborhood import Neighborhood
 
 
 @dataclass(frozen=True)
+class HopInputs:
+    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph layers."""
+
+    root_U: Tensor
+    neighbor_UK: Tensor
+    eid_UK: Tensor
+    mask_UK: Tensor
+    ago_UK: Tensor
+    edge_UKD: Tensor
+
+
+@dataclass(frozen=True)
 class LinkInputs:
     """E events with C candidates each, the true destination first, and the neighbourhood of the U nodes among them.
 
-    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots. weight_E: float32, 0
-    leaves an event out of the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors, with no neighbours
-    (K = 0) for a model without graph layers.
+    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots of the first hop.
+    weight_E: float32, 0 leaves an event out of the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
     event_E: Tensor
@@ -26,21 +37,29 @@ class LinkInputs:
     candidate_EC: Tensor
     weight_E: Tensor
     node_M: Tensor
-    root_U: Tensor
-    neighbor_UK: Tensor
-    eid_UK: Tensor
-    mask_UK: Tensor
-    ago_UK: Tensor
-    edge_UKD: Tensor
     node_MD: Tensor
+    hops: tuple[HopInputs, ...]
 
     @property
     def num_events(self) -> int:
         return len(self.src_E)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All fields by name, for storing."""
-        return {f.name: getattr(self, f.name).contiguous() for f in fields(self)}
+        """All fields by name, for storing; `restored` takes them back."""
+        out = {f.name: getattr(self, f.name).contiguous() for f in fields(self) if f.name != "hops"}
+        for number, hop in enumerate(self.hops):
+            out |= {f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)}
+        return out
+
+    @classmethod
+    def restored(cls, tensors: dict[str, Tensor]) -> "LinkInputs":
+        hops: dict[int, dict[str, Tensor]] = {}
+        for name in tensors:
+            if name.startswith("hops."):
+                _, number, field = name.split(".")
+                hops.setdefault(int(number), {})[field] = tensors[name]
+        rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
+        return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
         return dataclasses.replace(self, weight_E=weight_E)
@@ -51,9 +70,9 @@ def link_inputs(
 ) -> LinkInputs:
     """Numpy columns as one `LinkInputs`, every event with weight 1. Views, no copies."""
     t = torch.from_numpy
+    hops = tuple(HopInputs(*(t(getattr(hop, f.name)) for f in fields(hop))) for hop in around.hops)
     return LinkInputs(t(event_E), t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
-                      t(around.root_U), t(around.neighbor_UK), t(around.eid_UK), t(around.mask_UK), t(around.ago_UK),
-                      t(around.edge_UKD), t(around.node_MD))
+                      t(around.node_MD), hops)
 
 
 def without_deleted(
@@ -65,15 +84,18 @@ def without_deleted(
     Returns: None where nothing of it is hidden.
     """
     gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
-    gone_U = gone_M[inputs.root_U]
+    gone_U = gone_M[inputs.hops[0].root_U]
     gone_E = torch.from_numpy(is_deleted(inputs.event_E.numpy())) | gone_U[inputs.src_E] | gone_U[inputs.candidate_EC[:, 0]]
-    gone_UK = torch.from_numpy(is_deleted(inputs.eid_UK.numpy())) | gone_M[inputs.neighbor_UK] | gone_U[:, None]
-    gone_UK &= inputs.mask_UK
-    if not (gone_M.any() or gone_E.any() or gone_UK.any()):
+    hops, hidden = [], False
+    for hop in inputs.hops:
+        gone_UK = torch.from_numpy(is_deleted(hop.eid_UK.numpy())) | gone_M[hop.neighbor_UK] | gone_M[hop.root_U][:, None]
+        gone_UK &= hop.mask_UK
+        hidden |= bool(gone_UK.any())
+        hops.append(dataclasses.replace(hop, mask_UK=hop.mask_UK & ~gone_UK,
+                                        edge_UKD=hop.edge_UKD * (~gone_UK)[..., None].float()))
+    if not (gone_M.any() or gone_E.any() or hidden):
         return None
     kept_E, kept_M = (~gone_E).float(), (~gone_M).float()[:, None]
-    kept_UK = (~gone_UK)[..., None].float()
     return dataclasses.replace(
         inputs, facts_ECF=inputs.facts_ECF * kept_E[:, None, None], weight_E=inputs.weight_E * kept_E,
-        mask_UK=inputs.mask_UK & ~gone_UK, edge_UKD=inputs.edge_UKD * kept_UK,
-        node_MD=inputs.node_MD * kept_M), state_MD * kept_M
+        hops=tuple(hops), node_MD=inputs.node_MD * kept_M), state_MD * kept_M

@@ -1,4 +1,6 @@
-"""Link prediction: a network over pair facts, and on top of it a temporal graph network as a damped residual."""
+"""Link prediction: a network over pair facts, and on top of it a graph network as a damped residual."""
+
+from typing import Literal
 
 import numpy as np
 import torch
@@ -6,15 +8,14 @@ from torch import Tensor, nn
 
 from streamd.events import Schema
 from streamd.graph.facts import NUM_FACTS
-from streamd.models.attention import NeighborAttention
+from streamd.graph.neighborhood import Sampling
+from streamd.models.encoders import DEPTH, Encoder
 from streamd.models.inputs import LinkInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
 from streamd.models.standardize import RunningStandardizer
-from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.settings import ModelSettings
 
 HIDDEN = 64
-BCE_SHARE = 0.2
 DAMPED_RATE = 0.3
 WEIGHT_DECAY = 0.01
 
@@ -23,6 +24,7 @@ class LinkModel(nn.Module):
     """logit = pair(facts) + residual(embeddings); `model.name: pair` leaves the residual out.
 
     The residual's last layer starts at zero, so the model starts as the pair network and learns what the graph adds.
+    Without `model.pair_facts` the residual is all there is, undamped: the plain model of its paper.
     """
 
     gap_us: Tensor
@@ -30,7 +32,7 @@ class LinkModel(nn.Module):
     def __init__(self, settings: ModelSettings, schema: Schema) -> None:
         super().__init__()
         self.settings, self.schema = settings, schema
-        self.has_graph = settings.name == "tgn"
+        self.has_graph, self.has_memory = settings.name != "pair", settings.name == "tgn"
         d, t = settings.dim, settings.time_dim
         self.fact_stats = RunningStandardizer(NUM_FACTS)
         self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
@@ -38,15 +40,14 @@ class LinkModel(nn.Module):
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
         self.pair = nn.Sequential(nn.Linear(NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
                                   nn.Linear(HIDDEN, 1))
-        if self.has_graph:
+        if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
-            self.time = TimeEncoding(t)
-            self.node_in = nn.Linear(schema.node_feature_dim, d, bias=False) if schema.node_feature_dim else None
-            self.attention = NeighborAttention(d, d + schema.edge_feature_dim + t, d, settings.heads)
-            self.skip = nn.Linear(d, d)
+        if self.has_graph:
+            self.encoder = Encoder(settings, schema)
             self.head_src, self.head_dst = nn.Linear(d, d), nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
-            nn.init.zeros_(self.head_out.weight)
+            if settings.pair_facts:
+                nn.init.zeros_(self.head_out.weight)
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by the first."""
@@ -58,11 +59,11 @@ class LinkModel(nn.Module):
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
 
     def new_memory(self, edge: int = 0) -> Memory:
-        return Memory(self.settings.dim if self.has_graph else 0, self.schema.edge_feature_dim, edge)
+        return Memory(self.settings.dim if self.has_memory else 0, self.schema.edge_feature_dim, edge)
 
     def updated(self, memory: Memory) -> Tensor:
         """States of the nodes with a pending message after the GRU: float32[P, D]."""
-        if not self.has_graph:
+        if not self.has_memory:
             return memory.pending_other
         out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self._gap())
         return out
@@ -75,24 +76,21 @@ class LinkModel(nn.Module):
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
         """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""
-        h_MD = state_MD
-        if self.node_in is not None:
-            h_MD = h_MD + self.node_in(self.node_stats(inputs.node_MD))
-        time_UKT = self.time(in_gaps(inputs.ago_UK, self._gap()))
-        entry = torch.cat([h_MD[inputs.neighbor_UK], self.edge_stats(inputs.edge_UKD), time_UKT], -1)
-        root_UD = h_MD[inputs.root_U]
-        out: Tensor = self.attention(root_UD, entry, inputs.mask_UK) + self.skip(root_UD)
+        h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
+        out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self._gap())
         return out
 
     def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]."""
         hidden = (self.head_src(z_UD)[src_E][:, None] + self.head_dst(z_UD)[candidate_EC]).relu()
-        hidden = half_dropout(hidden, self.training)
+        hidden = half_dropout(hidden, self.training and self.settings.pair_facts)
         out: Tensor = self.head_out(hidden)[..., 0]
         return out
 
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
-        """What the pair alone says: float32[E, C]."""
+        """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
+        if not self.settings.pair_facts:
+            return torch.zeros(facts_ECF.shape[:2])
         out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
         return out
 
@@ -104,7 +102,9 @@ class LinkModel(nn.Module):
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: the pair network at the full rate, the rest slower and with weight decay."""
+        """AdamW: the pair network at the full rate, the rest slower and with weight decay; without it, all at the rate."""
+        if not self.settings.pair_facts:
+            return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
         pair = list(self.pair.parameters())
         rest = [p for n, p in self.named_parameters() if not n.startswith("pair.")]
         groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
@@ -116,6 +116,14 @@ class LinkModel(nn.Module):
         return self.gap_us if self.gap_us > 0 else torch.ones_like(self.gap_us)
 
 
+def sampling_of(settings: ModelSettings) -> Sampling:
+    """How the neighbours that a model looks at are sampled; none for the pair network."""
+    if settings.name == "dysat":
+        return Sampling("window", settings.neighbors, settings.snapshots, settings.snapshot_seconds * 1_000_000)
+    strategy: Literal["uniform", "recent"] = "uniform" if settings.name == "tgat" else "recent"
+    return Sampling(strategy, settings.neighbors if settings.name != "pair" else 0, DEPTH[settings.name])
+
+
 def build_model(settings: ModelSettings, schema: Schema, seed: int) -> LinkModel:
     """A model with weights drawn from `seed`."""
     torch.manual_seed(seed)
@@ -123,12 +131,15 @@ def build_model(settings: ModelSettings, schema: Schema, seed: int) -> LinkModel
 
 
 def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
-    """Sum over events of softmax over the candidates (the first is true) plus 0.2 binary cross-entropy, weighted."""
+    """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy, weighted.
+
+    The latter makes scores of different sources comparable, which average precision asks for.
+    """
     softmax = -logits_EC.log_softmax(1)[:, 0]
     target = torch.zeros_like(logits_EC)
     target[:, 0] = 1.0
     binary = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none").mean(1)
-    return ((softmax + BCE_SHARE * binary) * weight_E).sum()
+    return ((softmax + binary) * weight_E).sum()
 
 
 def half_dropout(x: Tensor, training: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from streamd.events import Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.models import EdgeRows, LinkModel, Memory, build_model
+from streamd.models import EdgeRows, LinkModel, Memory, build_model, sampling_of
 from streamd.models.inputs import link_inputs
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
@@ -75,7 +75,7 @@ class Served:
         missing = nodes[~self._cached[places].numpy()]
         if len(missing):
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
-                                 self.model.settings.neighbors)
+                                 sampling_of(self.model.settings))
             self._cache[torch.from_numpy(missing + 1)] = self._embed(around)
             self._cached[torch.from_numpy(missing + 1)] = True
         return self._cache[places]

@@ -8,7 +8,7 @@ import numpy as np
 from streamd.events import Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
-from streamd.models import EdgeRows, LinkInputs
+from streamd.models import EdgeRows, LinkInputs, sampling_of
 from streamd.models.inputs import link_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -31,7 +31,7 @@ class Recorder:
     def __init__(self, settings: Settings, log: LogReader) -> None:
         self._settings, self._log = settings, log
         self.live = LiveGraph(log, settings.graph, settings.model)
-        self._neighbors = settings.model.neighbors if settings.model.name == "tgn" else 0
+        self._sampling = sampling_of(settings.model)
 
     @property
     def edge(self) -> int:
@@ -116,7 +116,7 @@ class Recorder:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
         around = look_around(self.live.graph, self._log.columns, self.live.features, nodes, before_edge, query_us,
-                             self._neighbors)
+                             self._sampling)
         score = link_inputs(event, facts, src_at, candidate_at, around)
         kept = 1 + NUM_LEARNED
         few, place = np.unique(np.concatenate([src_at, candidate_at[:, :kept].ravel()]), return_inverse=True)

@@ -69,9 +69,9 @@ class Regimes:
         daily = settings.model_copy(update={"training": settings.training.model_copy(
             update={"replay_events": settings.training.replay_events * hours})})
         schema, first = log.state.schema, log.first_edge
-        self._learners = {name: Learner(daily if name.startswith("nightly") else settings, schema, self._replay(), first)
-                          for name in names}
-        self._base = Learner(settings, schema, self._replay(), first) if initial_epochs else None
+        self._learners = {name: Learner(own, schema, ReplayStore.of(own), first)
+                          for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)}
+        self._base = Learner(settings, schema, ReplayStore.of(settings), first) if initial_epochs else None
         self._seconds = dict.fromkeys(names, 0.0)
 
     def window(self, window: Window) -> RegimeWindow | None:
@@ -117,10 +117,6 @@ class Regimes:
         for learner in self._learners.values():
             learner.take_over(copy.deepcopy(self._base))
         self._base = None
-
-    def _replay(self) -> ReplayStore:
-        s = self._settings
-        return ReplayStore(None, max(1, s.training.replay_capacity_events // s.model.memory_chunk), s.training.seed)
 
     def _midnight(self, window: Window) -> None:
         """When a window begins another day, the nightly ones learn the day before and catch up with it."""

@@ -1,7 +1,8 @@
-"""A bounded, uniform sample of past chunks, each self-contained: its inputs and the memory they saw (reservoir)."""
+"""A bounded sample of past chunks, each self-contained: its inputs and the memory they saw."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors.torch import load_file, save
@@ -10,7 +11,10 @@ from torch import Tensor
 from streamd.models import LinkInputs
 from streamd.models.inputs import without_deleted
 from streamd.segments.deletions import Deletions
+from streamd.settings import Settings
 from streamd.storage import write_durably
+
+Strategy = Literal["uniform", "recent", "none"]
 
 
 @dataclass(frozen=True)
@@ -32,28 +36,39 @@ class Recorded:
     @classmethod
     def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "Recorded":
         state = tensors.pop("state_MD")
-        return cls(first_edge, LinkInputs(**tensors), state)
+        return cls(first_edge, LinkInputs.restored(tensors), state)
 
 
 class ReplayStore:
-    """Reservoir sampling (Vitter 1985, algorithm R) over chunks; each chunk is a file. Owner: the trainer.
+    """Each chunk is a file. Owner: the trainer. What it holds after n offers depends on the seed and the offers alone.
 
-    What it holds after n offers depends on the seed and the offers alone.
+    strategy: uniform holds a uniform sample of all chunks (reservoir sampling, Vitter 1985, algorithm R); recent the newest;
+    none nothing.
     """
 
-    def __init__(self, folder: Path | None, capacity_chunks: int, seed: int) -> None:
+    def __init__(self, folder: Path | None, capacity_chunks: int, seed: int, strategy: Strategy = "uniform") -> None:
         """folder: where chunks are kept as files; None keeps them in memory only."""
-        self._folder, self.capacity, self._seed = folder, capacity_chunks, seed
+        self._folder, self.capacity, self._seed, self._strategy = folder, capacity_chunks, seed, strategy
         self.num_offered = 0
         self._chunks: list[Recorded] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
+    @classmethod
+    def of(cls, settings: Settings, folder: Path | None = None) -> "ReplayStore":
+        """As large as the settings say, in chunks of `model.memory_chunk`."""
+        t = settings.training
+        return cls(folder, max(1, t.replay_capacity_events // settings.model.memory_chunk), t.seed, t.replay)
+
     def offer(self, chunk: Recorded) -> None:
-        """Show the reservoir one more chunk; it may take it in place of another."""
+        """Show it one more chunk; it may take it, in place of another where it is full."""
         self.num_offered += 1
         place = len(self._chunks)
-        if place >= self.capacity:
+        if self._strategy == "none":
+            return
+        if place >= self.capacity and self._strategy == "recent":
+            place = (self.num_offered - 1) % self.capacity
+        elif place >= self.capacity:
             place = int(np.random.default_rng([self._seed, 1, chunk.first_edge]).integers(self.num_offered))
             if place >= self.capacity:
                 return

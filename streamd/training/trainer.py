@@ -71,8 +71,7 @@ class Trainer:
         self._settings, self._log, self._versions, self._clock, self._beat = settings, reader, versions, clock, beat
         self._on_step = on_step
         self._folder = settings.data_dir / FOLDER
-        capacity = max(1, settings.training.replay_capacity_events // settings.model.memory_chunk)
-        replay = ReplayStore(self._folder / "replay", capacity, settings.training.seed)
+        replay = ReplayStore.of(settings, self._folder / "replay")
         self._learner = Learner(settings, reader.state.schema, replay, reader.first_edge)
         self._recorder = Recorder(settings, reader)
         self._width_us = settings.windows.width_seconds * 1_000_000

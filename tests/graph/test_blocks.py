@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from streamd.errors import OffloadedError
 from streamd.graph import BlockGraph, reference
-from streamd.graph.neighborhood import look_around
+from streamd.graph.neighborhood import Sampling, look_around
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments.columns import EdgeColumns
 from tests.builders import stream
@@ -57,16 +57,18 @@ def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
     node_features.advance(np.array([3, 3]), np.array([0, 150]), np.array([[1.0], [2.0]], np.float32), 100)
     roots = np.array([-1, 3, 25, 99])
     query = int(time[99]) + 5
-    around = look_around(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query, 4)
+    around = look_around(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query,
+                         Sampling("recent", 4))
+    hop, = around.hops
     want = reference.recent(src, dst, roots, 100, 4)
-    assert (around.node_M[around.root_U] == roots).all() and (around.mask_UK == want.mask).all()
-    assert (around.node_M[around.neighbor_UK][want.mask] == want.neighbor[want.mask]).all()
-    assert (around.ago_UK[want.mask] == query - time[want.eid[want.mask]]).all() and (around.ago_UK >= 0).all()
-    assert (around.edge_UKD[want.mask] == features[want.eid[want.mask]]).all()
-    assert around.node_MD[around.root_U[1]] == 1.0, "the update at edge 150 is not in force at edge 100"
+    assert (around.node_M[hop.root_U] == roots).all() and (hop.mask_UK == want.mask).all()
+    assert (around.node_M[hop.neighbor_UK][want.mask] == want.neighbor[want.mask]).all()
+    assert (hop.ago_UK[want.mask] == query - time[want.eid[want.mask]]).all() and (hop.ago_UK >= 0).all()
+    assert (hop.edge_UKD[want.mask] == features[want.eid[want.mask]]).all()
+    assert around.node_MD[hop.root_U[1]] == 1.0, "the update at edge 150 is not in force at edge 100"
     some = around.subset(np.array([1, 3]))
-    assert (some.node_M[some.root_U] == roots[[1, 3]]).all()
-    assert (some.node_M[some.neighbor_UK] == around.node_M[around.neighbor_UK[[1, 3]]]).all()
+    assert (some.node_M[some.hops[0].root_U] == roots[[1, 3]]).all()
+    assert (some.node_M[some.hops[0].neighbor_UK] == around.node_M[hop.neighbor_UK[[1, 3]]]).all()
 
 
 def test_more_nodes_than_fit_are_refused():

@@ -33,27 +33,32 @@ def star(num_edges):
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("hidden", [(), (2, 9)])
 def test_uniform_draws_every_edge_as_often_as_any_other(replace, hidden):
-    graph, roots, k = star(20), np.zeros(40_000, np.int64), 5
-    graph.hide(np.zeros(len(hidden), np.int64), np.array(hidden, np.int64) + 1, np.array(hidden, np.int64))
-    found = graph.uniform(roots, 13, k, seed=7, replace=replace)
+    stars, seeds, k = 2000, 20, 5
+    graph, roots = BlockGraph(0, 4), np.arange(stars)
+    for number in range(20):
+        graph.insert(roots, stars + roots)
+        if number in hidden:
+            graph.hide(roots, stars + roots, number * stars + roots)
+    found = [graph.uniform(roots, 13 * stars, k, seed, replace) for seed in range(seeds)]
+    assert all(f.mask.all() and (f.eid % stars == roots[:, None]).all() for f in found)
+    eid = np.concatenate([f.eid for f in found]) // stars
     left = 13 - len(hidden)
-    assert found.mask.all()
-    counts = np.bincount(found.eid.ravel(), minlength=20)
+    counts = np.bincount(eid.ravel(), minlength=20)
     assert counts[list(hidden)].sum() == counts[13:].sum() == 0
     drawn = np.array([c for e, c in enumerate(counts[:13]) if e not in hidden])
     share = k / left
-    spread = np.sqrt(len(roots) * (share if replace else share * (1 - share)))
-    assert np.abs(drawn - len(roots) * share).max() < 4.5 * spread
+    spread = np.sqrt(len(eid) * (share if replace else share * (1 - share)))
+    assert np.abs(drawn - len(eid) * share).max() < 4.5 * spread
     first, second = np.array([(a, b) for a in range(k) for b in range(a)][: 1 if replace else None]).T
-    pairs = collections.Counter(map(tuple, np.sort(np.stack([found.eid[:, first], found.eid[:, second]], -1)).reshape(-1, 2).tolist()))
-    expected = len(roots) * (2 / left**2 if replace else k * (k - 1) / (left * (left - 1)))
+    pairs = collections.Counter(map(tuple, np.sort(np.stack([eid[:, first], eid[:, second]], -1)).reshape(-1, 2).tolist()))
+    expected = len(eid) * (2 / left**2 if replace else k * (k - 1) / (left * (left - 1)))
     twice = np.array([n for (a, b), n in pairs.items() if a != b])
     assert len(twice) == left * (left - 1) // 2, "every pair is drawn"
     assert np.abs(twice - expected).max() < 4.5 * np.sqrt(expected), "nor does one draw lean on another"
     assert replace == any(a == b for a, b in pairs)
 
 
-def test_draws_depend_on_the_seed_and_the_roots_place_but_not_on_threads():
+def test_draws_depend_on_the_seed_and_the_root_but_not_on_threads_or_the_batch():
     src, dst, time = stream(3000, 50, 20)
     graph = BlockGraph()
     graph.insert(src, dst)
@@ -65,6 +70,8 @@ def test_draws_depend_on_the_seed_and_the_roots_place_but_not_on_threads():
     for a, b, c in zip(one, two, three, strict=True):
         assert (a.eid == b.eid).all() and (a.eid == c.eid).all() and (a.mask == b.mask).all()
     assert not (one[0].eid == other[0].eid).all()
+    alone, _ = samplers[0].sample(roots[77:78], when[77:78])
+    assert (alone.eid[0] == one[0].eid[77]).all() and (alone.mask[0] == one[0].mask[77]).all()
 
 
 def test_a_window_holds_the_newest_of_each_snapshot_and_nothing_else():

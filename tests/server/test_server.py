@@ -56,9 +56,9 @@ def wait(condition, seconds=20):
 
 
 @pytest.fixture
-def world(tmp_path):
+def world(tmp_path, request):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    made = World(tmp_path)
+    made = World(tmp_path, model__name=getattr(request, "param", "tgn"), model__snapshot_seconds=3600)
     yield made
     made.engine.stop()
 
@@ -98,6 +98,7 @@ def test_a_version_is_swapped_in_while_clients_ask_and_no_request_fails(world):
     assert first in versions and len(versions) >= 2
 
 
+@pytest.mark.parametrize("world", ["tgn", "tgat", "dysat", "sage", "gat", "pair"], indirect=True)
 def test_answers_equal_what_the_trainer_would_have_scored(world):
     world.train()
     world.start()

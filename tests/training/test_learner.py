@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -42,7 +44,7 @@ def run(s, log, learn=True, capacity=10):
     return learner, np.concatenate(scores), losses
 
 
-@pytest.mark.parametrize("name", ["tgn", "pair"])
+@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat"])
 def test_learning_beats_standing_still(tmp_path, name):
     s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
     _, learned, losses = run(s, log)
@@ -138,6 +140,17 @@ def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
     list(standing.chunks(all_windows[3], standing=True))
     again = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and standing.edge == all_windows[2].first_edge
+
+
+def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
+    learner, _, _ = run(*world(tmp_path))
+    chunk = learner.replay._chunks[0]
+    newest, nothing = ReplayStore(None, 3, 0, "recent"), ReplayStore(None, 3, 0, "none")
+    for edge in range(8):
+        for store in (newest, nothing):
+            store.offer(dataclasses.replace(chunk, first_edge=edge))
+    assert sorted(c.first_edge for c in newest._chunks) == [5, 6, 7] and nothing.num_events == 0
+    assert nothing.draw(100, 0) == []
 
 
 def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):

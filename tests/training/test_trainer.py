@@ -114,6 +114,23 @@ def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
     assert read_beat(tmp_path, "train").alive
 
 
+@pytest.mark.parametrize("values", [{"model__name": "tgat"}, {"model__name": "dysat"}, {"model__name": "sage", "model__id_rows": 32},
+                                    {"model__name": "gat", "model__pair_facts": False}, {"training__replay": "recent"}])
+def test_any_model_goes_on_after_a_restart_as_if_there_had_been_none(tmp_path, values):
+    left, right = tmp_path / "left", tmp_path / "right"
+    for path in (left, right):
+        write_log(path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    one, _, log = make(left, **values)
+    whole = process_all(one, log)
+    two, _, log = make(right, **values)
+    parts = process_all(two, log, 3)
+    again, _, log = make(right, **values)
+    parts += process_all(again, log)
+    assert [r.scores for r in whole] == [r.scores for r in parts] and [r.loss for r in whole] == [r.loss for r in parts]
+    for a, b in zip(one._learner.model.state_dict().values(), again._learner.model.state_dict().values(), strict=True):
+        assert (a == b).all()
+
+
 def test_windows_too_small_to_hold_a_tail_out_make_versions_that_can_be_read(tmp_path):
     write_log(tmp_path, *stream(30), SCHEMA, watermark=100 * HOUR)
     trainer, registry, log = make(tmp_path)

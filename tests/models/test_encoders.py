@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import leaky_relu
+
+from streamd.events import Schema
+from streamd.graph.live import LiveGraph
+from streamd.graph.neighborhood import look_around
+from streamd.models import build_model, sampling_of
+from streamd.models.encoders import GATLayer, SAGELayer
+from streamd.models.inputs import link_inputs
+from streamd.segments.reader import LogReader
+from streamd.settings import ModelSettings
+from tests.builders import settings, stream, write_log
+
+NAMES = ("tgn", "tgat", "dysat", "sage", "gat")
+SCHEMA = Schema(2, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log")
+    write_log(path, *stream(600), SCHEMA)
+    log = LogReader(path)
+    log.refresh()
+    graph = LiveGraph(log, settings(path).graph, settings(path).model)
+    while graph.step(600, 1000):
+        pass
+    return graph
+
+
+def model_of(name, **values):
+    made = ModelSettings(name=name, dim=8, time_dim=4, neighbors=3, snapshots=3, snapshot_seconds=3600, id_rows=64, **values)
+    model = build_model(made, SCHEMA, 1)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model.eval()
+
+
+def embedded(model, live, roots, subset=None, before=500):
+    query = int(live.log.time_of(np.array([before - 1]))[0])
+    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+    if subset is not None:
+        around = around.subset(subset)
+    none = np.zeros((0, 1), np.int64)
+    inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(8 if model.has_memory else 0)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_is_embedded_alike_alone_in_a_batch_and_in_a_part_of_one(live, name):
+    model, roots = model_of(name), np.array([-1, 0, 3, 7, 21, 30])
+    all_of_them = embedded(model, live, roots)
+    part = embedded(model, live, roots, np.array([1, 4]))
+    torch.testing.assert_close(part, all_of_them[[1, 4]])
+    for i, root in enumerate(roots):
+        torch.testing.assert_close(embedded(model, live, np.array([root]))[0], all_of_them[i])
+    assert all_of_them.isfinite().all() and not torch.equal(all_of_them[1], all_of_them[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_of_a_model_learns(live, name):
+    model = model_of(name)
+    embedded(model, live, np.arange(30)).square().sum().backward()
+    still = [n for n, p in model.encoder.named_parameters() if p.grad is None or not p.grad.any()]
+    assert still == []
+
+
+def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
+    """The plain recursion: a root's neighbours are embedded by the first layer as roots of their own."""
+    model, root, before = model_of("sage"), 3, 500
+    encoder, query = model.encoder, int(live.log.time_of(np.array([499]))[0])
+
+    def first(node):
+        return plain(encoder.layers[0], node, lambda v: encoder.id_vectors.weight[v], False)
+
+    def plain(layer, node, state, last):
+        found = live.graph.recent(np.array([node]), before, 3)
+        held = found.mask[0]
+        edges = torch.from_numpy(live.log.features_of(found.eid[0][held]))
+        entry = torch.cat([torch.stack([state(int(v)) for v in found.neighbor[0][held]]), model.edge_stats(edges)], 1)
+        out = layer.root(state(node)) + layer.mean(entry.mean(0))
+        return out if last else out.relu()
+
+    assert query > 0
+    torch.testing.assert_close(embedded(model, live, np.array([root]))[0], plain(encoder.layers[1], root, first, True))
+
+
+def test_dysat_looks_at_one_window_of_time_a_hop(live):
+    before = 500
+    query = int(live.log.time_of(np.array([before - 1]))[0])
+    around = look_around(live.graph, live.log.columns, live.features, np.arange(20), before, query,
+                         sampling_of(model_of("dysat").settings))
+    assert len(around.hops) == 3 and all((h.root_U == around.hops[0].root_U).all() for h in around.hops)
+    for number, hop in enumerate(around.hops):
+        ago = hop.ago_UK[hop.mask_UK]
+        assert len(ago) and (ago >= number * 3_600_000_000).all() and (ago < (number + 1) * 3_600_000_000).all()
+
+
+def test_the_mean_and_graph_attention_equal_their_plain_forms():
+    torch.manual_seed(0)
+    root, entry, mask = torch.randn(5, 6), torch.randn(5, 4, 9), torch.rand(5, 4) < 0.6
+    mask[2] = False
+    sage, gat = SAGELayer(6, 9, 2), GATLayer(6, 9, 2)
+    for u in range(5):
+        kept = entry[u][mask[u]]
+        mean = kept.mean(0) if len(kept) else torch.zeros(9)
+        torch.testing.assert_close(sage(root, entry, mask, True)[u], sage.root(root[u]) + sage.mean(mean))
+        own, others = gat.root(root[u]).view(2, 3), gat.entry(kept).view(-1, 2, 3)
+        for h in range(2):
+            asked = gat.to_root[h] @ own[h]
+            score = torch.stack([leaky_relu(asked + gat.to_entry[h] @ e[h], 0.2) for e in [*others, own]])
+            want = (score.softmax(0)[:, None] * torch.stack([e[h] for e in [*others, own]])).sum(0)
+            torch.testing.assert_close(gat(root, entry, mask, True)[u].view(2, 3)[h], want)
+
+
+def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
+    model = model_of("tgn", pair_facts=False)
+    assert not model.pair_logits(torch.randn(4, 3, 19)).any()
+    assert {g["lr"] for g in model.optimizer(0.01).param_groups} == {0.01}
+    z = torch.randn(4, 8)
+    assert torch.equal(model.train().residual(z, torch.arange(2), torch.tensor([[2], [3]])),
+                       model.eval().residual(z, torch.arange(2), torch.tensor([[2], [3]])))
