@@ -109,7 +109,8 @@ class TrainingSettings(Branch):
 
 
 class RegistrySettings(Branch):
-    keep: Positive = Field(20, description="newest versions kept; champion, shadow and named ones always are")
+    keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
+    gate_events: Positive = Field(2000, description="events over which champions are compared with the last proven version")
 
 
 class ServerSettings(Branch):

@@ -13,7 +13,7 @@ from streamd.storage import write_durably
 
 @dataclass(frozen=True)
 class Move:
-    """One line. champion: what serves from here on; shadow: what served before, kept for a rollback."""
+    """One line. champion: what serves from here on; shadow: the last proven version, kept for a rollback."""
 
     time: float
     action: str
@@ -51,13 +51,15 @@ class ModelJournal:
         lines = [line for line in tail.split(b"\n")[:-1] if line]
         return msgspec.json.decode(lines[-1], type=Move) if lines else None
 
-    def move(self, action: str, champion: str, who: str, why: str) -> Move:
-        """Append a move durably; naming the present champion again changes nothing."""
+    def move(self, action: str, champion: str, who: str, why: str, shadow: str | None = None) -> Move:
+        """Append a move durably; naming what is named already changes nothing. shadow: as it was where None, and the
+        champion where there was none."""
         with self._lock:
             last = self.last()
-            if last is not None and last.champion == champion:
+            shadow = shadow or (last.shadow if last else champion)
+            if last is not None and (last.champion, last.shadow) == (champion, shadow):
                 return last
-            move = Move(time.time(), action, champion, last.champion if last else "", who, why)
+            move = Move(time.time(), action, champion, shadow, who, why)
             self._drop_torn_line()
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(asdict(move)) + b"\n")

@@ -140,11 +140,22 @@ class Registry:
         self._check_position(name)
         return self.journal.move("promote", name, who, why)
 
-    def rollback(self, who: str, why: str) -> Move:
-        """Make the version before the champion champion again. Raises: VersionError where none is kept."""
+    def shadow(self) -> str | None:
+        """Name of the last proven version, None before there is one."""
         last = self.journal.last()
-        if last is None or not last.shadow:
-            raise VersionError("There is no version to roll back to.", "wait for two promotions.")
+        return last.shadow if last else None
+
+    def prove(self, name: str, why: str) -> None:
+        """Make a version, proven by `streamd.training.shadow.judge`, the shadow."""
+        champion = self.champion()
+        assert champion is not None
+        self.journal.move("prove", champion, "trainer", why, shadow=name)
+
+    def rollback(self, who: str, why: str) -> Move:
+        """Make the shadow, the last proven version, champion. Raises: VersionError where it is champion already."""
+        last = self.journal.last()
+        if last is None or last.shadow == last.champion:
+            raise VersionError("There is no version to roll back to.", "wait until a second one is promoted.")
         self._check_position(last.shadow)
         return self.journal.move("rollback", last.shadow, who, why)
 

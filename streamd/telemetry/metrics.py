@@ -30,6 +30,9 @@ window_mrr = Gauge("streamd_window_mrr", "Prequential MRR of the newest window",
 window_ap = Gauge("streamd_window_average_precision", "Prequential AP of the newest window", ["model"])
 window_loss = Gauge("streamd_window_loss", "Mean loss of the newest window's last epoch")
 trained_until = Gauge("streamd_trained_until_timestamp_seconds", "Event time up to which windows are learned")
+gate_difference = Gauge("streamd_gate_mrr_difference", "MRR of champions less the last proven version's, so far")
+gate_events = Gauge("streamd_gate_events", "Events so far compared with the last proven version")
+gate_verdicts = Counter("streamd_gate_verdicts", "What comparing with the last proven version came to", ["verdict"])
 replay_events = Gauge("streamd_replay_events", "Events in the replay store")
 versions = Counter("streamd_versions", "Model versions written", ["promoted"])
 

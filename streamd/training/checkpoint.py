@@ -33,6 +33,8 @@ class Cursor:
     history_bytes: int
     version: str
     champion: str
+    shadow: str
+    compared: tuple[int, float, float]
     settings: dict[str, Any]
     build: dict[str, Any] = field(default_factory=dict)
     replay: dict[str, Any] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The trainer's loop: wait for a window to close, score it, learn it, hand the version over, remember where it is."""
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from streamd.errors import VersionError
 from streamd.events import Float32
 from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
 from streamd.graph.live import save_facts
+from streamd.models import Memory
 from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
@@ -26,7 +28,8 @@ from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, sa
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import Measures, measures
+from streamd.training.scores import Measures, measures, ranks
+from streamd.training.shadow import Comparison, Shadow, judge
 from streamd.windows import Window, canonical_chunks, next_window
 from streamd.windows.history import WindowRecord, append_record, truncate_records
 
@@ -43,6 +46,12 @@ class Versions(Protocol):
     def publish(self, candidate: Candidate) -> Outcome: ...
 
     def champion(self) -> str | None: ...
+
+    def shadow(self) -> str | None: ...
+
+    def prove(self, name: str, why: str) -> None: ...
+
+    def rollback(self, who: str, why: str) -> object: ...
 
     def moved_by_hand(self) -> str | None: ...
 
@@ -76,6 +85,8 @@ class Trainer:
         self._recorder = Recorder(settings, reader)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._version, self._champion = "", versions.champion() or ""
+        self._shadow: Shadow | None = None
+        self._compared = Comparison()
         self._history_bytes = 0
         self._num_hidden = 0
         self._window_edge = self._facts_edge = self.edge = reader.first_edge
@@ -106,17 +117,15 @@ class Trainer:
         scored = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
-        learned = self._learner.learn(window.first_edge)
-        self._learner.memory.forget(self._log.deletions.of_nodes)
+        verdict, why = judge(self._compared, self._settings.registry.gate_events)
+        proven = Shadow.of(self._champion, self._learner) if verdict == "proven" else None
+        learned, outcome = self._roll_back(why) if verdict == "worse" else self._learn(window, scores)
         self._window_edge, self.edge = window.first_edge, window.end_edge
-        outcome = Outcome(self._version, False, "no event of this window could be scored yet")
-        if learned is not None:
-            self._on_step("publish")
-            outcome = self._versions.publish(self._candidate(window, scores, learned))
-            if not outcome.promoted:
-                self._learner.refuse()
-            self._version = self._champion = outcome.version
-            metrics.versions.labels(str(outcome.promoted).lower()).inc()
+        if verdict != "open":
+            metrics.gate_verdicts.labels(verdict).inc()
+            self._compared = Comparison()
+        if proven is not None:
+            self._shadow = proven
         done = time.perf_counter()
         record = WindowRecord(
             window.start_us, window.end_us, window.first_edge, window.end_edge, num_scored, outcome.version, scored_by,
@@ -126,9 +135,38 @@ class Trainer:
         self._history_bytes = append_record(self._settings.data_dir, record)
         self._on_step("checkpoint")
         self._checkpoint()
+        if proven is not None:
+            self._versions.prove(proven.name, why)
         self._learner.begin()
         self._report(record)
         return record
+
+    def _learn(self, window: Window, scores: dict[str, Measures]) -> tuple[Learned | None, Outcome]:
+        """Learn what was scored, and hand the version over."""
+        learned = self._learner.learn(window.first_edge)
+        self._learner.memory.forget(self._log.deletions.of_nodes)
+        if learned is None:
+            return None, Outcome(self._version, False, "no event of this window could be scored yet")
+        self._on_step("publish")
+        outcome = self._versions.publish(self._candidate(window, scores, learned))
+        if not outcome.promoted:
+            self._learner.refuse()
+        if self._shadow is None:
+            self._shadow = Shadow.of(outcome.version, self._learner)
+        self._version = self._champion = outcome.version
+        metrics.versions.labels(str(outcome.promoted).lower()).inc()
+        return learned, outcome
+
+    def _roll_back(self, why: str) -> tuple[None, Outcome]:
+        """Back to the last proven version, the trainer with it; what this window held is passed over."""
+        assert self._shadow is not None
+        log.warning("rolled_back", version=self._shadow.name, instead_of=self._champion, why=why)
+        self._on_step("publish")
+        self._versions.rollback("trainer", why)
+        self._learner.restore_weights(self._shadow.model.state_dict(), None)
+        self._learner.memory, self._learner.tail = self._shadow.memory.copy(), []
+        self._version = self._champion = self._shadow.name
+        return None, Outcome(self._champion, False, f"rolled back: {why}")
 
     def _score(self, window: Window) -> tuple[dict[str, Measures], str, int]:
         parts: dict[str, list[Float32]] = {}
@@ -136,8 +174,12 @@ class Trainer:
         for chunk in self._recorder.chunks(window):
             logits = self._learner.score(chunk)
             self._touch("scoring")
+            stands = self._shadow.score(chunk) if self._shadow is not None else None
             if chunk.score is None:
                 continue
+            if stands is not None and self._shadow is not None and self._shadow.name != self._champion:
+                self._compared = self._compared.added(1 / ranks(logits), 1 / ranks(stands))
+                parts.setdefault("shadow", []).append(stands)
             facts = chunk.score.facts_ECF.numpy()
             live = logits if self._learner.num_learned else rule_scores(facts)
             for name, scores in {"live": live, **baseline_scores(facts)}.items():
@@ -155,31 +197,41 @@ class Trainer:
         champion = self._versions.moved_by_hand()
         if champion is None or champion == self._champion:
             return
-        weights, memory, edge, now_us = self._versions.weights(champion)
-        if not self._log.first_edge <= edge <= self.edge:
-            log.warning("champion_not_followed", version=champion, edge=edge, reason="the log or the trainer is elsewhere")
+        version = self._restored(champion)
+        if version is None:
+            log.warning("champion_not_followed", version=champion, reason="the log or the trainer is elsewhere")
             return
         log.warning("following_champion", version=champion, instead_of=self._champion)
-        self._learner.restore_weights(weights, None)
-        self._learner.memory = type(self._learner.memory).restored(memory, edge, now_us)
-        cursor = edge
-        while cursor < self.edge:
-            window = next_window(self._log, cursor, self._width_us)
-            assert window is not None
-            for a, b in _cuts(self._recorder, window, self._settings.model.memory_chunk):
-                self._learner.model.advance(self._learner.memory, self._recorder.rows(a, b))
-            cursor = window.end_edge
+        self._learner.restore_weights(version.model.state_dict(), None)
+        self._learner.memory = version.memory
         self._learner.tail = []
         self._learner.num_learned = max(self._learner.num_learned, 1)
         self._learner.begin()
         self._version = self._champion = champion
+        self._compared = Comparison()
+
+    def _restored(self, name: str) -> Shadow | None:
+        """A version with its memory carried to here; None where the log or the trainer is elsewhere."""
+        weights, tensors, edge, now_us = self._versions.weights(name)
+        if not self._log.first_edge <= edge <= self.edge:
+            return None
+        model = copy.deepcopy(self._learner.model)
+        model.load_state_dict(weights)
+        memory = Memory.restored(tensors, edge, now_us)
+        while memory.edge < self.edge:
+            window = next_window(self._log, memory.edge, self._width_us)
+            assert window is not None
+            for a, b in _cuts(self._recorder, window, self._settings.model.memory_chunk):
+                model.advance(memory, self._recorder.rows(a, b))
+        return Shadow(name, model.eval(), memory)
 
     def _checkpoint(self) -> None:
         memory = self._learner.memory
         save_checkpoint(self._folder / "checkpoints", self._learner, Cursor(
             self.edge, self._window_edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes,
-            self._version, self._champion, self._fixed_settings(), build_facts(), self._learner.replay.index(),
-            [c.first_edge for c in self._learner.tail]))
+            self._version, self._champion, self._shadow.name if self._shadow else "",
+            (self._compared.num_events, self._compared.sum, self._compared.sum_squares), self._fixed_settings(),
+            build_facts(), self._learner.replay.index(), [c.first_edge for c in self._learner.tail]))
         self._learner.replay.sweep()
         self._keep()
 
@@ -227,10 +279,19 @@ class Trainer:
         begin_hold(self._settings.data_dir, FOLDER, self._log.first_edge)
         self._facts_edge = self._recorder.live.restore_facts(self._folder / FACTS, self.edge)
         self._recorder.rebuild(self.edge, on_slice=lambda edge: self._beat.touch("rebuilding", edge=edge))
+        if cursor is not None and cursor.shadow:
+            self._resume_shadow(cursor)
         self._hide_deleted()
         self._keep()
         log.info("trainer_started", edge=self.edge, version=self._version or RULE,
                  rebuild_seconds=round(time.perf_counter() - started, 3))
+
+    def _resume_shadow(self, cursor: Cursor) -> None:
+        """The last proven version as the checkpoint named it; a stop may have come before the journal heard of it."""
+        self._compared = Comparison(*cursor.compared)
+        if self._versions.shadow() != cursor.shadow:
+            self._versions.prove(cursor.shadow, "proven before a restart")
+        self._shadow = self._restored(cursor.shadow)
 
     def _fixed_settings(self) -> dict[str, Any]:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
@@ -248,6 +309,8 @@ class Trainer:
         if record.loss is not None:
             metrics.window_loss.set(record.loss)
         metrics.trained_until.set(record.end_us / 1e6)
+        metrics.gate_events.set(self._compared.num_events)
+        metrics.gate_difference.set(self._compared.mean)
         metrics.replay_events.set(self._learner.replay.num_events)
         log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
                  events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,

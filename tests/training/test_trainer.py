@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
@@ -13,6 +14,7 @@ from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.training.shadow import Comparison
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR, settings, stream, write_log
@@ -108,7 +110,8 @@ def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
     assert [r.num_scored for r in records][0] == 0 and records[0].scores == {} and records[0].version == ""
     assert records[1].scored_by == "rule" and records[2].scored_by == records[1].version
     assert all(r.promoted for r in records[1:]) and registry.champion() == records[-1].version
-    assert set(records[1].scores) == {"live", "edgebank", "popularity"}
+    assert set(records[2].scores) == {"live", "edgebank", "popularity"}, "the first version is the shadow itself"
+    assert set(records[3].scores) == {"live", "shadow", "edgebank", "popularity"}
     manifest = registry.manifest(records[-1].version)
     assert manifest.parent == records[-2].version and manifest.edge == log.num_edges
     assert read_beat(tmp_path, "train").alive
@@ -145,11 +148,49 @@ def test_a_rollback_by_hand_takes_the_trainer_with_it(tmp_path):
     trainer, registry, log = make(tmp_path)
     records = process_all(trainer, log, 4)
     move = registry.rollback("operator", "worse")
-    assert (move.champion, move.shadow) == (records[2].version, records[3].version)
+    proven = records[1].version
+    assert (move.champion, move.shadow) == (proven, proven)
     following, = process_all(trainer, log, 1)
-    assert following.scored_by == records[2].version
-    assert registry.manifest(following.version).parent == records[2].version
+    assert following.scored_by == proven and "shadow" not in following.scores
+    assert registry.manifest(following.version).parent == proven
     assert registry.champion() == following.version
+
+
+def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart_knows_both(tmp_path):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path, registry__gate_events=100)
+    records = process_all(trainer, log)
+    moves = registry.journal.moves()
+    proven = [m for m in moves if m.action == "prove"]
+    assert proven and all(m.shadow in {r.version for r in records} for m in proven)
+    again, _, _ = make(tmp_path, registry__gate_events=100)
+    assert again._shadow.name == trainer._shadow.name == registry.shadow() and again._compared == trainer._compared
+    assert (again._shadow.memory.state == trainer._shadow.memory.state).all() and again._shadow.memory.edge == again.edge
+
+
+def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_the_proven_one(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(1200, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path, registry__gate_events=150, training__learning_rate=0.01)
+    process_all(trainer, log, 4)
+    learner = trainer._learner
+
+    def forget_everything(window_edge, epochs=None):
+        for p in learner.model.parameters():
+            torch.nn.init.normal_(p)
+        return type(learner).learn(learner, window_edge, epochs)
+
+    trainer._compared = Comparison()
+    monkeypatch.setattr(learner, "learn", forget_everything)
+    records = process_all(trainer, log, 4)
+    back = next(r for r in records if r.reason.startswith("rolled back"))
+    monkeypatch.undo()
+    assert not back.promoted and back.loss is None and back.scored_by != back.version
+    at, move = next((i, m) for i, m in enumerate(registry.journal.moves()) if m.action == "rollback")
+    before = registry.journal.moves()[at - 1]
+    assert move.champion == move.shadow == before.shadow == back.version and before.champion == back.scored_by
+    assert move.who == "trainer" and "MRR -" in move.why
+    after, = process_all(trainer, log, 1)
+    assert after.promoted and learner.memory.edge == trainer.edge
 
 
 def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(tmp_path, monkeypatch):

@@ -1,0 +1,71 @@
+"""The last proven version, standing still beside the champions of the moment: same events, same candidates."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from streamd.events import Float32
+from streamd.models import LinkModel, Memory
+from streamd.training.learner import Learner
+from streamd.training.recorder import RecordedChunk
+
+NUM_SPREADS = 3.5
+"""Standard errors below nothing at which a mean difference counts as worse: by chance once in 4,300 comparisons."""
+
+@dataclass
+class Shadow:
+    """Weights stand still; memory moves with the log. Owner: the trainer."""
+
+    name: str
+    model: LinkModel
+    memory: Memory
+
+    @classmethod
+    def of(cls, name: str, learner: Learner) -> "Shadow":
+        """What the learner is now, before it learns on."""
+        return cls(name, copy.deepcopy(learner.model).eval(), learner.memory.copy())
+
+    @torch.no_grad()
+    def score(self, chunk: RecordedChunk) -> Float32 | None:
+        """Logits of all candidates, float32[E, 101], None where nothing is asked; then memory moves over the chunk."""
+        self.memory.forget(chunk.edges.deletes)
+        updated = self.model.updated(self.memory)
+        out = None
+        if chunk.score is not None:
+            out = self.model(chunk.score, self.memory.rows(chunk.score.node_M, updated)).numpy()
+        self.memory.commit(updated, chunk.edges)
+        return out
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Champions of the moment beside the standing shadow, event by event: reciprocal ranks, champion's less shadow's."""
+
+    num_events: int = 0
+    sum: float = 0.0
+    sum_squares: float = 0.0
+
+    def added(self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]) -> "Comparison":
+        """With more events. Args: reciprocal ranks of the same events by either."""
+        d = champion_E - shadow_E
+        return Comparison(self.num_events + len(d), self.sum + float(d.sum()), self.sum_squares + float((d * d).sum()))
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.num_events if self.num_events else 0.0
+
+
+def judge(compared: Comparison, enough: int) -> tuple[Literal["open", "proven", "worse"], str]:
+    """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard errors below nothing (a
+    one-sided paired test), else proven. Before: open. Returns: the verdict and why."""
+    n, mean = compared.num_events, compared.mean
+    if n < max(enough, 2):
+        return "open", f"{n} of {enough} events compared"
+    error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))
+    said = f"MRR {mean:+.4f} beside the shadow over {n} events, standard error {error:.4f}"
+    return ("worse" if mean < -NUM_SPREADS * error else "proven"), said
