@@ -93,6 +93,34 @@ def produce(
 
 
 @app.command()
+def backtest(
+    file: Annotated[Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report with plots here.")] = None,
+    initial: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")] = 0.3,
+    initial_epochs: Annotated[int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")] = 0,
+    stale: Annotated[str, typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".')] = "",
+    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
+    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
+    time: Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")] = "time",
+    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
+    from streamd.ingest.produce import Columns
+    from streamd.maintenance import backtest_file
+
+    settings = _settings(config, data_dir)
+    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    with _progress() as bar:
+        task = bar.add_task("reading", total=None)
+        table = backtest_file(settings, file, columns, (initial, initial_epochs, stale), report,
+                              lambda said: bar.update(task, description=said))
+    out.print(table)
+    if report is not None:
+        out.print(f"report: {report}", soft_wrap=True)
+
+
+@app.command()
 def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Check every committed byte of the log against its checksum."""
     from streamd.segments.verify import verify_log

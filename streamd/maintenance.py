@@ -1,11 +1,14 @@
 """What the command line does to a data directory, whether or not the daemon runs on it."""
 
 import csv
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from rich.table import Table
 
 from streamd.clock import SystemClock
 from streamd.errors import LockedError, SettingsError, StreamdError
@@ -20,6 +23,7 @@ from streamd.segments.reader import LogReader
 from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
+from streamd.storage import write_durably
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
@@ -105,6 +109,58 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
         return _import_tguf(file, loader, progress)
     finally:
         writer.close()
+
+
+def backtest_file(
+    settings: Settings, file: Path | None, columns: Columns, planned: tuple[float, int, str], report: Path | None,
+    say: Callable[[str], None]
+) -> Table:
+    """Backtest a file, or the log of data_dir where there is none. planned: initial share, initial epochs, ages of facts.
+
+    Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
+    """
+    from streamd.training.backtest import COLUMNS, Plan, backtest
+    from streamd.training.report import write_report
+
+    plan = Plan(planned[0], planned[1], _ages(planned[2], settings.model.memory_chunk))
+    torch.set_num_threads(settings.training.threads)
+    with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
+        if file is not None:
+            settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
+            import_file(settings, file, columns, lambda n: say(f"{n:,} events read from {file}"))
+        log = open_log(settings.data_dir)
+        begun = time.monotonic()
+
+        def progress(run: str, done: int, total: int) -> None:
+            left = (time.monotonic() - begun) / done * (total - done)
+            say(f"{run}: {done:,} of {total:,} events, {left:,.0f} s left in this run" if run == "fresh facts" else
+                f"{run}: {done:,} of {total:,} events")
+
+        result = backtest(settings, log, plan, progress)
+    if result is None:
+        raise StreamdError("No window could be scored: there are too few events, or --initial leaves none.",
+                           "give more events, or a smaller --initial or windows.width_seconds.")
+    title = f"streamd backtest of {file or settings.data_dir}"
+    if report is not None:
+        shown = {k: str(v) for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()}
+        write_durably(report, write_report(result, title, shown).encode())
+    table = Table(title=title, caption=f"{result.num_events:,} events in {len(result.windows):,} windows, each scored "
+                                       "before it was learned")
+    for head in COLUMNS:
+        table.add_column(head, justify="right" if head else "left")
+    for row in result.table():
+        table.add_row(*row)
+    return table
+
+
+def _ages(text: str, chunk: int) -> tuple[int | None, ...]:
+    ages: list[int | None] = []
+    for part in (p.strip() for p in text.split(",") if p.strip()):
+        if part != "window" and not (part.isdigit() and int(part) <= chunk):
+            raise SettingsError(f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk ({chunk}), "
+                                "or window.")
+        ages.append(None if part == "window" else int(part))
+    return tuple(ages)
 
 
 def _check_widths(file: TGUFFile, schema: Schema) -> None:

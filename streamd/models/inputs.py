@@ -1,9 +1,10 @@
 """The inputs of a model for some events, raw as recorded: learning from them later recomputes nothing."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,31 @@ def link_inputs(
     hops = tuple(HopInputs(*(t(getattr(hop, f.name)) for f in fields(hop))) for hop in around.hops)
     return LinkInputs(t(event_E), t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
                       t(around.node_MD), hops)
+
+
+def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
+    """Several inputs with the states of their nodes as one, in their order: one pass of the model instead of many.
+
+    A node in two of them is two nodes of the whole, each with its own state.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    inputs = [p for p, _ in parts]
+    nodes = np.cumsum([0] + [len(p.node_M) for p in inputs]).tolist()
+    roots = np.cumsum([0] + [len(p.hops[0].root_U) for p in inputs]).tolist()
+
+    def cat(field: str, of: Sequence[object], shift: Sequence[int] | None = None) -> Tensor:
+        rows = [getattr(x, field) for x in of]
+        return torch.cat([r + by for r, by in zip(rows, shift, strict=False)] if shift else rows)
+
+    hops = []
+    for same in zip(*(p.hops for p in inputs), strict=True):
+        hops.append(HopInputs(cat("root_U", same, nodes), cat("neighbor_UK", same, nodes), cat("eid_UK", same),
+                              cat("mask_UK", same), cat("ago_UK", same), cat("edge_UKD", same)))
+    whole = LinkInputs(cat("event_E", inputs), cat("facts_ECF", inputs), cat("src_E", inputs, roots),
+                       cat("candidate_EC", inputs, roots), cat("weight_E", inputs), cat("node_M", inputs),
+                       cat("node_MD", inputs), tuple(hops))
+    return whole, torch.cat([state for _, state in parts])
 
 
 def without_deleted(

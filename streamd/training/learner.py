@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, Schema
-from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
+from streamd.models.inputs import joined
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.training.recorder import RecordedChunk
@@ -75,7 +76,9 @@ class Learner:
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self._observe()
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
-        replayed = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
+        past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
+        replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
+                    for step in range(len(self._edges))]
         loss = math.nan
         for epoch in range(epochs or self._training.epochs):
             torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
@@ -133,26 +136,22 @@ class Learner:
             left -= count
         return out
 
-    def _epoch(self, weights: list[Tensor], replayed: list[Recorded]) -> float:
-        """One pass from the memory at the window's start; past chunks join the steps in turn."""
+    def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]) -> float:
+        """One pass from the memory at the window's start. replayed: what of the past joins each step."""
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
-        num_steps = len(self._edges)
-        for step, (edges, seen, weight) in enumerate(zip(self._edges, self._seen, weights, strict=True)):
+        for edges, seen, weight, past in zip(self._edges, self._seen, weights, replayed, strict=True):
             if not self.standing:
                 memory.forget(edges.deletes)
             updated = self.model.updated(memory)
-            losses, events = [], 0.0
+            parts = list(past)
             if seen is not None and weight.any():
-                logits = self.model(seen.inputs, memory.rows(seen.inputs.node_M, updated))
-                losses.append(link_loss(logits, weight))
-                events += float(weight.sum())
-            for chunk in replayed[step::num_steps]:
-                losses.append(link_loss(self.model(chunk.inputs, chunk.state_MD), chunk.inputs.weight_E))
-                events += float(chunk.inputs.weight_E.sum())
-            if losses and events:
-                loss = torch.stack(losses).sum()
+                parts.append((seen.inputs.weighted(weight), memory.rows(seen.inputs.node_M, updated)))
+            events = sum(float(inputs.weight_E.sum()) for inputs, _ in parts)
+            if events:
+                inputs, state_MD = joined(parts)
+                loss = link_loss(self.model(inputs, state_MD), inputs.weight_E)
                 self.optimizer.zero_grad()
                 (loss / events).backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()

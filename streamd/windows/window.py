@@ -1,5 +1,6 @@
 """Event-time windows and memory's canonical chunks, both functions of the log alone (DESIGN section 6)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class TimeIndex(Protocol):
     def num_edges(self) -> int: ...
 
     @property
+    def first_edge(self) -> int: ...
+
+    @property
     def watermark(self) -> int: ...
 
     def time_of(self, edge_ids: Int64) -> Int64: ...
@@ -44,6 +48,16 @@ def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | Non
     if log.watermark < start + width_us:
         return None
     return Window(start, start + width_us, cursor_edge, log.lower_bound(start + width_us))
+
+
+def recorded_windows(log: TimeIndex, width_us: int) -> Iterator[Window]:
+    """All windows of a log that will not grow, the last one whether or not the watermark passed its end."""
+    edge = int(log.first_edge)
+    while edge < log.num_edges:
+        start = int(log.time_of(np.array([edge]))[0]) // width_us * width_us
+        end = log.lower_bound(start + width_us)
+        yield Window(start, start + width_us, edge, end)
+        edge = end
 
 
 def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.models import build_model, sampling_of
 from streamd.models.encoders import GATLayer, SAGELayer
-from streamd.models.inputs import link_inputs
+from streamd.models.inputs import joined, link_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
 from tests.builders import settings, stream, write_log
@@ -121,3 +121,18 @@ def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
     z = torch.randn(4, 8)
     assert torch.equal(model.train().residual(z, torch.arange(2), torch.tensor([[2], [3]])),
                        model.eval().residual(z, torch.arange(2), torch.tensor([[2], [3]])))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "pair"])
+def test_several_inputs_joined_answer_as_each_alone(live, name):
+    model, rng, parts = model_of(name), np.random.default_rng(0), []
+    for before, count in ((300, 4), (500, 7), (500, 1)):
+        query = int(live.log.time_of(np.array([before - 1]))[0])
+        roots = np.sort(rng.choice(35, 9, replace=False))
+        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+        facts = rng.normal(size=(count, 3, 19)).astype(np.float32)
+        inputs = link_inputs(np.arange(count), facts, rng.integers(0, 9, count), rng.integers(0, 9, (count, 3)), around)
+        parts.append((inputs, torch.randn(len(inputs.node_M), 8 if model.has_memory else 0)))
+    whole, state = joined(parts)
+    torch.testing.assert_close(model(whole, state), torch.cat([model(*part) for part in parts]))
+    assert joined(parts[:1]) is parts[0]

@@ -1,0 +1,103 @@
+import re
+
+import numpy as np
+import pytest
+
+from streamd.errors import SettingsError, StreamdError
+from streamd.events import Schema
+from streamd.ingest.produce import Columns
+from streamd.maintenance import backtest_file
+from streamd.segments.reader import LogReader
+from streamd.training.backtest import Plan, backtest
+from streamd.training.regimes import Regimes
+from streamd.training.scores import measures
+from streamd.windows import recorded_windows
+from tests.builders import HOUR, settings, stream, write_log
+
+HOURS = 60
+
+
+def world(path, num_edges=900, **values):
+    write_log(path, *stream(num_edges, hours=HOURS), Schema(2, 0, 0))
+    log = LogReader(path)
+    log.refresh()
+    return settings(path, stream__edge_feature_dim=2, **values), log
+
+
+def test_a_backtest_reports_every_window_after_the_initial_part_under_every_regime(tmp_path):
+    s, log = world(tmp_path)
+    result = backtest(s, log, Plan(0.3, 0, (10, None)))
+    assert result.names() == ["live", "nightly", "nightly_live", "frozen", "rule", "edgebank", "popularity"]
+    assert sum(w.window.num_edges for w in result.windows) == 900 - result.windows[0].window.first_edge
+    assert 270 <= result.windows[0].window.first_edge < 300
+    assert result.mean("live")["mrr"] > result.mean("edgebank")["mrr"]
+    assert result.stale[0] == result.mean("live") and result.stale[None]["mrr"] < result.stale[10]["mrr"] < result.stale[0]["mrr"]
+
+
+def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
+    s, log = world(tmp_path)
+    run = Regimes(s, log, ("live", "frozen"), 300, 3)
+    scored = [r for w in recorded_windows(log, HOUR) if (r := run.window(w)) is not None]
+    assert scored[0].window.first_edge >= 300 and scored[0].scores["live"] == scored[0].scores["frozen"]
+    assert scored[-1].scores["live"] != scored[-1].scores["frozen"]
+    assert scored[0].scores["live"]["mrr"] > scored[0].scores["rule"]["mrr"] - 0.1
+    assert run._learners["frozen"].num_learned == 1
+
+
+def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
+    """EdgeBank by hand: a pair counts as seen if it was seen before the group of `age` events its event is in."""
+    s, log = world(tmp_path, 300)
+    src, dst, _ = log.edges(0, 300)
+    from streamd.training.recorder import Recorder
+
+    for age in (7, 40, None):
+        recorder, window = Recorder(s, log), list(recorded_windows(log, 20 * HOUR))[1]
+        recorder.rebuild(window.first_edge)
+        for chunk in recorder.chunks(window, stale_events=age):
+            first, facts = chunk.edges.first_edge, chunk.score.facts_ECF.numpy()
+            for row, event in enumerate(chunk.score.event_E.tolist()):
+                known = window.first_edge if age is None else first + (event - first) // age * age
+                seen = ((src[:known] == src[event]) & (dst[:known] == dst[event])).any()
+                assert (facts[row, 0, 6] < 20) == seen, (age, event)
+        assert recorder.edge == window.end_edge, "afterwards the state is behind the window"
+
+
+def test_a_report_has_every_regime_every_plot_and_loads_nothing(tmp_path):
+    write_log(tmp_path / "log", *stream(900, hours=HOURS), Schema(2, 0, 0))
+    said = []
+    table = backtest_file(settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair"), None, Columns(), (0.3, 2, "10,window"),
+                          tmp_path / "report.html", said.append)
+    assert table.row_count == 9 and "fresh facts: 900 of 900 events, 0 s left in this run" in said
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 3 and all(t in page for t in ("frozen weights, live state", "EdgeBank", "facts 10 events old", "neighbors"))
+    assert not re.search(r"https?://|<script|url[(]|@import", page)
+    assert all(np.isfinite(float(v)) for points in re.findall(r'points="([^"]+)"', page) for p in points.split() for v in p.split(","))
+
+
+def test_a_file_is_backtested_without_a_data_directory(tmp_path):
+    src, dst, time = stream(400, hours=30)
+    rows = "".join(f"{u},{v},{t // 1_000_000}\n" for u, v, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True))
+    (tmp_path / "events.csv").write_text("who,what,when\n" + rows)
+    s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
+    table = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), (0.3, 0, ""), None, lambda _: None)
+    assert table.row_count == 7 and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("stale", ["5,x", "-1", "41"])
+def test_an_age_that_cannot_be_is_named(tmp_path, stale):
+    with pytest.raises(SettingsError, match="--stale"):
+        backtest_file(settings(tmp_path), None, Columns(), (0.3, 0, stale), None, lambda _: None)
+
+
+def test_too_few_events_are_said(tmp_path):
+    write_log(tmp_path, *stream(5, hours=1), Schema(2, 0, 0))
+    with pytest.raises(StreamdError, match="No window could be scored"):
+        backtest_file(settings(tmp_path, stream__edge_feature_dim=2), None, Columns(), (0.3, 0, ""), None, lambda _: None)
+
+
+def test_the_measures_of_a_window_weigh_as_many_events_as_it_has(tmp_path):
+    s, log = world(tmp_path)
+    result = backtest(s, log, Plan())
+    weight = [w.num_scored for w in result.windows]
+    assert np.isclose(result.mean("rule")["ap"], np.average([w.scores["rule"]["ap"] for w in result.windows], weights=weight))
+    assert set(measures(np.zeros((3, 101), np.float32))) == set(result.mean("rule"))
