@@ -5,7 +5,7 @@ What a layer sees of a neighbour is its state, the features of the edge to it an
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, leaky_relu
+from torch.nn.functional import elu, embedding, leaky_relu
 
 from streamd.events import Schema
 from streamd.models.attention import NeighborAttention
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
     def _layer(
         self, number: int, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer, gap_us: Tensor, last: bool
     ) -> Tensor:
-        parts = [h_MD[hop.neighbor_UK], edge_stats(hop.edge_UKD)]
+        parts = [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
         if self.time is not None:
             parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
         out: Tensor = self.layers[number](h_MD[hop.root_U], torch.cat(parts, -1), hop.mask_UK, last)

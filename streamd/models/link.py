@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from streamd.events import Schema
 from streamd.graph.facts import NUM_FACTS
@@ -82,7 +83,7 @@ class LinkModel(nn.Module):
 
     def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]."""
-        hidden = (self.head_src(z_UD)[src_E][:, None] + self.head_dst(z_UD)[candidate_EC]).relu()
+        hidden = (embedding(src_E, self.head_src(z_UD))[:, None] + embedding(candidate_EC, self.head_dst(z_UD))).relu()
         hidden = half_dropout(hidden, self.training and self.settings.pair_facts)
         out: Tensor = self.head_out(hidden)[..., 0]
         return out

@@ -273,15 +273,24 @@ class Engine:
         self.status.answered += len(live)
 
     def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
+        """Answers in order. Those of different times may see memory at different cuts; each such group is one pass."""
+        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
+        seen_by = [self._served and self._served.ahead(view.log, view.edge, t) for t in as_of]
+        answers: dict[int, Answer] = {}
+        for served in {id(s): s for s in seen_by}.values():
+            places = [i for i, s in enumerate(seen_by) if s is served]
+            group = self._compute_alike(view, served, [asked[i] for i in places], [as_of[i] for i in places])
+            answers.update(zip(places, group, strict=True))
+        return [answers[i] for i in range(len(asked))]
+
+    def _compute_alike(self, view: LogView, served: Served | None, asked: list[Asked], as_of: list[int]) -> list[Answer]:
         sources = view.ids([a.src for a in asked])
         targets = [self._targets(view, a, int(s)) for a, s in zip(asked, sources, strict=True)]
-        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
         facts = [view.facts.rows(np.array([s]), np.array([t]), d[None])[0]
                  for s, t, d in zip(sources, as_of, targets, strict=True)]
         rows = np.concatenate(facts)
         nodes, place = np.unique(np.concatenate([sources, *targets]), return_inverse=True)
         src_place = np.repeat(place[: len(asked)], [len(d) for d in targets])
-        served = self._served
         if served is None:
             scores = rule_scores(rows)
             z = None
@@ -294,7 +303,8 @@ class Engine:
             score = scores[at: at + len(targets[i])]
             at += len(targets[i])
             embedding = tuple(z[place[i]].tolist()) if a.embedding and z is not None else ()
-            answers.append(self._one(view, a, sources[i], targets[i], score, as_of[i], embedding))
+            memory_edge = served.memory.edge if served else view.edge
+            answers.append(self._one(view, a, sources[i], targets[i], score, as_of[i], embedding, memory_edge))
         return answers
 
     def _targets(self, view: LogView, asked: Asked, source: int) -> Any:
@@ -306,7 +316,7 @@ class Engine:
         return np.setdiff1d(found, view.facts.partners(source)) if asked.exclude_seen else found
 
     def _one(self, view: LogView, asked: Asked, source: Any, targets: Any, scores: Any, as_of: int,
-             embedding: tuple[float, ...]) -> Answer:
+             embedding: tuple[float, ...], memory_edge: int) -> Answer:
         known = view.facts.is_known(targets)
         if asked.dst is None and not asked.embedding:
             best = np.lexsort((targets, -scores))[: asked.k]
@@ -314,9 +324,7 @@ class Engine:
             keys = tuple(view.log.keys[t] for t in targets)
         else:
             keys = asked.dst or ()
-        served = self._served
         return Answer(
             self.status.version, self.status.trained_until_us, view.edge, as_of, view.newest_us,
             bool(view.facts.is_known(np.array([source]))[0]) if source != UNKNOWN else False, keys,
-            tuple(float(s) for s in scores), tuple(bool(x) for x in known), embedding,
-            served.memory.edge if served else view.edge)
+            tuple(float(s) for s in scores), tuple(bool(x) for x in known), embedding, memory_edge)

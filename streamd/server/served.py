@@ -27,6 +27,7 @@ class Served:
     memory: Memory
     _cache: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     _cached: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    _ahead: "Served | None" = None
 
     @classmethod
     def restored(cls, version: Version) -> "Served":
@@ -42,24 +43,56 @@ class Served:
         first = self.memory.edge
         if until_edge <= first:
             return 0
-        chunk_edges = self.manifest.model_settings().memory_chunk
-        width_us = self.manifest.window_seconds * 1_000_000
-        end = min(until_edge, first + 4 * chunk_edges * max(1, max_chunks))
+        end = min(until_edge, first + 4 * self._chunk_edges * max(1, max_chunks))
         times = log.edges(first, end)[2]
         known = watermark if end == until_edge else int(times[-1])
-        closed = closed_chunks(times, known, width_us, chunk_edges)[:max_chunks]
-        for a, b in closed:
+        closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
+        self._advance(log, first, closed)
+        return len(closed)
+
+    def _advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
+        for a, b in chunks:
             src, dst, time = log.edges(first + a, first + b)
             rows = EdgeRows(first + a, src, dst, time, log.features_of(np.arange(first + a, first + b)),
                             log.deletions.of_nodes)
             self.model.advance(self.memory, rows)
-        if closed:
+        if chunks:
+            self._ahead = None
             self.forget_embeddings()
-        return len(closed)
+
+    def ahead(self, log: LogReader, until_edge: int, as_of_us: int) -> "Served":
+        """This version as a query at `as_of_us` sees it, a time behind every event there is: a chunk that is open only
+        because the next event might be of the same time, or of the same window, is closed for it.
+
+        Returns: itself where that changes nothing, else a copy, kept until the log goes on.
+        """
+        first = self.memory.edge
+        times = log.edges(first, until_edge)[2] if until_edge > first else np.zeros(0, np.int64)
+        if not len(times) or as_of_us <= times[-1]:
+            return self
+        with_query = closed_chunks(np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges)
+        closed = [(a, b) for a, b in with_query if b <= len(times)]
+        if not closed:
+            return self
+        if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
+            twin = Served(self.manifest, self.model, self.memory.copy())
+            twin._advance(log, first, closed)
+            self._ahead = twin
+        return self._ahead
+
+    @property
+    def _width_us(self) -> int:
+        return self.manifest.window_seconds * 1_000_000
+
+    @property
+    def _chunk_edges(self) -> int:
+        return self.manifest.model_settings().memory_chunk
 
     def forget_embeddings(self) -> None:
         """Compute embeddings anew when they are next asked for."""
         self._cached[:] = False
+        if self._ahead is not None:
+            self._ahead.forget_embeddings()
 
     @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> Tensor:

@@ -1,3 +1,4 @@
+import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -121,6 +122,58 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
         want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0]
     got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0]])["scores"]]
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tgn", "tgat", "pair"])
+def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, name):
+    """A stream through both under one version: each group of equal times is asked before any of it is produced."""
+    from streamd.models import Memory
+    from streamd.training.learner import Learner
+    from streamd.training.recorder import Recorder
+    from streamd.training.replay import ReplayStore
+    from streamd.windows import recorded_windows
+
+    src, dst, time_E = stream(420, hours=4)
+    time_E[200:203] = time_E[200]
+    write_log(tmp_path, src[:260], dst[:260], time_E[:260], SCHEMA)
+    world = World(tmp_path, model__name=name, registry__keep=1)
+    world.train()
+    champion = world.registry.load(world.registry.champion())
+    world.start()
+    wait(lambda: world.engine.status.version == champion.manifest.name)
+    whole = tmp_path / "whole"
+    write_log(whole, src, dst, time_E, SCHEMA)
+    log = LogReader(whole)
+    log.refresh()
+    recorder, learner = Recorder(world.settings, log), Learner(world.settings, SCHEMA, ReplayStore(None, 1, 0))
+    learner.restore_weights(champion.weights, None)
+    learner.memory = Memory.restored(champion.memory, champion.manifest.edge, champion.manifest.memory_us)
+    recorder.rebuild(champion.manifest.edge)
+    want, asked_by_edge, cuts = {}, {}, []
+    for window in recorded_windows(log, HOUR):
+        for chunk in recorder.chunks(window) if window.first_edge >= champion.manifest.edge else ():
+            logits = learner.score(chunk)
+            cuts.append(chunk.edges.first_edge)
+            if chunk.score is not None:
+                nodes = chunk.score.node_M[chunk.score.hops[0].root_U][chunk.score.candidate_EC]
+                want.update(zip(chunk.score.event_E.tolist(), logits, strict=True))
+                asked_by_edge.update(zip(chunk.score.event_E.tolist(), nodes.tolist(), strict=True))
+    writer = LogWriter(tmp_path, SCHEMA, 100_000)
+    at, compared = 260, 0
+    while at < 420:
+        end = int(np.searchsorted(time_E, time_E[at], side="right"))
+        for e in range(at, end):
+            answer = ask(world, f"n:{src[e]}", [f"n:{c}" for c in asked_by_edge[e]], time=int(time_E[e]))
+            np.testing.assert_allclose([s["score"] for s in answer["scores"]], want[e], atol=1e-5, err_msg=f"edge {e}")
+            compared += 1
+        rows = batch(SCHEMA, src[at:end], dst[at:end], time_E[at:end])
+        rows = dataclasses.replace(rows, msg_ED=log.features_of(np.arange(at, end)))
+        writer.commit(rows, Progress(), int(time_E[end - 1]))
+        at = end
+        wait(lambda edge=end: world.engine.status.edge == edge)
+    writer.close()
+    world.engine.stop()
+    assert compared == 160 and sum(cut >= 260 for cut in cuts) >= 4, "chunks were opened on the way"
 
 
 def test_an_event_is_visible_in_the_next_answers(world):
