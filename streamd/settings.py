@@ -108,6 +108,12 @@ class TrainingSettings(Branch):
     nice: Natural = Field(10, description="scheduling niceness of the trainer")
 
 
+class BootstrapSettings(Branch):
+    max_events: Natural = Field(
+        100_000, description="newest events of a log with a past that a first start learns at once; 0: window by window")
+    epochs: Positive = Field(5, description="passes over them")
+
+
 class RegistrySettings(Branch):
     keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
     gate_events: Positive = Field(2000, description="events over which champions are compared with the last proven version")
@@ -145,6 +151,7 @@ class Settings(BaseSettings):
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    bootstrap: BootstrapSettings = BootstrapSettings()
     registry: RegistrySettings = RegistrySettings()
     server: ServerSettings = ServerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -33,6 +33,7 @@ trained_until = Gauge("streamd_trained_until_timestamp_seconds", "Event time up 
 gate_difference = Gauge("streamd_gate_mrr_difference", "MRR of champions less the last proven version's, so far")
 gate_events = Gauge("streamd_gate_events", "Events so far compared with the last proven version")
 gate_verdicts = Counter("streamd_gate_verdicts", "What comparing with the last proven version came to", ["verdict"])
+past_mrr = Gauge("streamd_past_mrr", "MRR among 11 of the present weights on a fixed part of the past: forgetting")
 replay_events = Gauge("streamd_replay_events", "Events in the replay store")
 versions = Counter("streamd_versions", "Model versions written", ["promoted"])
 

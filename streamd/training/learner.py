@@ -2,6 +2,8 @@
 
 import copy
 import math
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.training.recorder import RecordedChunk
 from streamd.training.replay import Recorded, ReplayStore
-from streamd.training.scores import ranks
+from streamd.training.scores import Measures, measures, ranks
+
+RECALLED_CHUNKS = 10
 
 
 class Learner:
@@ -34,7 +38,14 @@ class Learner:
         self.replay = replay
         self.tail: list[Recorded] = []
         self.num_learned = 0
+        self.on_progress: Callable[[int, int], None] = lambda done, total: None
+        """Told after each training step: steps done and in all."""
         self.model.eval()
+        self.begin()
+
+    def start_at(self, edge: int) -> None:
+        """Begin with empty memory at an edge behind the log's first."""
+        self.memory = self.model.new_memory(edge)
         self.begin()
 
     def begin(self) -> None:
@@ -79,8 +90,9 @@ class Learner:
         past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
         replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
                     for step in range(len(self._edges))]
-        loss = math.nan
-        for epoch in range(epochs or self._training.epochs):
+        loss, passes = math.nan, epochs or self._training.epochs
+        self._steps = (0, passes * len(self._edges))
+        for epoch in range(passes):
             torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
             loss = self._epoch(weights, replayed)
         self.model.eval()
@@ -101,6 +113,14 @@ class Learner:
         self.model, self.optimizer, self.memory = other.model, other.optimizer, other.memory
         self.replay, self.tail, self.num_learned = other.replay, other.tail, other.num_learned
         self.begin()
+
+    @torch.no_grad()
+    def recall(self) -> Measures | None:
+        """Forgetting: scores of the present weights, true destination among 11, on a part of the past that stays the same
+        for as long as replay holds it. None without one."""
+        chunks = sorted(self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little")))[:RECALLED_CHUNKS]
+        kept = [self.model(c.inputs, c.state_MD).numpy()[c.inputs.weight_E.numpy() > 0] for c in chunks]
+        return measures(np.concatenate(kept)) if kept else None
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Take what deletes hide out of what is kept for learning it again."""
@@ -158,6 +178,8 @@ class Learner:
                 total, count = total + float(loss.detach()), count + events
             if not self.standing:
                 memory.commit(updated, edges)
+            self._steps = (self._steps[0] + 1, self._steps[1])
+            self.on_progress(*self._steps)
         return total / count if count else math.nan
 
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:

@@ -98,6 +98,11 @@ class ReplayStore:
                     write_durably(self._file(left.first_edge), save(left.tensors()))
 
     @property
+    def chunks(self) -> list[Recorded]:
+        """What it holds, in no order."""
+        return list(self._chunks)
+
+    @property
     def num_events(self) -> int:
         return sum(c.inputs.num_events for c in self._chunks)
 

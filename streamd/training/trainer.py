@@ -24,6 +24,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.bootstrap import planned_range
 from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
@@ -37,6 +38,8 @@ log = structlog.get_logger()
 FOLDER, FACTS = "train", "facts"
 POLL_SECONDS = 0.05
 KEEP_SECONDS = 1.0
+MAX_TRIES = 3
+"""Times a window may end the trainer before it is passed over."""
 POPULARITY_HALF_LIFE = 3
 
 
@@ -82,6 +85,7 @@ class Trainer:
         self._folder = settings.data_dir / FOLDER
         replay = ReplayStore.of(settings, self._folder / "replay")
         self._learner = Learner(settings, reader.state.schema, replay, reader.first_edge)
+        self._learner.on_progress = self._on_progress
         self._recorder = Recorder(settings, reader)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._version, self._champion = "", versions.champion() or ""
@@ -96,6 +100,7 @@ class Trainer:
 
     def run(self, stop: threading.Event) -> None:
         """Learn windows as they close until told to stop; a stop waits for the window in progress."""
+        self.bootstrap()
         while not stop.is_set():
             self._log.refresh()
             window = next_window(self._log, self.edge, self._width_us)
@@ -113,13 +118,17 @@ class Trainer:
         self._hide_deleted()
         self._touch("scoring")
         begun = time.perf_counter()
-        scores, scored_by, num_scored = self._score(window)
+        tries = self._attempt(window)
+        scores, scored_by, num_scored = self._score(window, tries <= MAX_TRIES)
         scored = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict, why = judge(self._compared, self._settings.registry.gate_events)
         proven = Shadow.of(self._champion, self._learner) if verdict == "proven" else None
         learned, outcome = self._roll_back(why) if verdict == "worse" else self._learn(window, scores)
+        if tries > MAX_TRIES:
+            log.error("window_passed_over", start=window.start_us, first_edge=window.first_edge, failures=MAX_TRIES)
+            outcome = Outcome(self._version, False, f"passed over: scoring or learning it failed {MAX_TRIES} times")
         self._window_edge, self.edge = window.first_edge, window.end_edge
         if verdict != "open":
             metrics.gate_verdicts.labels(verdict).inc()
@@ -140,6 +149,54 @@ class Trainer:
         self._learner.begin()
         self._report(record)
         return record
+
+    def bootstrap(self) -> None:
+        """At a first start on a log with a past: learn the newest of it at once, without scoring it, and publish that."""
+        if self._learner.num_learned or self.edge > self._log.first_edge:
+            return
+        found = planned_range(self._settings, self._log, self._folder)
+        if found is None:
+            return
+        log.info("bootstrap", first_edge=found.first_edge, events=found.end_edge - found.first_edge)
+        self._recorder.rebuild(found.first_edge, on_slice=lambda edge: self._touch("bootstrapping"))
+        self._learner.start_at(found.first_edge)
+        self.edge, begun = found.first_edge, time.monotonic()
+        while self.edge < found.end_edge:
+            window = next_window(self._log, self.edge, self._width_us)
+            assert window is not None
+            for chunk in self._recorder.chunks(window):
+                self._learner.score(chunk)
+                self._touch("bootstrapping")
+            self.edge = window.end_edge
+        recorded = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            left = (time.monotonic() - recorded) / done * (total - done)
+            self._beat.touch("bootstrapping", edge=self.edge, lag=self._log.num_edges - self.edge, version=RULE,
+                             share=round(done / total, 3), seconds_left=round(left))
+
+        self._learner.on_progress = progress
+        learned = self._learner.learn(found.first_edge, self._settings.bootstrap.epochs)
+        self._learner.on_progress = self._on_progress
+        if learned is not None:
+            outcome = self._versions.publish(self._candidate(found.window(), {}, learned))
+            self._shadow = Shadow.of(outcome.version, self._learner)
+            self._version = self._champion = outcome.version
+        self._window_edge = found.first_edge
+        self._checkpoint()
+        self._learner.begin()
+        log.info("bootstrapped", version=self._version, events=found.end_edge - found.first_edge,
+                 loss=learned and round(learned.loss, 4), seconds=round(time.monotonic() - begun, 1))
+
+    def _attempt(self, window: Window) -> int:
+        """Count this try at a window; the count outlives the process, which an error or a lack of memory may end."""
+        path = self._folder / "attempt"
+        edge, tries = map(int, path.read_text().split()) if path.exists() else (-1, 0)
+        tries = tries + 1 if edge == window.first_edge else 1
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(f"{window.first_edge} {tries}")
+        scratch.replace(path)
+        return tries
 
     def _learn(self, window: Window, scores: dict[str, Measures]) -> tuple[Learned | None, Outcome]:
         """Learn what was scored, and hand the version over."""
@@ -168,10 +225,10 @@ class Trainer:
         self._version = self._champion = self._shadow.name
         return None, Outcome(self._champion, False, f"rolled back: {why}")
 
-    def _score(self, window: Window) -> tuple[dict[str, Measures], str, int]:
+    def _score(self, window: Window, recorded: bool) -> tuple[dict[str, Measures], str, int]:
         parts: dict[str, list[Float32]] = {}
         scored_by = self._champion or RULE
-        for chunk in self._recorder.chunks(window):
+        for chunk in self._recorder.chunks(window, recorded=recorded):
             logits = self._learner.score(chunk)
             self._touch("scoring")
             stands = self._shadow.score(chunk) if self._shadow is not None else None
@@ -296,6 +353,9 @@ class Trainer:
     def _fixed_settings(self) -> dict[str, Any]:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
 
+    def _on_progress(self, done: int, total: int) -> None:
+        self._touch("learning")
+
     def _touch(self, state: str) -> None:
         self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge)
 
@@ -311,6 +371,8 @@ class Trainer:
         metrics.trained_until.set(record.end_us / 1e6)
         metrics.gate_events.set(self._compared.num_events)
         metrics.gate_difference.set(self._compared.mean)
+        if self._learner.num_learned and (recall := self._learner.recall()) is not None:
+            metrics.past_mrr.set(recall["mrr"])
         metrics.replay_events.set(self._learner.replay.num_events)
         log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
                  events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,

@@ -4,20 +4,23 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
 from streamd.errors import VersionError
-from streamd.events import Schema
+from streamd.events import Progress, Schema
 from streamd.registry import Registry
+from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.training.bootstrap import planned_range
 from streamd.training.shadow import Comparison
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, batch, settings, stream, write_log
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Schema(2, 0, 0)
@@ -238,3 +241,90 @@ def test_run_waits_for_windows_and_stops_when_told(tmp_path):
     threading.Timer(3.0, stop.set).start()
     trainer.run(stop)
     assert registry.champion() is not None
+
+
+def test_a_first_start_on_a_log_with_a_past_learns_the_newest_of_it_at_once(tmp_path):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=10 * HOUR + 5)
+    values = {"windows__max_events": 100, "bootstrap__max_events": 400, "bootstrap__epochs": 2}
+    trainer, registry, log = make(tmp_path, **values)
+    trainer.bootstrap()
+    manifest = registry.manifest(registry.champion())
+    first, end = manifest.first_edge, manifest.edge
+    assert end == log.lower_bound(10 * HOUR) == trainer.edge and end - 400 <= first < end - 300
+    assert manifest.scores == {} and registry.shadow() == registry.champion()
+    again, _, _ = make(tmp_path, **values)
+    again.bootstrap()
+    assert again.edge == end and len(registry.names()) == 1, "once is enough"
+    assert (again._learner.memory.state == trainer._learner.memory.state).all()
+
+
+def test_what_follows_a_bootstrap_is_scored_by_its_version(tmp_path):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=10 * HOUR)
+    values = {"windows__max_events": 100, "bootstrap__max_events": 10_000, "training__learning_rate": 0.01}
+    trainer, registry, _ = make(tmp_path, **values)
+    trainer.bootstrap()
+    version = registry.champion()
+    append(tmp_path, 900, 60, 12 * HOUR)
+    trainer._log.refresh()
+    record = process_all(trainer, trainer._log)[0]
+    assert record.scored_by == version and record.scores["live"]["mrr"] > record.scores["edgebank"]["mrr"]
+
+
+def append(path, first, count, start):
+    """More edges at the end of a log, and a watermark far ahead."""
+    writer = LogWriter(path, SCHEMA, 100_000)
+    src, dst, _ = stream(first + count, hours=12)
+    time = start + np.arange(count) * 1_000_000
+    writer.commit(batch(SCHEMA, src[first:], dst[first:], time), Progress(), 100 * HOUR)
+    writer.close()
+
+
+def test_a_bootstrap_cut_short_takes_the_same_range_again_and_a_short_log_needs_none(tmp_path):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=6 * HOUR)
+    values = {"windows__max_events": 100, "bootstrap__max_events": 250}
+    trainer, _, log = make(tmp_path, **values)
+    planned = planned_range(trainer._settings, log, trainer._folder)
+    append(tmp_path, 900, 60, 12 * HOUR)
+    again, registry, log = make(tmp_path, **values)
+    assert log.watermark == 100 * HOUR
+    again.bootstrap()
+    assert (registry.manifest(registry.champion()).first_edge, again.edge) == (planned.first_edge, planned.end_edge)
+    write_log(tmp_path / "short", *stream(90), SCHEMA, watermark=100 * HOUR)
+    short, registry, _ = make(tmp_path / "short", **values)
+    short.bootstrap()
+    assert registry.champion() is None and short.edge == 0
+
+
+def test_a_window_that_ends_the_trainer_three_times_is_passed_over_and_named(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    process_all(trainer, log, 3)
+    champion, edge = registry.champion(), trainer.edge
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    for _ in range(3):
+        trainer, registry, log = make(tmp_path)
+        monkeypatch.setattr(trainer._learner, "learn", fail)
+        with pytest.raises(RuntimeError):
+            process_all(trainer, log, 1)
+    trainer, registry, log = make(tmp_path)
+    assert trainer.edge == edge
+    record, = process_all(trainer, log, 1)
+    assert "passed over" in record.reason and record.num_scored == 0 and registry.champion() == champion
+    assert trainer._learner.memory.edge == trainer.edge == record.end_edge, "memory moved on"
+    following, = process_all(trainer, log, 1)
+    assert following.promoted and following.scored_by == champion
+
+
+def test_forgetting_is_measured_on_a_part_of_the_past_that_stays_the_same(tmp_path):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path, training__learning_rate=0.01)
+    assert trainer._learner.recall() is None
+    process_all(trainer, log, 4)
+    before = trainer._learner.recall()
+    assert trainer._learner.recall() == before and 0 < before["mrr"] <= 1
+    for p in trainer._learner.model.parameters():
+        torch.nn.init.normal_(p)
+    assert trainer._learner.recall()["mrr"] < before["mrr"]
