@@ -82,6 +82,8 @@ class ModelSettings(Branch):
     name: Literal["tgn", "tgat", "dysat", "sage", "gat", "pair"] = Field(
         "tgn", description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat; pair: none")
     pair_facts: bool = Field(True, description="false: the graph layers alone, as their papers have them")
+    labels: Literal["none", "classification", "regression"] = Field(
+        "none", description="what the targets of label events are, for a head that learns them; none: they are stored only")
     dim: Positive = Field(64, description="width of memory and embeddings")
     time_dim: Positive = Field(32, description="width of the time encoding")
     heads: Positive = Field(2, description="attention heads")

@@ -12,6 +12,7 @@ from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import Sampling
 from streamd.models.encoders import DEPTH, Encoder
 from streamd.models.inputs import LinkInputs
+from streamd.models.labels import LabelHead, LabelInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
@@ -49,6 +50,9 @@ class LinkModel(nn.Module):
             self.head_out = nn.Linear(d, 1, bias=False)
             if settings.pair_facts:
                 nn.init.zeros_(self.head_out.weight)
+        self.label_head = None
+        if settings.labels != "none" and schema.label_dim:
+            self.label_head = LabelHead(settings, schema.label_dim, d if self.has_graph else 0)
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by the first."""
@@ -88,6 +92,13 @@ class LinkModel(nn.Module):
         out: Tensor = self.head_out(hidden)[..., 0]
         return out
 
+    def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
+        """What the label head says of each label, float32[L, T], before `LabelHead.predict`."""
+        assert self.label_head is not None
+        z_UD = self.embed(inputs.around, state_MD) if self.has_graph else torch.zeros(len(inputs.around.hops[0].root_U), 0)
+        out: Tensor = self.label_head(z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF))
+        return out
+
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
         """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
         if not self.settings.pair_facts:
@@ -103,11 +114,13 @@ class LinkModel(nn.Module):
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: the pair network at the full rate, the rest slower and with weight decay; without it, all at the rate."""
+        """AdamW: pair network and label head at the full rate, the rest slower and with weight decay; without pair facts
+        all at the full rate."""
         if not self.settings.pair_facts:
             return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
         pair = list(self.pair.parameters())
-        rest = [p for n, p in self.named_parameters() if not n.startswith("pair.")]
+        pair += list(self.label_head.parameters()) if self.label_head is not None else []
+        rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
         groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
         if rest:
             groups.append({"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY})

@@ -199,6 +199,19 @@ class LogReader:
         node, time, target = (np.concatenate(columns) for columns in zip(empty, *parts, strict=True))
         return node, time, target
 
+    def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
+        """As `labels`, those with times in (after_us, until_us]."""
+        assert self.state is not None
+        out = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, self.state.schema.label_dim), np.float32))]
+        for segment, file in zip(self._segments, self._files, strict=True):
+            time = file.column("label_time", segment.num_labels) if segment.num_labels else np.zeros(0, np.int64)
+            a, b = (int(np.searchsorted(time, t, side="right")) for t in (after_us, until_us))
+            if a < b:
+                node, target = (file.column(n, segment.num_labels)[a:b] for n in ("label_n_id", "label_target"))
+                out.append((node, time[a:b], target))
+        node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
+        return node, time, target
+
     def time_of(self, edge_ids: Int64) -> Int64:
         """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge, any value."""
         return self.gather("time", edge_ids)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Asked:
     kind: str | None = None
     exclude_seen: bool = False
     embedding: bool = False
+    labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Answer:
     known: tuple[bool, ...] = ()
     embedding: tuple[float, ...] = ()
     memory_edge: int = 0
+    labels: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -304,11 +306,14 @@ class Engine:
             at += len(targets[i])
             embedding = tuple(z[place[i]].tolist()) if a.embedding and z is not None else ()
             memory_edge = served.memory.edge if served else view.edge
-            answers.append(self._one(view, a, sources[i], targets[i], score, as_of[i], embedding, memory_edge))
+            answer = self._one(view, a, sources[i], targets[i], score, as_of[i], embedding, memory_edge)
+            if a.labels and served is not None:
+                answer = replace(answer, labels=served.labels(int(sources[i]), view.live))
+            answers.append(answer)
         return answers
 
     def _targets(self, view: LogView, asked: Asked, source: int) -> Any:
-        if asked.embedding:
+        if asked.embedding or asked.labels:
             return np.zeros(0, np.int64)
         if asked.dst is not None:
             return view.ids(list(asked.dst))
@@ -318,7 +323,7 @@ class Engine:
     def _one(self, view: LogView, asked: Asked, source: Any, targets: Any, scores: Any, as_of: int,
              embedding: tuple[float, ...], memory_edge: int) -> Answer:
         known = view.facts.is_known(targets)
-        if asked.dst is None and not asked.embedding:
+        if asked.dst is None and not asked.embedding and not asked.labels:
             best = np.lexsort((targets, -scores))[: asked.k]
             targets, scores, known = targets[best], scores[best], known[best]
             keys = tuple(view.log.keys[t] for t in targets)

@@ -11,6 +11,7 @@ from streamd.server.engine import Answer, Asked
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
+    LabelsResponse,
     ModelInfo,
     ModelsResponse,
     Problem,
@@ -70,17 +71,23 @@ async def embedding(
     node: Annotated[str, Path(min_length=1, max_length=1024)], state: State, integer: bool = False
 ) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
-    key: Key = node
-    if integer:
-        try:
-            key = int(node)
-        except ValueError:
-            raise HTTPException(422, f"{node!r} is not an integer key") from None
-        if abs(key) >= 2**63:
-            raise HTTPException(422, f"{node} does not fit int64")
+    key = _key(node, integer)
     answer = await state.engine.ask(Asked(key, embedding=True))
     return EmbeddingResponse(node=key, known=answer.src_known, embedding=list(answer.embedding),
                              memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+
+
+@router.get("/labels/{node:path}", responses={404: {"model": Problem}})
+async def labels(
+    node: Annotated[str, Path(min_length=1, max_length=1024)], state: State, integer: bool = False
+) -> LabelsResponse:
+    """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
+    key = _key(node, integer)
+    answer = await state.engine.ask(Asked(key, labels=True))
+    if answer.labels is None:
+        raise HTTPException(404, f"version {answer.version} predicts no labels: set model.labels and stream.label_dim")
+    return LabelsResponse(node=key, known=answer.src_known, labels=list(answer.labels),
+                          memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
 
 
 @router.get("/models")
@@ -92,6 +99,18 @@ def models(state: State) -> ModelsResponse:
         champion=last.champion if last else None, shadow=(last.shadow or None) if last else None,
         versions=[ModelInfo(name=m.name, parent=m.parent, created=m.created, trained_until=m.window_end_us // scale,
                             edge=m.edge, loss=m.loss, scores=m.scores) for m in read_manifests(state.registry)])
+
+
+def _key(node: str, integer: bool) -> Key:
+    if not integer:
+        return node
+    try:
+        key = int(node)
+    except ValueError:
+        raise HTTPException(422, f"{node!r} is not an integer key") from None
+    if abs(key) >= 2**63:
+        raise HTTPException(422, f"{node} does not fit int64")
+    return key
 
 
 def _scale(state: ServerState) -> int:

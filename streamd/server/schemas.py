@@ -63,6 +63,14 @@ class EmbeddingResponse(BaseModel):
     as_of: AsOf
 
 
+class LabelsResponse(BaseModel):
+    node: NodeKey
+    known: bool
+    labels: list[float] = Field(description="probability of each class, or quantities, as model.labels says")
+    memory_edge: int = Field(description="they know the edges below this id")
+    as_of: AsOf
+
+
 class ModelInfo(BaseModel):
     """A version. scores: model -> measure -> value over its window, measured before it was learned."""
 

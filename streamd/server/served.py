@@ -11,6 +11,7 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, sampling_of
 from streamd.models.inputs import link_inputs
+from streamd.models.labels import label_inputs
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
 from streamd.windows import closed_chunks
@@ -117,6 +118,16 @@ class Served:
         none = np.zeros((0, 1), np.int64)
         inputs = link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
         return self.model.embed(inputs, self.memory.rows(inputs.node_M, self.model.updated(self.memory)))
+
+    @torch.no_grad()
+    def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
+        """What the label head predicts of a node now, None where the model has none."""
+        if self.model.label_head is None:
+            return None
+        inputs = label_inputs(live, sampling_of(self.model.settings), np.array([node]), np.zeros(1, np.int64),
+                              np.zeros((1, self.model.schema.label_dim), np.float32), self.memory.edge, self.memory.now_us)
+        state = self.memory.rows(inputs.around.node_M, self.model.updated(self.memory))
+        return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
     @torch.no_grad()
     def logits(self, facts_RF: Tensor, z_UD: Tensor, src_R: Tensor, dst_R: Tensor) -> Tensor:

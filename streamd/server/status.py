@@ -43,8 +43,8 @@ class StatusPage:
             "window_seconds": self._settings.windows.width_seconds,
             "windows": [{"start_us": r.start_us, "end_us": r.end_us, "events": r.end_edge - r.first_edge,
                          "version": r.version, "promoted": r.promoted, "seconds": sum(r.seconds.values()),
-                         "mrr": {k: v["mrr"] for k, v in r.scores.items()},
-                         "ap": {k: v["ap"] for k, v in r.scores.items()}} for r in records[-MAX_WINDOWS:]],
+                         "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
+                         "ap": {k: v["ap"] for k, v in r.scores.items() if "mrr" in v}} for r in records[-MAX_WINDOWS:]],
             "num_versions": len(moves),
             "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
                       for m in moves[-MAX_MOVES:]][::-1]}

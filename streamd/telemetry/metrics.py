@@ -28,6 +28,7 @@ windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcom
 window_seconds = Histogram("streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW)
 window_mrr = Gauge("streamd_window_mrr", "Prequential MRR of the newest window", ["model"])
 window_ap = Gauge("streamd_window_average_precision", "Prequential AP of the newest window", ["model"])
+label_score = Gauge("streamd_window_label_score", "Scores of the newest window's labels", ["model", "measure"])
 window_loss = Gauge("streamd_window_loss", "Mean loss of the newest window's last epoch")
 trained_until = Gauge("streamd_trained_until_timestamp_seconds", "Event time up to which windows are learned")
 gate_difference = Gauge("streamd_gate_mrr_difference", "MRR of champions less the last proven version's, so far")

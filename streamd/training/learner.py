@@ -14,6 +14,7 @@ from streamd.events import Float32, Schema
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
 from streamd.models.inputs import joined
+from streamd.models.labels import LabelInputs
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.training.recorder import RecordedChunk
@@ -54,6 +55,9 @@ class Learner:
         self._edges: list[EdgeRows] = []
         self._seen: list[Recorded | None] = []
         self._logits: list[Float32] = []
+        self._labels: list[LabelInputs | None] = []
+        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
+        """Of each chunk with labels so far: what the head said, what a constant would, and the targets."""
 
     @torch.no_grad()
     def score(self, chunk: RecordedChunk) -> Float32:
@@ -67,6 +71,12 @@ class Learner:
             logits = self.model(chunk.score, self.memory.rows(chunk.score.node_M, updated)).numpy()
             seen = Recorded(chunk.edges.first_edge, chunk.learn, self.memory.rows(chunk.learn.node_M, updated))
             self._logits.append(logits[:, : chunk.learn.candidate_EC.shape[1]])
+        if chunk.labels is not None and self.model.label_head is not None:
+            state_MD = self.memory.rows(chunk.labels.around.node_M, updated)
+            said = self.model.label_head.predict(self.model.labels(chunk.labels, state_MD))
+            constant = self.model.label_head.constant(len(said))
+            self.label_scores.append((said.numpy(), constant.numpy(), chunk.labels.target_LT.numpy()))
+        self._labels.append(chunk.labels)
         self._edges.append(chunk.edges)
         self._seen.append(seen)
         if not self.standing:
@@ -145,6 +155,9 @@ class Learner:
         for edges, seen in zip(self._edges, self._seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)
+        for labels in self._labels:
+            if labels is not None and self.model.label_head is not None:
+                self.model.label_head.target_stats.update(labels.target_LT)
 
     def _held_out(self, num_events: int) -> list[Tensor]:
         """Per chunk float32[E]: 1 to learn, 0 for the last events of the window."""
@@ -161,7 +174,8 @@ class Learner:
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
-        for edges, seen, weight, past in zip(self._edges, self._seen, weights, replayed, strict=True):
+        for edges, seen, weight, past, labels in zip(
+                self._edges, self._seen, weights, replayed, self._labels, strict=True):
             if not self.standing:
                 memory.forget(edges.deletes)
             updated = self.model.updated(memory)
@@ -169,13 +183,19 @@ class Learner:
             if seen is not None and weight.any():
                 parts.append((seen.inputs.weighted(weight), memory.rows(seen.inputs.node_M, updated)))
             events = sum(float(inputs.weight_E.sum()) for inputs, _ in parts)
+            losses = []
             if events:
                 inputs, state_MD = joined(parts)
                 loss = link_loss(self.model(inputs, state_MD), inputs.weight_E)
-                self.optimizer.zero_grad()
-                (loss / events).backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step()
+                losses.append(loss / events)
                 total, count = total + float(loss.detach()), count + events
+            if labels is not None and self.model.label_head is not None:
+                said = self.model.labels(labels, memory.rows(labels.around.node_M, updated))
+                losses.append(self.model.label_head.loss(said, labels.target_LT))
+            if losses:
+                self.optimizer.zero_grad()
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
             if not self.standing:
                 memory.commit(updated, edges)
             self._steps = (self._steps[0] + 1, self._steps[1])

@@ -10,6 +10,7 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.models import EdgeRows, LinkInputs, sampling_of
 from streamd.models.inputs import link_inputs
+from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.negatives import NUM_LEARNED, negatives
@@ -18,11 +19,15 @@ from streamd.windows import Window, canonical_chunks
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """One canonical chunk. score: all candidates (true + 100); learn: the same events, true + 10. None: not scored."""
+    """One canonical chunk. score: all candidates (true + 100); learn: the same events, true + 10. None: not scored.
+
+    labels: those with times up to the chunk's last event and behind the one before the chunk, as of the chunk's start.
+    """
 
     edges: EdgeRows
     score: LinkInputs | None
     learn: LinkInputs | None
+    labels: LabelInputs | None = None
 
 
 class Recorder:
@@ -75,6 +80,7 @@ class Recorder:
             wrong = negatives(pool, part.first_edge + asked, dst) if len(asked) else np.zeros((0, 100), np.int64)
             candidates = np.concatenate([dst[:, None], wrong], 1)
             before_edge = standing_edge if standing else part.first_edge
+            labels = self._labels(part, before_edge) if recorded else None
             self.live.take_features(before_edge)
             if standing or stale_events is None:
                 facts = self.live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
@@ -84,12 +90,31 @@ class Recorder:
                 facts = self.live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
             score = learn = None
             if len(asked):
-                query_us = int(self._log.time_of(np.array([max(before_edge - 1, self._log.first_edge)]))[0])
+                query_us = self._time_before(before_edge)
                 src = part.src_E[asked]
                 score, learn = self._inputs(part.first_edge + asked, facts, src, candidates, before_edge, query_us)
-            yield RecordedChunk(part, score, learn)
+            yield RecordedChunk(part, score, learn, labels)
         if stale_events is None and not standing:
             self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
+
+    def _time_before(self, edge: int) -> int:
+        return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
+
+    def _labels(self, part: EdgeRows, before_edge: int) -> LabelInputs | None:
+        """The chunk's labels, a sample of too many, as of its start; None where the model has no head for them."""
+        if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
+            return None
+        after = self._time_before(part.first_edge) if part.first_edge > self._log.first_edge else -2**62
+        node, _, target = self._log.labels_between(after, int(part.time_E[-1]))
+        kept = np.flatnonzero(~self._log.deletions.is_gone(node))
+        if len(kept) > self._settings.model.memory_chunk:
+            rng = np.random.default_rng([self._settings.training.seed, 3, part.first_edge])
+            kept = np.sort(rng.choice(kept, self._settings.model.memory_chunk, replace=False))
+        if not len(kept):
+            return None
+        nodes, place = np.unique(node[kept], return_inverse=True)
+        return label_inputs(self.live, self._sampling, nodes, place, target[kept], before_edge,
+                            self._time_before(before_edge))
 
     def _stale_facts(self, part: EdgeRows, asked: Int64, candidates: Int64, every: int) -> Float32:
         """Facts of each asked event as of the first of its group of `every` events; then the state is behind the chunk."""

@@ -22,6 +22,30 @@ def measures(score_EC: Float32) -> Measures:
     return {"mrr": float((1 / rank).mean()), "hits10": float((rank <= 10).mean()), "ap": ap, "auc": auc}
 
 
+def label_measures(task: str, said_LT: Float32, target_LT: Float32) -> Measures:
+    """Of a window's labels. Classification: AP and AUC of one class, where the window has both kinds, else NDCG@10 over
+    classes; regression: mean absolute and root mean square error."""
+    if task == "regression":
+        error = said_LT.astype(np.float64) - target_LT
+        return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt((error**2).mean()))}
+    if said_LT.shape[1] > 1:
+        return {"ndcg10": ndcg(said_LT, target_LT, 10)}
+    true = target_LT[:, 0] > 0.5
+    if true.all() or not true.any():
+        return {}
+    ap, auc = average_precision(said_LT[true, 0], said_LT[~true, 0])
+    return {"ap": ap, "auc": auc}
+
+
+def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
+    """Mean normalised discounted cumulative gain at k (Jarvelin and Kekalainen 2002) over rows with any gain."""
+    discount = 1 / np.log2(np.arange(min(k, said_LT.shape[1])) + 2)
+    order, best = np.argsort(-said_LT, axis=1, kind="stable"), -np.sort(-target_LT, axis=1)
+    gain = (np.take_along_axis(target_LT, order, 1)[:, : len(discount)] * discount).sum(1)
+    ideal = (best[:, : len(discount)] * discount).sum(1)
+    return float((gain[ideal > 0] / ideal[ideal > 0]).mean()) if (ideal > 0).any() else 0.0
+
+
 def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
     """Average precision and area under the ROC curve, ties as scikit-learn treats them."""
     score = np.concatenate([true_E, false_E]).astype(np.float64)

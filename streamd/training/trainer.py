@@ -29,7 +29,7 @@ from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, sa
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import Measures, measures, ranks
+from streamd.training.scores import Measures, label_measures, measures, ranks
 from streamd.training.shadow import Comparison, Shadow, judge
 from streamd.windows import Window, canonical_chunks, next_window
 from streamd.windows.history import WindowRecord, append_record, truncate_records
@@ -242,6 +242,10 @@ class Trainer:
             for name, scores in {"live": live, **baseline_scores(facts)}.items():
                 parts.setdefault(name, []).append(scores)
         table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
+        if self._learner.label_scores:
+            live, constant, target = map(np.concatenate, zip(*self._learner.label_scores, strict=True))
+            for name, said in (("labels", live), ("labels_constant", constant)):
+                table[name] = label_measures(self._settings.model.labels, said, target)
         return table, scored_by, sum(len(x) for x in parts.get("live", []))
 
     def _candidate(self, window: Window, scores: dict[str, Measures], learned: Learned) -> Candidate:
@@ -364,6 +368,10 @@ class Trainer:
         for phase, seconds in record.seconds.items():
             metrics.window_seconds.labels(phase).observe(seconds)
         for name, values in record.scores.items():
+            if name.startswith("labels"):
+                for measure, value in values.items():
+                    metrics.label_score.labels(name, measure).set(value)
+                continue
             metrics.window_mrr.labels(name).set(values["mrr"])
             metrics.window_ap.labels(name).set(values["ap"])
         if record.loss is not None:
@@ -376,7 +384,8 @@ class Trainer:
         metrics.replay_events.set(self._learner.replay.num_events)
         log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
                  events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,
-                 mrr={k: round(v["mrr"], 4) for k, v in record.scores.items()}, loss=record.loss and round(record.loss, 4),
+                 mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
+                 loss=record.loss and round(record.loss, 4),
                  seconds={k: round(v, 3) for k, v in record.seconds.items()})
 
 

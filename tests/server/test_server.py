@@ -28,7 +28,17 @@ class World:
     """A server on a log that tests can grow and train."""
 
     def __init__(self, path, **values):
-        self.path, self.settings = path, settings(path, stream__edge_feature_dim=2, **values)
+        self.open(path, settings(path, stream__edge_feature_dim=2, **values))
+
+    @classmethod
+    def of(cls, path, chosen):
+        """With settings of the test's own."""
+        world = cls.__new__(cls)
+        world.open(path, chosen)
+        return world
+
+    def open(self, path, chosen):
+        self.path, self.settings = path, chosen
         self.registry = Registry(self.settings)
         self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve"))
         self.state = ServerState(self.settings, self.engine, self.registry, StatusPage(self.settings, self.engine, self.registry))
@@ -219,6 +229,22 @@ def test_recommendations_are_the_best_of_all_destinations_in_order(world):
     assert none["scores"] == []
     unseen = world.client.post("/v1/recommend", json={"src": "n:3", "k": 50, "exclude_seen": True}).json()
     assert 0 < len(unseen["scores"]) < 15
+
+
+def test_labels_are_predicted_by_a_version_with_a_head_and_refused_by_others(world, tmp_path_factory):
+    from tests.training.test_labels import trained
+
+    world.start()
+    assert world.client.get("/v1/labels/n:3").status_code == 404
+    path = tmp_path_factory.mktemp("labels")
+    _, trainer, _ = trained(path, 1, lambda camp: [camp], model__labels="classification")
+    labelled = World.of(path, trainer._settings).start()
+    wait(lambda: labelled.engine.status.version == labelled.registry.champion())
+    answers = [labelled.client.get(f"/v1/labels/n:{user}").json() for user in range(20)]
+    assert all(a["known"] and len(a["labels"]) == 1 and a["memory_edge"] > 0 for a in answers)
+    assert min(a["labels"][0] for a in answers[1::2]) > max(a["labels"][0] for a in answers[::2])
+    assert labelled.client.get("/v1/labels/nobody").json()["known"] is False
+    labelled.engine.stop()
 
 
 def test_embeddings_and_models_are_told(world):

@@ -1,0 +1,77 @@
+"""Node labels: what each was embedded from, and the head that predicts them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
+
+from streamd.events import Float32, Int64
+from streamd.graph.facts import NUM_FACTS
+from streamd.graph.live import LiveGraph
+from streamd.graph.neighborhood import Sampling, look_around
+from streamd.models.inputs import LinkInputs, link_inputs
+from streamd.models.standardize import RunningStandardizer
+from streamd.settings import ModelSettings
+
+HIDDEN = 64
+
+
+@dataclass(frozen=True)
+class LabelInputs:
+    """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64 places among them; facts_LF:
+    float32, the node's facts about itself, of which its age, degree and popularity say something; target_LT: float32."""
+
+    around: LinkInputs
+    node_L: Tensor
+    facts_LF: Tensor
+    target_LT: Tensor
+
+
+def label_inputs(
+    live: LiveGraph, sampling: Sampling, nodes_U: Int64, node_L: Int64, target_LT: Float32, before_edge: int, query_us: int
+) -> LabelInputs:
+    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as they stand."""
+    around = look_around(live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, sampling)
+    none = np.zeros((0, 1), np.int64)
+    facts = live.facts.rows(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
+    empty = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
+    return LabelInputs(empty, torch.from_numpy(node_L), torch.from_numpy(facts[node_L]),
+                       torch.from_numpy(np.ascontiguousarray(target_LT)))
+
+
+class LabelHead(nn.Module):
+    """A network over a node's embedding and its facts. `model.labels` says what a target is: classes, as one number that is
+    0 or 1 or as one share per class, or quantities, which are standardised by running statistics."""
+
+    def __init__(self, settings: ModelSettings, label_dim: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.task, self.label_dim = settings.labels, label_dim
+        self.target_stats = RunningStandardizer(label_dim)
+        self.net = nn.Sequential(nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim))
+
+    def forward(self, z_LD: Tensor, facts_LF: Tensor) -> Tensor:
+        """float32[L, T]: logits of classes, or standardised quantities. facts_LF: standardised."""
+        out: Tensor = self.net(torch.cat([z_LD, facts_LF], 1))
+        return out
+
+    def loss(self, out_LT: Tensor, target_LT: Tensor) -> Tensor:
+        """Mean over labels: cross-entropy, or Huber loss of standardised quantities."""
+        if self.task == "regression":
+            return smooth_l1_loss(out_LT, self.target_stats(target_LT))
+        if self.label_dim == 1:
+            return binary_cross_entropy_with_logits(out_LT, target_LT.clamp(0, 1))
+        share = target_LT.clamp_min(0)
+        share = share / share.sum(1, keepdim=True).clamp_min(1e-9)
+        return -(share * out_LT.log_softmax(1)).sum(1).mean()
+
+    def predict(self, out_LT: Tensor) -> Tensor:
+        """Probabilities of classes, or quantities in their own unit: float32[L, T]."""
+        if self.task == "regression":
+            return out_LT * self.target_stats.var.sqrt().float() + self.target_stats.mean.float()
+        return out_LT.sigmoid() if self.label_dim == 1 else out_LT.softmax(1)
+
+    def constant(self, count: int) -> Tensor:
+        """The mean target so far, for each of `count` labels: the line that a head must pass."""
+        return self.target_stats.mean.float().expand(count, -1)

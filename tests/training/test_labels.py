@@ -1,0 +1,111 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import ndcg_score
+
+from streamd.clock import SystemClock
+from streamd.events import Progress, Schema
+from streamd.models.labels import LabelHead
+from streamd.registry import Registry
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.settings import ModelSettings
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.scores import label_measures, ndcg
+from streamd.training.trainer import Trainer
+from streamd.windows import recorded_windows
+from tests.builders import HOUR, SECOND, batch, settings
+
+USERS, ITEMS, EDGES, HOURS = 20, 10, 1800, 12
+
+
+def write_labelled(path, dim, target_of):
+    """Users of two camps, each meeting items of its own; every 10th event a label says something of its source's camp."""
+    rng = np.random.default_rng(0)
+    src = rng.integers(0, USERS, EDGES)
+    camp = src % 2
+    dst = USERS + 2 * rng.integers(0, ITEMS // 2, EDGES) + camp
+    time = np.sort(rng.integers(0, HOURS * 3600, EDGES)) * SECOND
+    schema = Schema(0, 0, dim)
+    writer = LogWriter(path, schema, 1000)
+    keys = [f"n:{i}" for i in range(USERS + ITEMS)]
+    writer.keys.update({k: i for i, k in enumerate(keys)})
+    for a in range(0, EDGES, 300):
+        at = np.arange(a, a + 300, 10)
+        rows = batch(schema, src[a:a + 300], dst[a:a + 300], time[a:a + 300], keys if a == 0 else ())
+        writer.commit(dataclasses.replace(rows, label_node_L=src[at], label_time_L=time[at],
+                                          label_target_L=np.array([target_of(c) for c in camp[at]], np.float32)), Progress(),
+                      int(time[a + 299]) if a + 300 < EDGES else 100 * HOUR)
+    writer.close()
+    return schema
+
+
+def trained(path, dim, target_of, **values):
+    write_labelled(path, dim, target_of)
+    s = settings(path, stream__label_dim=dim, model__id_rows=64, training__learning_rate=0.02, **values)
+    log = LogReader(path)
+    log.refresh()
+    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
+    return s, trainer, [trainer.process(w) for w in recorded_windows(log, HOUR)]
+
+
+@pytest.mark.parametrize(("name", "task", "dim", "target_of", "measure", "sign"), [
+    ("tgn", "classification", 1, lambda c: [c], "auc", 1), ("sage", "regression", 2, lambda c: [100 * c, 5 - c], "mae", -1),
+    ("tgn", "classification", 3, lambda c: [1 - c, 0.5 * c, 0.5 * c], "ndcg10", 1)])
+def test_labels_are_scored_before_they_are_learned_and_then_better_than_a_constant(tmp_path, name, task, dim, target_of, measure, sign):
+    _, _, records = trained(tmp_path, dim, target_of, model__labels=task, model__name=name)
+    late = [r for r in records[6:] if r.scores["labels"]]
+    live, constant = (np.mean([r.scores[n][measure] for r in late]) for n in ("labels", "labels_constant"))
+    assert len(late) >= 4 and sign * (live - constant) > (0.3 if measure == "auc" else 0.05 if measure == "ndcg10" else 5)
+
+
+def test_a_chunks_labels_are_those_of_its_time_embedded_as_of_its_start(tmp_path):
+    write_labelled(tmp_path, 1, lambda c: [c])
+    s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
+    log = LogReader(tmp_path)
+    log.refresh()
+    from streamd.training.recorder import Recorder
+    recorder, node, time, _ = Recorder(s, log), *log.labels()
+    seen = 0
+    for window in recorded_windows(log, HOUR):
+        for chunk in recorder.chunks(window):
+            if chunk.labels is None:
+                continue
+            first = chunk.edges.first_edge
+            after = int(log.time_of(np.array([first - 1]))[0]) if first else -1
+            inside = (time > after) & (time <= chunk.edges.time_E[-1])
+            around = chunk.labels.around
+            got = around.node_M[around.hops[0].root_U][chunk.labels.node_L].numpy()
+            assert sorted(got.tolist()) == sorted(node[inside].tolist())
+            assert not (around.hops[0].eid_UK[around.hops[0].mask_UK] >= first).any(), "embedded as of the chunk's start"
+            seen += len(got)
+    assert seen == len(node) == EDGES // 10
+
+
+def test_between_reads_across_segments(tmp_path):
+    write_labelled(tmp_path, 1, lambda c: [c])
+    log = LogReader(tmp_path)
+    log.refresh()
+    node, time, target = log.labels()
+    for after, until in ((-1, 10**15), (int(time[40]), int(time[150])), (int(time[90]), int(time[95])), (10**15, 10**16)):
+        inside = (time > after) & (time <= until)
+        got = log.labels_between(after, until)
+        assert all((g == w[inside]).all() and len(g) == inside.sum() for g, w in zip(got, (node, time, target), strict=True))
+
+
+def test_ndcg_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    said, target = rng.random((30, 15)).astype(np.float32), rng.random((30, 15)).astype(np.float32) * (rng.random((30, 15)) < 0.3)
+    target[:, 0] += 0.1
+    assert abs(ndcg(said, target, 10) - ndcg_score(target, said, k=10)) < 1e-6
+    assert label_measures("classification", np.ones((3, 1)), np.ones((3, 1))) == {}, "one kind only says nothing"
+
+
+def test_quantities_are_told_in_their_own_unit():
+    head = LabelHead(ModelSettings(labels="regression"), 2, 4)
+    targets = torch.tensor([[100.0, 3.0], [300.0, 3.0]])
+    head.target_stats.update(targets)
+    assert torch.equal(head.predict(torch.tensor([[1.0, 0.0]])), torch.tensor([[300.0, 3.0]]))
+    assert torch.equal(head.constant(1), torch.tensor([[200.0, 3.0]])) and float(head.loss(head.target_stats(targets), targets)) == 0
