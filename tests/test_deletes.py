@@ -106,7 +106,7 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
     life.grow(900, 100 * HOUR)
     seen = []
     chunks = trainer._recorder.chunks
-    trainer._recorder.chunks = lambda w: (seen.append(c) or c for c in chunks(w))
+    trainer._recorder.chunks = lambda w, recorded: (seen.append(c) or c for c in chunks(w, recorded=recorded))
     assert life.learn(trainer)
     deletions = trainer._log.deletions
     for chunk in [c.learn for c in seen if c.learn is not None]:
@@ -214,6 +214,7 @@ def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
 
 def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_there(life):
     life.grow(700)
+    life.settings = life.settings.model_copy(update={"registry": life.settings.registry.model_copy(update={"gate_events": 50})})
     trainer = life.trainer()
     life.learn(trainer)
     hold = read_holds(life.path)["train"]

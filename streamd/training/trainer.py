@@ -27,6 +27,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.bootstrap import planned_range
 from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
 from streamd.training.learner import Learner
+from streamd.training.observe import report
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, label_measures, measures, ranks
@@ -124,6 +125,8 @@ class Trainer:
         self._touch("learning")
         self._on_step("learn")
         verdict, why = judge(self._compared, self._settings.registry.gate_events)
+        if verdict == "open" and self._shadow_holds_deleted():
+            verdict, why = "proven", "the version before it may hold what was deleted, and compaction was asked for"
         proven = Shadow.of(self._champion, self._learner) if verdict == "proven" else None
         learned, outcome = self._roll_back(why) if verdict == "worse" else self._learn(window, scores)
         if tries > MAX_TRIES:
@@ -147,7 +150,7 @@ class Trainer:
         if proven is not None:
             self._versions.prove(proven.name, why)
         self._learner.begin()
-        self._report(record)
+        report(record, self._learner, self._compared)
         return record
 
     def bootstrap(self) -> None:
@@ -320,6 +323,13 @@ class Trainer:
             write_hold(self._settings.data_dir, FOLDER, hold)
             self._hold = hold
 
+    def _shadow_holds_deleted(self) -> bool:
+        """Whether compaction waits for the shadow only: the champion's window lies behind what is to be overwritten."""
+        wish = asked_to_compact(self._settings.data_dir)
+        if wish is None or self._shadow is None or self._shadow.name == self._champion:
+            return False
+        return self._window_edge >= wish > min(first for first, _ in self._versions.named_windows())
+
     def _resume(self) -> None:
         (self._folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         assert self._log.state is not None
@@ -362,31 +372,6 @@ class Trainer:
 
     def _touch(self, state: str) -> None:
         self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge)
-
-    def _report(self, record: WindowRecord) -> None:
-        metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
-        for phase, seconds in record.seconds.items():
-            metrics.window_seconds.labels(phase).observe(seconds)
-        for name, values in record.scores.items():
-            if name.startswith("labels"):
-                for measure, value in values.items():
-                    metrics.label_score.labels(name, measure).set(value)
-                continue
-            metrics.window_mrr.labels(name).set(values["mrr"])
-            metrics.window_ap.labels(name).set(values["ap"])
-        if record.loss is not None:
-            metrics.window_loss.set(record.loss)
-        metrics.trained_until.set(record.end_us / 1e6)
-        metrics.gate_events.set(self._compared.num_events)
-        metrics.gate_difference.set(self._compared.mean)
-        if self._learner.num_learned and (recall := self._learner.recall()) is not None:
-            metrics.past_mrr.set(recall["mrr"])
-        metrics.replay_events.set(self._learner.replay.num_events)
-        log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
-                 events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,
-                 mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
-                 loss=record.loss and round(record.loss, 4),
-                 seconds={k: round(v, 3) for k, v in record.seconds.items()})
 
 
 def _cuts(recorder: Recorder, window: Window, memory_chunk: int) -> list[tuple[int, int]]:

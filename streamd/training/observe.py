@@ -1,0 +1,37 @@
+"""What a finished window tells the outside: metrics and a log line."""
+
+import structlog
+
+from streamd.telemetry import metrics
+from streamd.training.learner import Learner
+from streamd.training.shadow import Comparison
+from streamd.windows.history import WindowRecord
+
+log = structlog.get_logger()
+
+
+def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
+    """Metrics and a log line of a window."""
+    metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
+    for phase, seconds in record.seconds.items():
+        metrics.window_seconds.labels(phase).observe(seconds)
+    for name, values in record.scores.items():
+        if name.startswith("labels"):
+            for measure, value in values.items():
+                metrics.label_score.labels(name, measure).set(value)
+            continue
+        metrics.window_mrr.labels(name).set(values["mrr"])
+        metrics.window_ap.labels(name).set(values["ap"])
+    if record.loss is not None:
+        metrics.window_loss.set(record.loss)
+    metrics.trained_until.set(record.end_us / 1e6)
+    metrics.gate_events.set(compared.num_events)
+    metrics.gate_difference.set(compared.mean)
+    if learner.num_learned and (recall := learner.recall()) is not None:
+        metrics.past_mrr.set(recall["mrr"])
+    metrics.replay_events.set(learner.replay.num_events)
+    log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
+             events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,
+             mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
+             loss=record.loss and round(record.loss, 4),
+             seconds={k: round(v, 3) for k, v in record.seconds.items()})
