@@ -1,5 +1,7 @@
 """Attention of each root over its neighbours (Vaswani et al. 2017), one query per root."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,14 +19,17 @@ class NeighborAttention(nn.Module):
         self.key = nn.Linear(entry_dim, dim, bias=False)
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
-    def forward(self, query_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor) -> Tensor:
-        """Returns: float32[U, dim]; zeros for a root without neighbours."""
+    def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
+        """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that learn nothing, such as edge
+        features, are not copied and get no gradients. Returns: float32[U, dim]; zeros for a root without neighbours."""
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
         key_HWD = self.key.weight.view(self.heads, self.width, -1)
         folded_UHD = torch.einsum("uhw,hwd->uhd", q_UHW, key_HWD)
-        score_UHK = torch.bmm(folded_UHD, entry_UKD.transpose(1, 2)) / self.width**0.5
+        asked = torch.split(folded_UHD, [part.shape[2] for part in parts], 2)
+        scores = [torch.bmm(f_UHD, part.transpose(1, 2)) for part, f_UHD in zip(parts, asked, strict=True)]
+        score_UHK = torch.stack(scores).sum(0) / self.width**0.5
         mask_U1K = mask_UK[:, None]
         weight_UHK = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
-        mixed_UHD = torch.bmm(weight_UHK, entry_UKD)
+        mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
         value_HWD = self.value.weight.view(self.heads, self.width, -1)
         return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)

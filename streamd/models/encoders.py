@@ -28,8 +28,8 @@ class TGNLayer(nn.Module):
         self.attention = NeighborAttention(dim, entry_dim, dim, heads)
         self.skip = nn.Linear(dim, dim)
 
-    def forward(self, root_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor, last: bool) -> Tensor:
-        out: Tensor = self.attention(root_UD, entry_UKD, mask_UK) + self.skip(root_UD)
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        out: Tensor = self.attention(root_UD, parts, mask_UK) + self.skip(root_UD)
         return out
 
 
@@ -43,8 +43,8 @@ class TGATLayer(nn.Module):
         self.attention = NeighborAttention(dim, entry_dim, dim, heads)
         self.merge = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
-    def forward(self, root_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor, last: bool) -> Tensor:
-        out: Tensor = self.merge(torch.cat([self.attention(root_UD, entry_UKD, mask_UK), root_UD], 1))
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        out: Tensor = self.merge(torch.cat([self.attention(root_UD, parts, mask_UK), root_UD], 1))
         return out
 
 
@@ -57,8 +57,8 @@ class SAGELayer(nn.Module):
         super().__init__()
         self.root, self.mean = nn.Linear(dim, dim), nn.Linear(entry_dim, dim, bias=False)
 
-    def forward(self, root_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor, last: bool) -> Tensor:
-        count = mask_UK.sum(1, keepdim=True).clamp_min(1)
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        entry_UKD, count = torch.cat(parts, -1), mask_UK.sum(1, keepdim=True).clamp_min(1)
         mean = (entry_UKD * mask_UK[..., None]).sum(1) / count
         out: Tensor = self.root(root_UD) + self.mean(mean)
         return out if last else out.relu()
@@ -81,8 +81,8 @@ class GATLayer(nn.Module):
         nn.init.xavier_uniform_(self.to_root)
         nn.init.xavier_uniform_(self.to_entry)
 
-    def forward(self, root_UD: Tensor, entry_UKD: Tensor, mask_UK: Tensor, last: bool) -> Tensor:
-        own_UHW = self.root(root_UD).view(len(root_UD), self.heads, -1)
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        entry_UKD, own_UHW = torch.cat(parts, -1), self.root(root_UD).view(len(root_UD), self.heads, -1)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
         asked_UH = (own_UHW * self.to_root).sum(-1)
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
             stacked_USD = torch.stack(per_window, 1) + self.position
             newest_UD = stacked_USD[:, 0]
             all_US = torch.ones(stacked_USD.shape[:2], dtype=torch.bool)
-            out: Tensor = self.across(newest_UD, stacked_USD, all_US) + self.skip(newest_UD)
+            out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
             return out
         for number in reversed(range(len(hops))):
             z_UD = self._layer(len(hops) - 1 - number, h_MD, hops[number], edge_stats, gap_us, number == 0)
@@ -149,5 +149,5 @@ class Encoder(nn.Module):
         parts = [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
         if self.time is not None:
             parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
-        out: Tensor = self.layers[number](h_MD[hop.root_U], torch.cat(parts, -1), hop.mask_UK, last)
+        out: Tensor = self.layers[number](embedding(hop.root_U, h_MD), parts, hop.mask_UK, last)
         return out

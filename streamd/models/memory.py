@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.models.time_encoding import TimeEncoding, in_gaps
@@ -108,7 +109,7 @@ class Memory:
         rows = self.state[inside] * known[:, None]
         if len(updated_PD):
             place = torch.where(known, self.place[inside], -1)
-            rows = torch.where((place >= 0)[:, None], updated_PD[place.clamp_min(0)], rows)
+            rows = torch.where((place >= 0)[:, None], embedding(place.clamp_min(0), updated_PD), rows)
         return rows
 
     def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:

@@ -38,4 +38,4 @@ class RunningStandardizer(nn.Module):
         """float32 rows [..., dim], standardised; a column that never varied stays at zero."""
         std = self.var.sqrt()
         scale = torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std))
-        return ((rows - self.mean.float()) * scale.float()).clamp(-CLIP, CLIP)
+        return (rows - self.mean.float()).mul_(scale.float()).clamp_(-CLIP, CLIP)

@@ -105,13 +105,13 @@ def test_the_mean_and_graph_attention_equal_their_plain_forms():
     for u in range(5):
         kept = entry[u][mask[u]]
         mean = kept.mean(0) if len(kept) else torch.zeros(9)
-        torch.testing.assert_close(sage(root, entry, mask, True)[u], sage.root(root[u]) + sage.mean(mean))
+        torch.testing.assert_close(sage(root, [entry], mask, True)[u], sage.root(root[u]) + sage.mean(mean))
         own, others = gat.root(root[u]).view(2, 3), gat.entry(kept).view(-1, 2, 3)
         for h in range(2):
             asked = gat.to_root[h] @ own[h]
             score = torch.stack([leaky_relu(asked + gat.to_entry[h] @ e[h], 0.2) for e in [*others, own]])
             want = (score.softmax(0)[:, None] * torch.stack([e[h] for e in [*others, own]])).sum(0)
-            torch.testing.assert_close(gat(root, entry, mask, True)[u].view(2, 3)[h], want)
+            torch.testing.assert_close(gat(root, [entry], mask, True)[u].view(2, 3)[h], want)
 
 
 def test_a_plain_model_has_no_pair_facts_and_starts_undamped():

@@ -23,7 +23,7 @@ def test_attention_by_associativity_equals_the_plain_form():
     query, entry = torch.randn(7, 6), torch.randn(7, 5, 11)
     mask = torch.rand(7, 5) < 0.6
     mask[3] = False
-    fast = layer(query, entry, mask)
+    fast = layer(query, entry.split([5, 6], 2), mask)
     assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbours gets nothing"
     torch.testing.assert_close(fast.double(), plain_attention(layer, query, entry, mask), atol=1e-5, rtol=1e-5)
 
@@ -33,7 +33,7 @@ def test_gradients_of_attention_are_right():
     layer = NeighborAttention(3, 4, 4, 2).double()
     query, entry = torch.randn(3, 3, dtype=torch.double, requires_grad=True), torch.randn(3, 2, 4, dtype=torch.double, requires_grad=True)
     mask = torch.tensor([[True, True], [True, False], [False, False]])
-    assert torch.autograd.gradcheck(lambda q, e: layer(q, e, mask), (query, entry))
+    assert torch.autograd.gradcheck(lambda q, e: layer(q, [e], mask), (query, entry))
 
 
 def test_time_differences_survive_large_times():
