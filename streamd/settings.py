@@ -72,6 +72,7 @@ class RetentionSettings(Branch):
 class WindowSettings(Branch):
     width_seconds: Positive = Field(3600, description="width of an event-time window")
     max_events: Positive = Field(20_000, description="most events of a window that are scored and learned")
+    merge_after: Natural = Field(24, description="a live trainer more closed windows behind learns so many as one; 0: never")
 
 
 class GraphSettings(Branch):

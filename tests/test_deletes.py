@@ -106,7 +106,7 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
     life.grow(900, 100 * HOUR)
     seen = []
     chunks = trainer._recorder.chunks
-    trainer._recorder.chunks = lambda w, recorded: (seen.append(c) or c for c in chunks(w, recorded=recorded))
+    trainer._recorder.chunks = lambda w, **how: (seen.append(c) or c for c in chunks(w, **how))
     assert life.learn(trainer)
     deletions = trainer._log.deletions
     for chunk in [c.learn for c in seen if c.learn is not None]:

@@ -101,8 +101,8 @@ def _settings(stream: DemoStream, broker: Broker, topic: str, data_dir: Path, po
         "data_dir": data_dir, "kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topics": (topic,),
         "kafka.client": broker.client, "stream.time_unit": "s", "stream.edge_feature_dim": len(stream.edge_features),
         "stream.node_feature_dim": stream.node_feature_dim, "ingest.idle_timeout_seconds": IDLE_TIMEOUT_SECONDS,
-        "bootstrap.max_events": 0, "ingest.merge_wait_seconds": MERGE_WAIT_SECONDS, "server.port": port,
-        "telemetry.ingest_port": 0, "telemetry.train_port": 0}, environ={})[0]
+        "bootstrap.max_events": 0, "windows.merge_after": 0, "ingest.merge_wait_seconds": MERGE_WAIT_SECONDS,
+        "server.port": port, "telemetry.ingest_port": 0, "telemetry.train_port": 0}, environ={})[0]
 
 
 @contextlib.contextmanager

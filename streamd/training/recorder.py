@@ -57,19 +57,20 @@ class Recorder:
 
     def chunks(
         self, window: Window, standing: bool = False, pool: Int64 | None = None, stale_events: int | None = 0,
-        recorded: bool = True
+        recorded: bool = True, max_events: int | None = None
     ) -> Iterator[RecordedChunk]:
         """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
 
         standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
         pool: nodes negatives are drawn from, by default all destinations before the window.
         stale_events: facts lag, moving every so many events of a chunk; None, only with the window. recorded: False
-        moves the state only.
+        moves the state only. max_events: of the window, `windows.max_events` where None.
         """
         self.live.hide_deleted()
         rows = self.rows(window.first_edge, window.end_edge)
         pool = self.live.destinations() if pool is None else pool
-        chosen = self._chosen(rows) if recorded and len(pool) >= 2 else np.zeros(0, np.int64)
+        limit = max_events or self._settings.windows.max_events
+        chosen = self._chosen(rows, limit) if recorded and len(pool) >= 2 else np.zeros(0, np.int64)
         standing_edge = self.edge
         if not standing:
             self.live.insert(window.end_edge)
@@ -126,10 +127,9 @@ class Recorder:
             self.live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
-    def _chosen(self, rows: EdgeRows) -> Int64:
+    def _chosen(self, rows: EdgeRows, limit: int) -> Int64:
         """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""
         chosen = np.flatnonzero(~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
-        limit = self._settings.windows.max_events
         if len(chosen) > limit:
             rng = np.random.default_rng([self._settings.training.seed, rows.first_edge])
             chosen = np.sort(rng.choice(chosen, limit, replace=False))

@@ -24,6 +24,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.attempts import MAX_TRIES, begin_attempt, last_attempt
 from streamd.training.bootstrap import planned_range
 from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
 from streamd.training.learner import Learner
@@ -39,8 +40,6 @@ log = structlog.get_logger()
 FOLDER, FACTS = "train", "facts"
 POLL_SECONDS = 0.05
 KEEP_SECONDS = 1.0
-MAX_TRIES = 3
-"""Times a window may end the trainer before it is passed over."""
 POPULARITY_HALF_LIFE = 3
 
 
@@ -104,29 +103,45 @@ class Trainer:
         self.bootstrap()
         while not stop.is_set():
             self._log.refresh()
-            window = next_window(self._log, self.edge, self._width_us)
-            if window is None:
+            windows = self._due()
+            if not windows:
                 self._touch("waiting")
                 if time.monotonic() - self._kept >= KEEP_SECONDS and asked_to_compact(self._settings.data_dir) is not None:
+                    self._renew_shadow()
                     self._keep()
                 stop.wait(POLL_SECONDS)
                 continue
-            self.process(window)
+            self.process(*windows)
 
-    def process(self, window: Window) -> WindowRecord:
-        """Score, learn, publish, record, checkpoint: one window, from its start if a stop cut it short before."""
+    def _due(self) -> list[Window]:
+        """The windows to learn next: one, or several as one where the trainer lags; those it began before a stop again."""
+        begun = last_attempt(self._folder)
+        most = self._settings.windows.merge_after
+        found: list[Window] = []
+        cursor = self.edge
+        while (window := next_window(self._log, cursor, self._width_us)) is not None and len(found) <= most:
+            found.append(window)
+            cursor = window.end_edge
+        if begun.edge == self.edge:
+            return [w for w in found if w.end_edge <= begun.end_edge][: None if begun.tries < MAX_TRIES else 1]
+        return found[:most] if len(found) > most > 0 else found[:1]
+
+    def process(self, *windows: Window) -> WindowRecord:
+        """Score each window singly; learn, publish, record and checkpoint them as one, from the start if a stop cut it
+        short before. Returns: the last one's record."""
         self._follow_rollback()
         self._hide_deleted()
         self._touch("scoring")
-        begun = time.perf_counter()
-        tries = self._attempt(window)
-        scores, scored_by, num_scored = self._score(window, tries <= MAX_TRIES)
+        window = Window(windows[0].start_us, windows[-1].end_us, windows[0].first_edge, windows[-1].end_edge)
+        tries = begin_attempt(self._folder, window)
+        begun, parts = time.perf_counter(), []
+        for part in windows:
+            parts.append(self._score(part, tries <= MAX_TRIES, max(1, self._settings.windows.max_events // len(windows))))
+        scores, scored_by = parts[-1][0], self._champion or RULE
         scored = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict, why = judge(self._compared, self._settings.registry.gate_events)
-        if verdict == "open" and self._shadow_holds_deleted():
-            verdict, why = "proven", "the version before it may hold what was deleted, and compaction was asked for"
         proven = Shadow.of(self._champion, self._learner) if verdict == "proven" else None
         learned, outcome = self._roll_back(why) if verdict == "worse" else self._learn(window, scores)
         if tries > MAX_TRIES:
@@ -139,19 +154,25 @@ class Trainer:
         if proven is not None:
             self._shadow = proven
         done = time.perf_counter()
-        record = WindowRecord(
-            window.start_us, window.end_us, window.first_edge, window.end_edge, num_scored, outcome.version, scored_by,
-            outcome.promoted, outcome.reason, scores, learned.loss if learned and learned.finite else None,
-            {"score": scored - begun, "learn": done - scored}, self._clock.now_us() / 1e6)
         self._on_step("record")
-        self._history_bytes = append_record(self._settings.data_dir, record)
+        records = []
+        for part, (table, num_scored) in zip(windows, parts, strict=True):
+            own = outcome if part is windows[-1] else Outcome(scored_by, False, "learned as one with those behind it")
+            records.append(WindowRecord(
+                part.start_us, part.end_us, part.first_edge, part.end_edge, num_scored, own.version, scored_by,
+                own.promoted, own.reason, table, learned.loss if own is outcome and learned and learned.finite else None,
+                {"score": (scored - begun) / len(windows), "learn": (done - scored) / len(windows)},
+                self._clock.now_us() / 1e6))
+            self._history_bytes = append_record(self._settings.data_dir, records[-1])
         self._on_step("checkpoint")
         self._checkpoint()
         if proven is not None:
             self._versions.prove(proven.name, why)
         self._learner.begin()
-        report(record, self._learner, self._compared)
-        return record
+        self._renew_shadow()
+        for record in records:
+            report(record, self._learner, self._compared)
+        return records[-1]
 
     def bootstrap(self) -> None:
         """At a first start on a log with a past: learn the newest of it at once, without scoring it, and publish that."""
@@ -191,16 +212,6 @@ class Trainer:
         log.info("bootstrapped", version=self._version, events=found.end_edge - found.first_edge,
                  loss=learned and round(learned.loss, 4), seconds=round(time.monotonic() - begun, 1))
 
-    def _attempt(self, window: Window) -> int:
-        """Count this try at a window; the count outlives the process, which an error or a lack of memory may end."""
-        path = self._folder / "attempt"
-        edge, tries = map(int, path.read_text().split()) if path.exists() else (-1, 0)
-        tries = tries + 1 if edge == window.first_edge else 1
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(f"{window.first_edge} {tries}")
-        scratch.replace(path)
-        return tries
-
     def _learn(self, window: Window, scores: dict[str, Measures]) -> tuple[Learned | None, Outcome]:
         """Learn what was scored, and hand the version over."""
         learned = self._learner.learn(window.first_edge)
@@ -228,10 +239,10 @@ class Trainer:
         self._version = self._champion = self._shadow.name
         return None, Outcome(self._champion, False, f"rolled back: {why}")
 
-    def _score(self, window: Window, recorded: bool) -> tuple[dict[str, Measures], str, int]:
+    def _score(self, window: Window, recorded: bool, max_events: int) -> tuple[dict[str, Measures], int]:
         parts: dict[str, list[Float32]] = {}
-        scored_by = self._champion or RULE
-        for chunk in self._recorder.chunks(window, recorded=recorded):
+        labels_before = len(self._learner.label_scores)
+        for chunk in self._recorder.chunks(window, recorded=recorded, max_events=max_events):
             logits = self._learner.score(chunk)
             self._touch("scoring")
             stands = self._shadow.score(chunk) if self._shadow is not None else None
@@ -245,11 +256,11 @@ class Trainer:
             for name, scores in {"live": live, **baseline_scores(facts)}.items():
                 parts.setdefault(name, []).append(scores)
         table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
-        if self._learner.label_scores:
-            live, constant, target = map(np.concatenate, zip(*self._learner.label_scores, strict=True))
+        if labels := self._learner.label_scores[labels_before:]:
+            live, constant, target = map(np.concatenate, zip(*labels, strict=True))
             for name, said in (("labels", live), ("labels_constant", constant)):
                 table[name] = label_measures(self._settings.model.labels, said, target)
-        return table, scored_by, sum(len(x) for x in parts.get("live", []))
+        return table, sum(len(x) for x in parts.get("live", []))
 
     def _candidate(self, window: Window, scores: dict[str, Measures], learned: Learned) -> Candidate:
         assert self._log.state is not None
@@ -323,12 +334,16 @@ class Trainer:
             write_hold(self._settings.data_dir, FOLDER, hold)
             self._hold = hold
 
-    def _shadow_holds_deleted(self) -> bool:
-        """Whether compaction waits for the shadow only: the champion's window lies behind what is to be overwritten."""
+    def _renew_shadow(self) -> None:
+        """Where compaction waits for the shadow only, which may hold what was deleted, the champion becomes it unproven."""
         wish = asked_to_compact(self._settings.data_dir)
         if wish is None or self._shadow is None or self._shadow.name == self._champion:
-            return False
-        return self._window_edge >= wish > min(first for first, _ in self._versions.named_windows())
+            return
+        if self._window_edge >= wish > min(first for first, _ in self._versions.named_windows()):
+            self._shadow, self._compared = Shadow.of(self._champion, self._learner), Comparison()
+            self._checkpoint()
+            self._versions.prove(self._champion, "compaction was asked for; the version before may hold what was deleted")
+            self._keep()
 
     def _resume(self) -> None:
         (self._folder / "checkpoints").mkdir(parents=True, exist_ok=True)

@@ -328,3 +328,39 @@ def test_forgetting_is_measured_on_a_part_of_the_past_that_stays_the_same(tmp_pa
     for p in trainer._learner.model.parameters():
         torch.nn.init.normal_(p)
     assert trainer._learner.recall()["mrr"] < before["mrr"]
+
+
+def test_a_trainer_that_lags_learns_several_windows_as_one_but_scores_each(tmp_path):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, _ = make(tmp_path, windows__merge_after=4)
+    due = trainer._due()
+    assert len(due) == 4
+    trainer.process(*due)
+    records = HistoryReader(tmp_path).refresh()
+    assert [r.end_edge for r in records] == [w.end_edge for w in due] and records[1].num_scored > 0
+    assert [r.promoted for r in records] == [False, False, False, True] and len(registry.names()) == 1
+    manifest = registry.manifest(registry.champion())
+    assert (manifest.first_edge, manifest.edge) == (0, due[-1].end_edge) and trainer.edge == due[-1].end_edge
+    trainer.process(*trainer._due())
+    assert len(trainer._due()) == 1, "four are left, which is no lag"
+
+
+def test_windows_begun_as_one_are_taken_as_one_again_and_singly_where_that_fails(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=6 * HOUR)
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    for tries in range(3):
+        trainer, _, _ = make(tmp_path, windows__merge_after=3)
+        due = trainer._due()
+        assert len(due) == 3
+        monkeypatch.setattr(trainer._learner, "learn", fail)
+        with pytest.raises(RuntimeError):
+            trainer.process(*due)
+        if tries == 0:
+            append(tmp_path, 900, 60, 12 * HOUR)
+    trainer, _, _ = make(tmp_path, windows__merge_after=3)
+    assert trainer._due() == due[:1]
+    record = trainer.process(*trainer._due())
+    assert "passed over" not in record.reason
