@@ -174,6 +174,7 @@ def test_offset_holes_of_aborted_transactions_are_passed(daemon_on, kafka, topic
     assert np.all(np.diff([t for _, _, t in want]) > 0)
 
 
+@pytest.mark.slow
 def test_three_nodes_lose_their_leader_and_dead_letters_go_to_a_topic(daemon_on, tmp_path, kafka_home):
     broker = ApacheKafka(kafka_home, tmp_path / "kafka", nodes=3)
     try:

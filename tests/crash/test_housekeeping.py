@@ -89,6 +89,7 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
     assert verify_log(again.path)[1] == [] and "facts_incomplete" not in again.output()
 
 
+@pytest.mark.slow
 def test_broker_and_ingest_killed_at_random_moments_of_one_run(tmp_path, daemon_on, kafka_home):
     broker = ApacheKafka(kafka_home, tmp_path / "kafka")
     rng, rows = random.Random(5), rows_of(6_000)

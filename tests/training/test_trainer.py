@@ -78,7 +78,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("step", "number"), [
-    ("learn", 3), ("publish", 2), ("checkpoint", 5), pytest.param("record", 3, marks=pytest.mark.slow),
+    ("learn", 3), ("publish", 2), pytest.param("checkpoint", 5, marks=pytest.mark.slow), pytest.param("record", 3, marks=pytest.mark.slow),
     pytest.param("checkpoint", 2, marks=pytest.mark.slow)])
 def test_a_trainer_killed_at_any_step_resumes_to_the_same_bits(tmp_path, undisturbed, step, number):
     path = tmp_path / "log"
