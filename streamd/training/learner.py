@@ -95,7 +95,7 @@ class Learner:
             self._advance_all()
             return None
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-        self._observe()
+        self.observe()
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
         past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
         replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
@@ -151,7 +151,8 @@ class Learner:
             self.optimizer.load_state_dict(optimizer)
         self.model.eval()
 
-    def _observe(self) -> None:
+    def observe(self) -> None:
+        """Move the running statistics, which are state like memory, over what was scored since `begin`."""
         for edges, seen in zip(self._edges, self._seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)

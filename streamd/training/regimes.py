@@ -3,7 +3,8 @@
 All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
-- frozen: learns like the live one until a cut, then its weights stand still while graph, facts and memory move on;
+- frozen: learns like the live one until a cut, then its weights stand still while graph, facts, memory and the running
+  statistics of its inputs move on;
 - nightly weights, live state: learns each midnight (of event time) over the day before, from inputs as of each event;
 - nightly: the same, but weights and state stand still for the day, and it learns from inputs of that staleness. On the
   first day, with no day before to stand on, it is the twin above.
@@ -106,6 +107,8 @@ class Regimes:
             self._learn("live", window.first_edge)
         if "frozen" in self._learners and window.first_edge < self._cut:
             self._learn("frozen", window.first_edge)
+        elif "frozen" in self._learners:
+            self._learners["frozen"].observe()
         table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
         return RegimeWindow(window, sum(len(x) for x in parts.get(RULE, [])), table, self._seconds)
 
