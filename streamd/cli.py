@@ -28,6 +28,11 @@ err = Console(stderr=True)
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")]
 
+SrcOption = Annotated[str, typer.Option(help="Column of the source.")]
+DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
+TimeOption = Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")]
+FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
+
 
 def _settings(config: Path | None, data_dir: Path | None) -> Settings:
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
@@ -73,10 +78,7 @@ def produce(
     file: Annotated[Path, typer.Argument(help="A .csv, .ndjson, .jsonl (also .gz) or .parquet file.")],
     topic: Annotated[str | None, typer.Option(help="Topic; the first of kafka.topics otherwise.")] = None,
     speed: Annotated[float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")] = 0,
-    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
-    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
-    time: Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")] = "time",
-    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    src: SrcOption = "src", dst: DstOption = "dst", time: TimeOption = "time", features: FeaturesOption = "",
     config: ConfigOption = None
 ) -> None:
     """Send a file's events to a topic."""
@@ -99,10 +101,7 @@ def backtest(
     initial: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")] = 0.3,
     initial_epochs: Annotated[int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")] = 0,
     stale: Annotated[str, typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".')] = "",
-    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
-    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
-    time: Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")] = "time",
-    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    src: SrcOption = "src", dst: DstOption = "dst", time: TimeOption = "time", features: FeaturesOption = "",
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
@@ -220,10 +219,9 @@ def tguf_export(
 def tguf_import(
     file: Annotated[Path, typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time.")],
     time_unit: Annotated[str | None, typer.Option(help="Unit of its times: s, ms, us; stream.time_unit otherwise.")] = None,
-    src: Annotated[str, typer.Option(help="Column of the source.")] = "src",
-    dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst",
+    src: SrcOption = "src", dst: DstOption = "dst",
     time: Annotated[str, typer.Option(help="Column of the time, integers in that unit.")] = "time",
-    features: Annotated[str, typer.Option(help="Feature columns, comma separated.")] = "",
+    features: FeaturesOption = "",
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer keys."""

@@ -1,12 +1,18 @@
-"""The rule that answers until there is a version: past partners first, popular destinations behind them."""
+"""Rules that cost nothing; the one that answers until there is a version: past partners, popular destinations behind."""
 
 import numpy as np
 
 from streamd.events import Float32
-from streamd.graph.facts import FLOOR_LOG_SHARE, LOG_SHARE, WEIGHT_80
+from streamd.graph.facts import FLOOR_LOG_SHARE, LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS, WEIGHT_80
 
 NAME = "rule"
 POPULARITY_WEIGHT = 3.0
+
+
+def edgebank_scores(facts_ECF: Float32) -> Float32:
+    """EdgeBank (Poursafaei et al. 2022), unlimited: 1 for a pair that was seen before in this direction. float32[E, C]."""
+    out: Float32 = (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
+    return out
 
 
 def rule_scores(facts_ECF: Float32, half_life: int = 2) -> Float32:

@@ -87,7 +87,7 @@ class Served:
 
     @property
     def _chunk_edges(self) -> int:
-        return self.manifest.model_settings().memory_chunk
+        return self.model.settings.memory_chunk
 
     def forget_embeddings(self) -> None:
         """Compute embeddings anew when they are next asked for."""

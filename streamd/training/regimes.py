@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.events import Float32
-from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.graph.facts import LOG_SHARE
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import rule_scores
+from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
@@ -151,8 +151,7 @@ class Regimes:
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:
-    seen = (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
-    return {"edgebank": seen, RULE: rule_scores(facts_ECF)} | {
+    return {"edgebank": edgebank_scores(facts_ECF), RULE: rule_scores(facts_ECF)} | {
         f"popularity_{h}": facts_ECF[..., LOG_SHARE + h] for h in range(NUM_HALF_LIVES)}
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from streamd.clock import Clock
 from streamd.errors import VersionError
 from streamd.events import Float32
-from streamd.graph.facts import LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS
+from streamd.graph.facts import LOG_SHARE
 from streamd.graph.live import save_facts
 from streamd.models import Memory
 from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import rule_scores
+from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -67,8 +67,7 @@ class Versions(Protocol):
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
     """Two baselines that cost nothing, from fact columns: EdgeBank (seen before) and popularity decayed over 12 h."""
-    return {"edgebank": (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32),
-            "popularity": facts_ECF[..., LOG_SHARE + POPULARITY_HALF_LIFE]}
+    return {"edgebank": edgebank_scores(facts_ECF), "popularity": facts_ECF[..., LOG_SHARE + POPULARITY_HALF_LIFE]}
 
 
 class Trainer:

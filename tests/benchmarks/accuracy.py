@@ -18,6 +18,7 @@ import torch
 
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
+from streamd.training.backtest import means
 from streamd.training.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
@@ -72,11 +73,9 @@ def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[R
         return out, cut, len(src), time.perf_counter() - begun
 
 
-def means(windows: list[RegimeWindow]) -> dict[str, dict[str, float]]:
-    """Event-weighted means over windows."""
-    weight = [w.num_scored for w in windows]
-    return {name: {m: round(float(np.average([w.scores[name][m] for w in windows], weights=weight)), 4) for m in ("mrr", "hits10", "ap", "auc")}
-            for name in windows[0].scores}
+def all_means(windows: list[RegimeWindow]) -> dict[str, dict[str, float]]:
+    """Event-weighted means over windows of every regime and rule."""
+    return {name: {m: round(v, 4) for m, v in means(windows, name).items()} for name in windows[0].scores}
 
 
 def run() -> list[Row]:
@@ -85,7 +84,7 @@ def run() -> list[Row]:
         return []
     rows = []
     for stale, target in ((200, STALE_TARGET), (0, FRESH_TARGET)):
-        got = means(protocol("collegemsg", stale, model__name="pair")[0])["live"]
+        got = all_means(protocol("collegemsg", stale, model__name="pair")[0])["live"]
         rows += [Row(f"collegemsg, facts {stale} events old, pair: {m}", got[m], m, target["collegemsg"][i], "the peer's pair network")
                  for i, m in enumerate(("mrr", "ap"))]
     return rows
@@ -105,7 +104,7 @@ def main() -> None:
     for seed in map(int, asked.seeds.split(",")):
         windows, cut, total, seconds = protocol(
             asked.stream, asked.stale, asked.regimes.split(","), **{"model.name": asked.name, "training.seed": seed} | values)
-        got = means(windows)
+        got = all_means(windows)
         half = best_half_life(windows, int(0.2 * total), cut)
         target = (STALE_TARGET if asked.stale else FRESH_TARGET)[asked.stream]
         per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
