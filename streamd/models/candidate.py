@@ -1,6 +1,7 @@
 """A version to be, as training hands it to the registry, and what the registry made of it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -38,8 +39,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the registry made of a candidate. version: its name, or the champion's where it was refused."""
+    """What the registry made of a candidate. version: its name, or its parent's where it was refused. promoted: it serves.
+    """
 
     version: str
     promoted: bool
     reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the settings of
+    its model and the width of its windows."""
+
+    weights: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    edge: int
+    memory_us: int
+    model: dict[str, Any]
+    window_seconds: int

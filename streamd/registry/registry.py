@@ -13,7 +13,7 @@ from torch import Tensor
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import Schema
-from streamd.models.candidate import Candidate, Outcome
+from streamd.models.candidate import Candidate, Outcome, StoredVersion
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
@@ -74,18 +74,32 @@ class Registry:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = ModelJournal(self.folder)
 
-    def publish(self, candidate: Candidate) -> Outcome:
-        """Write the candidate, let the gate judge it, name it champion if it may serve, drop what is too old."""
+    def publish(self, candidate: Candidate, beside: str | None = None) -> Outcome:
+        """Let the gate judge the candidate, write it and name it champion if it may serve, drop what is too old.
+
+        beside: the champion of other settings that goes on serving until this one is proven."""
         learned = candidate.learned
         decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
         if not decision.promote:
             log.warning("version_refused", window=candidate.window.end_us, reason=decision.reason)
-            return Outcome(candidate.parent, False, decision.reason)
-        name = f"{candidate.window.end_us}-{candidate.edge}"
+            return Outcome(candidate.parent, False, decision.reason, refused=True)
+        name = self._free_name(f"{candidate.window.end_us}-{candidate.edge}")
         self._write(name, candidate)
+        if beside is not None:
+            self.prune()
+            return Outcome(name, False, f"{decision.reason}; learned beside {beside}")
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
         return Outcome(name, True, decision.reason)
+
+    def _free_name(self, base: str) -> str:
+        """That name, or with a number behind it where a version of other settings has it."""
+        own = self._settings.model.model_dump(mode="json"), self._settings.windows.width_seconds
+        name, number = base, 0
+        while (self.folder / name).exists() and (m := self.manifest(name)) and (m.model, m.window_seconds) != own:
+            number += 1
+            name = f"{base}-{number}"
+        return name
 
     def _write(self, name: str, candidate: Candidate) -> None:
         s, learned = self._settings, candidate.learned
@@ -130,10 +144,11 @@ class Registry:
         folder = self.folder / name
         return Version(manifest, load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors"))
 
-    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor], int, int]:
-        """Weights, memory, the edge memory stands at, and the time of the event before it."""
+    def stored(self, name: str) -> StoredVersion:
+        """A version as training takes it up again. Raises: VersionError."""
         version = self.load(name)
-        return version.weights, version.memory, version.manifest.edge, version.manifest.memory_us
+        m = version.manifest
+        return StoredVersion(version.weights, version.memory, m.edge, m.memory_us, m.model, m.window_seconds)
 
     def promote(self, name: str, who: str, why: str) -> Move:
         """Make a version champion by hand. Raises: VersionError, also where the log no longer holds its position."""
@@ -167,8 +182,9 @@ class Registry:
                                f"{tail.state.num_edges}).", "pick another one of `streamd models list`.")
 
     def prune(self) -> None:
-        """Drop versions beyond the newest `registry.keep`, never the champion or the shadow."""
-        self._drop(self.names()[: -self._settings.registry.keep])
+        """Drop versions beyond the last `registry.keep` made, never the champion or the shadow."""
+        made = sorted(read_manifests(self), key=lambda m: m.created)
+        self._drop([m.name for m in made[: -self._settings.registry.keep]])
 
     def drop_before(self, edge: int) -> None:
         """Drop versions whose window began before an edge, never the champion or the shadow.

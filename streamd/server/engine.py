@@ -21,7 +21,7 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.served import UNKNOWN, Served
 from streamd.server.view import LogView
-from streamd.settings import Settings
+from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -104,8 +104,8 @@ class Engine:
         self._settings, self._registry, self._beat, self._on_failure = settings, registry, beat, on_failure
         self._queue: queue.Queue[_Waiting] = queue.Queue(settings.server.max_queue)
         self._served: Served | None = None
-        self._building: Served | None = None
-        self._loading: Future[Served] | None = None
+        self._building: tuple[Served, LogView] | None = None
+        self._loading: Future[tuple[Served, LogView]] | None = None
         self._noticed = 0.0
         self._refused = ""
         self._checked = self._kept = 0.0
@@ -168,7 +168,7 @@ class Engine:
                 self.status.why = "waiting for ingest to make the log"
                 self._beat.touch("waiting")
                 return False
-            self._view = LogView(self._settings, reader)
+            self._view = LogView(self._settings, reader, self._model_of_champion())
         view = self._view
         took = self._follow_log(view)
         self._follow_registry(view)
@@ -183,6 +183,15 @@ class Engine:
             self._kept = time.monotonic()
             view.keep()
         return took > 0 or building
+
+    def _model_of_champion(self) -> ModelSettings:
+        """So that its facts are not made twice; where it cannot be read, loading it will say so."""
+        champion = self._registry.champion()
+        try:
+            return self._registry.manifest(champion).model_settings() if champion else self._settings.model
+        except (StreamdError, OSError, ValueError) as error:
+            log.error("version_not_served", version=champion, error=str(error))
+            return self._settings.model
 
     def _follow_log(self, view: LogView) -> int:
         took, deleted = view.follow()
@@ -202,17 +211,25 @@ class Engine:
         if champion is None or champion in (serving, self._refused):
             return
         self._noticed = now
-        future: Future[Served] = Future()
+        future: Future[tuple[Served, LogView]] = Future()
         self._loading = future
 
         def load() -> None:
             try:
-                future.set_result(Served.restored(self._registry.load(champion)))
+                served = Served.restored(self._registry.load(champion))
+                future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
             except (StreamdError, OSError, RuntimeError, ValueError) as error:
                 future.set_exception(error)
 
         self._loading_name = champion
         threading.Thread(target=load, name="load-version", daemon=True).start()
+
+    def _other_view(self, served: Served) -> LogView:
+        """A view with facts as the version's settings have them, which takes the present one's place with the version."""
+        log.warning("facts_made_anew", version=served.manifest.name, reason="other model.half_lives_seconds or max_pairs")
+        reader = LogReader(self._settings.data_dir)
+        reader.refresh()
+        return LogView(self._settings, reader, served.model.settings)
 
     def _build(self, view: LogView) -> bool:
         """Carry a loaded version's memory to now, a slice at a time, then swap. Returns: whether more is to do."""
@@ -224,19 +241,19 @@ class Engine:
                     self._refused = self._loading_name
                     log.error("version_not_served", version=self._loading_name, error=str(error))
             self._loading = None
-        building = self._building
-        if building is None:
+        if self._building is None:
             return False
+        building, own = self._building
         name = building.manifest.name
-        half_lives = building.manifest.model_settings().half_lives_seconds
-        if (half_lives != self._settings.model.half_lives_seconds
-                or not view.log.first_edge <= building.manifest.edge <= view.log.num_edges):
-            log.error("version_not_served", version=name, error="it does not fit this log or model.half_lives_seconds")
+        if not view.log.first_edge <= building.manifest.edge <= view.log.num_edges:
+            log.error("version_not_served", version=name, error="the log does not hold its place")
             self._refused, self._building = name, None
             return False
-        if building.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS) or building.memory.edge > view.edge:
+        if own is not view and (own.follow()[0] or not own.caught_up):
             return True
-        self._served, self._building = building, None
+        if building.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS) or building.memory.edge > own.edge:
+            return True
+        self._served, self._view, self._building = building, own, None
         self.status.version, self.status.trained_until_us = name, building.manifest.window_end_us
         metrics.swaps.inc()
         metrics.swap_seconds.observe(time.monotonic() - self._noticed)

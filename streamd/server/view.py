@@ -11,7 +11,7 @@ from streamd.graph.live import LiveGraph, save_facts
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.server.served import UNKNOWN
-from streamd.settings import Settings
+from streamd.settings import ModelSettings, Settings
 
 log = structlog.get_logger()
 SLICE_EDGES = 20_000
@@ -21,10 +21,11 @@ ROLE, FACTS = "serve", "serve/facts"
 class LogView:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine thread."""
 
-    def __init__(self, settings: Settings, reader: LogReader) -> None:
-        self.log = reader
+    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings) -> None:
+        """model: of the version that is served; half-lives and bound of the facts are its."""
+        self.log, self.model = reader, model
         begin_hold(settings.data_dir, ROLE, reader.first_edge)
-        self.live = LiveGraph(reader, settings.graph, settings.model)
+        self.live = LiveGraph(reader, settings.graph, model)
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
         self._hold = Hold(-1, -1)
@@ -32,6 +33,10 @@ class LogView:
         self.newest_us = 0
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
+
+    def suits(self, model: ModelSettings) -> bool:
+        """Whether a version of such settings can be answered for with these facts."""
+        return (model.half_lives_seconds, model.max_pairs) == (self.model.half_lives_seconds, self.model.max_pairs)
 
     @property
     def facts(self) -> PairFacts:

@@ -63,20 +63,23 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
             shutil.rmtree(old)
 
 
-def load_checkpoint(folder: Path, learner: Learner, log: LogState) -> Cursor | None:
-    """Restore the newest checkpoint into `learner`; None where there is none.
+def read_cursor(folder: Path) -> Cursor | None:
+    """Of the newest checkpoint; None where there is none."""
+    folders = sorted(p for p in folder.glob("[0-9]*") if p.is_dir())
+    return msgspec.json.decode((folders[-1] / "cursor.json").read_bytes(), type=Cursor) if folders else None
+
+
+def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> None:
+    """Restore the checkpoint of a cursor into `learner`.
 
     Raises: VersionError where it lies beyond the log, as after a log was replaced.
     """
-    folders = sorted(p for p in folder.glob("[0-9]*") if p.is_dir()) if folder.exists() else []
-    if not folders:
-        return None
-    cursor = msgspec.json.decode((folders[-1] / "cursor.json").read_bytes(), type=Cursor)
+    path = folder / f"{cursor.edge:020d}"
     if not log.first_edge <= cursor.edge <= log.num_edges:
-        raise VersionError(f"The trainer's checkpoint {folders[-1].name} is at edge {cursor.edge}, the log holds "
+        raise VersionError(f"The trainer's checkpoint {path.name} is at edge {cursor.edge}, the log holds "
                            f"[{log.first_edge}, {log.num_edges}).", "remove train/ and models/, or restore the log.")
     parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in load_file(folders[-1] / "state.safetensors").items():
+    for name, tensor in load_file(path / "state.safetensors").items():
         group, rest = name.split(".", 1)
         parts.setdefault(group, {})[rest] = tensor
     learner.model.load_state_dict(parts["model"])
@@ -93,4 +96,3 @@ def load_checkpoint(folder: Path, learner: Learner, log: LogState) -> Cursor | N
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay)
     learner.begin()
-    return cursor

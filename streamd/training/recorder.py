@@ -55,6 +55,12 @@ class Recorder:
         src, dst, time = self._log.edges(first, end)
         return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)), self._log.deletions.of_nodes)
 
+    def cut(self, window: Window) -> Iterator[EdgeRows]:
+        """A window's canonical chunks."""
+        rows = self.rows(window.first_edge, window.end_edge)
+        for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
+            yield rows.cut(a, b)
+
     def chunks(
         self, window: Window, standing: bool = False, pool: Int64 | None = None, stale_events: int | None = 0,
         recorded: bool = True, max_events: int | None = None

@@ -4,65 +4,44 @@ import copy
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import structlog
-from torch import Tensor
 
 from streamd.clock import Clock
-from streamd.errors import VersionError
-from streamd.events import Float32
+from streamd.events import Float32, Int64
 from streamd.graph.facts import LOG_SHARE
-from streamd.graph.live import save_facts
 from streamd.models import Memory
 from streamd.models.candidate import Candidate, Learned, Outcome
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
-from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.attempts import FILE as ATTEMPT
 from streamd.training.attempts import MAX_TRIES, begin_attempt, last_attempt
+from streamd.training.bootstrap import FILE as BOOTSTRAP
 from streamd.training.bootstrap import planned_range
-from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, save_checkpoint
+from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, read_cursor, save_checkpoint
+from streamd.training.incumbent import Incumbent
+from streamd.training.keeping import Keeping
 from streamd.training.learner import Learner
 from streamd.training.observe import report
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, label_measures, measures, ranks
 from streamd.training.shadow import Comparison, Shadow, judge
-from streamd.windows import Window, canonical_chunks, next_window
+from streamd.training.versions import Versions
+from streamd.windows import Window, next_window
 from streamd.windows.history import WindowRecord, append_record, truncate_records
 
 log = structlog.get_logger()
-FOLDER, FACTS = "train", "facts"
+FOLDER = "train"
 POLL_SECONDS = 0.05
 KEEP_SECONDS = 1.0
 POPULARITY_HALF_LIFE = 3
-
-
-class Versions(Protocol):
-    """What the trainer needs of the registry; `streamd.registry.Registry` is it."""
-
-    def publish(self, candidate: Candidate) -> Outcome: ...
-
-    def champion(self) -> str | None: ...
-
-    def shadow(self) -> str | None: ...
-
-    def prove(self, name: str, why: str) -> None: ...
-
-    def rollback(self, who: str, why: str) -> object: ...
-
-    def moved_by_hand(self) -> str | None: ...
-
-    def named_windows(self) -> list[tuple[int, int]]: ...
-
-    def drop_before(self, edge: int) -> None: ...
-
-    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor], int, int]: ...
 
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
@@ -87,14 +66,13 @@ class Trainer:
         self._learner.on_progress = self._on_progress
         self._recorder = Recorder(settings, reader)
         self._width_us = settings.windows.width_seconds * 1_000_000
-        self._version, self._champion = "", versions.champion() or ""
+        self._version, self._champion = "", ""
         self._shadow: Shadow | None = None
+        self._incumbent: Incumbent | None = None
         self._compared = Comparison()
         self._history_bytes = 0
         self._num_hidden = 0
-        self._window_edge = self._facts_edge = self.edge = reader.first_edge
-        self._hold = Hold(-1, -1)
-        self._kept = 0.0
+        self._window_edge = self.edge = reader.first_edge
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
@@ -105,9 +83,9 @@ class Trainer:
             windows = self._due()
             if not windows:
                 self._touch("waiting")
-                if time.monotonic() - self._kept >= KEEP_SECONDS and asked_to_compact(self._settings.data_dir) is not None:
+                if time.monotonic() - self._keeping.done >= KEEP_SECONDS and self._keeping.wish() is not None:
                     self._renew_shadow()
-                    self._keep()
+                    self._keeping.keep(self.edge, self._window_edge)
                 stop.wait(POLL_SECONDS)
                 continue
             self.process(*windows)
@@ -141,8 +119,11 @@ class Trainer:
         self._touch("learning")
         self._on_step("learn")
         verdict, why = judge(self._compared, self._settings.registry.gate_events)
-        proven = Shadow.of(self._champion, self._learner) if verdict == "proven" else None
-        learned, outcome = self._roll_back(why) if verdict == "worse" else self._learn(window, scores)
+        beside = self._incumbent is not None
+        if beside and verdict == "proven":
+            self._take_over(why)
+        proven = Shadow.of(self._champion, self._learner) if verdict == "proven" and not beside else None
+        learned, outcome = self._roll_back(why) if verdict == "worse" and not beside else self._learn(window, scores)
         if tries > MAX_TRIES:
             log.error("window_passed_over", start=window.start_us, first_edge=window.first_edge, failures=MAX_TRIES)
             outcome = Outcome(self._version, False, f"passed over: scoring or learning it failed {MAX_TRIES} times")
@@ -177,7 +158,7 @@ class Trainer:
         """At a first start on a log with a past: learn the newest of it at once, without scoring it, and publish that."""
         if self._learner.num_learned or self.edge > self._log.first_edge:
             return
-        found = planned_range(self._settings, self._log, self._folder)
+        found = planned_range(self._settings, self._log, self._folder, self._incumbent is not None)
         if found is None:
             return
         log.info("bootstrap", first_edge=found.first_edge, events=found.end_edge - found.first_edge)
@@ -202,9 +183,7 @@ class Trainer:
         learned = self._learner.learn(found.first_edge, self._settings.bootstrap.epochs)
         self._learner.on_progress = self._on_progress
         if learned is not None:
-            outcome = self._versions.publish(self._candidate(found.window(), {}, learned))
-            self._shadow = Shadow.of(outcome.version, self._learner)
-            self._version = self._champion = outcome.version
+            self._publish(found.window(), {}, learned)
         self._window_edge = found.first_edge
         self._checkpoint()
         self._learner.begin()
@@ -218,14 +197,30 @@ class Trainer:
         if learned is None:
             return None, Outcome(self._version, False, "no event of this window could be scored yet")
         self._on_step("publish")
-        outcome = self._versions.publish(self._candidate(window, scores, learned))
-        if not outcome.promoted:
-            self._learner.refuse()
-        if self._shadow is None:
-            self._shadow = Shadow.of(outcome.version, self._learner)
-        self._version = self._champion = outcome.version
+        outcome = self._publish(window, scores, learned)
         metrics.versions.labels(str(outcome.promoted).lower()).inc()
         return learned, outcome
+
+    def _publish(self, window: Window, scores: dict[str, Measures], learned: Learned) -> Outcome:
+        """Hand a version over; the first that serves is the shadow too."""
+        assert self._log.state is not None
+        outcome = self._versions.publish(
+            Candidate(window, window.end_edge, self._log.state.seq, self._learner.model.state_dict(),
+                      self._learner.memory.tensors(), self._learner.memory.now_us, self._version, scores, learned),
+            self._incumbent.name if self._incumbent else None)
+        if outcome.refused:
+            self._learner.refuse()
+        elif outcome.promoted and self._shadow is None:
+            self._shadow = Shadow.of(outcome.version, self._learner)
+            self._versions.prove(outcome.version, "the first under its settings to serve")
+        self._version = self._champion = outcome.version
+        return outcome
+
+    def _take_over(self, why: str) -> None:
+        """From here on what is learned serves, instead of the version of other settings it was compared with."""
+        assert self._incumbent is not None
+        log.warning("settings_proven", instead_of=self._incumbent.name, why=why)
+        self._incumbent = None
 
     def _roll_back(self, why: str) -> tuple[None, Outcome]:
         """Back to the last proven version, the trainer with it; what this window held is passed over."""
@@ -240,6 +235,7 @@ class Trainer:
 
     def _score(self, window: Window, recorded: bool, max_events: int) -> tuple[dict[str, Measures], int]:
         parts: dict[str, list[Float32]] = {}
+        events: list[Int64] = []
         labels_before = len(self._learner.label_scores)
         for chunk in self._recorder.chunks(window, recorded=recorded, max_events=max_events):
             logits = self._learner.score(chunk)
@@ -252,8 +248,15 @@ class Trainer:
                 parts.setdefault("shadow", []).append(stands)
             facts = chunk.score.facts_ECF.numpy()
             live = logits if self._learner.num_learned else rule_scores(facts)
+            events.append(chunk.score.event_E.numpy())
             for name, scores in {"live": live, **baseline_scores(facts)}.items():
                 parts.setdefault(name, []).append(scores)
+        if self._incumbent is not None and parts and self._learner.num_learned:
+            ours, served = self._incumbent.compare(
+                np.concatenate(events), np.concatenate(parts["live"]), window, lambda: self._touch("scoring"))
+            self._compared = self._compared.added(1 / ranks(ours), 1 / ranks(served))
+            if len(served):
+                parts["incumbent"] = [served]
         table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
         if labels := self._learner.label_scores[labels_before:]:
             live, constant, target = map(np.concatenate, zip(*labels, strict=True))
@@ -261,15 +264,16 @@ class Trainer:
                 table[name] = label_measures(self._settings.model.labels, said, target)
         return table, sum(len(x) for x in parts.get("live", []))
 
-    def _candidate(self, window: Window, scores: dict[str, Measures], learned: Learned) -> Candidate:
-        assert self._log.state is not None
-        return Candidate(window, window.end_edge, self._log.state.seq, self._learner.model.state_dict(),
-                         self._learner.memory.tensors(), self._learner.memory.now_us, self._version, scores, learned)
-
     def _follow_rollback(self) -> None:
-        """When someone moved the champion by hand, go on from that version's weights, memory replayed to here."""
+        """When someone moved the champion by hand, go on from that version's weights, memory replayed to here; beside it
+        where it has other settings."""
         champion = self._versions.moved_by_hand()
-        if champion is None or champion == self._champion:
+        if champion is None or (self._incumbent and champion == self._incumbent.name):
+            return
+        if champion == self._champion:
+            self._incumbent = None
+            return
+        if self._stand_beside(champion):
             return
         version = self._restored(champion)
         if version is None:
@@ -282,32 +286,48 @@ class Trainer:
         self._learner.num_learned = max(self._learner.num_learned, 1)
         self._learner.begin()
         self._version = self._champion = champion
-        self._compared = Comparison()
+        self._compared, self._incumbent = Comparison(), None
+
+    def _stand_beside(self, champion: str) -> bool:
+        """Learn beside a champion of other settings, until what is learned here is proven. False where it has ours."""
+        stored = self._versions.stored(champion)
+        if {"model": stored.model, "window": stored.window_seconds} == self._fixed_settings():
+            return False
+        if not self._log.first_edge <= stored.edge <= self._log.num_edges:
+            log.warning("champion_not_compared", version=champion, reason=f"the log does not hold edge {stored.edge}")
+            return False
+        log.warning("learning_beside_champion", version=champion, reason="it has other model or window settings")
+        self._incumbent = Incumbent(self._settings, self._log, champion, stored, self._on_rebuilt)
+        self._shadow, self._compared = None, Comparison()
+        return True
 
     def _restored(self, name: str) -> Shadow | None:
         """A version with its memory carried to here; None where the log or the trainer is elsewhere."""
-        weights, tensors, edge, now_us = self._versions.weights(name)
-        if not self._log.first_edge <= edge <= self.edge:
+        stored = self._versions.stored(name)
+        if not self._log.first_edge <= stored.edge <= self.edge:
             return None
         model = copy.deepcopy(self._learner.model)
-        model.load_state_dict(weights)
-        memory = Memory.restored(tensors, edge, now_us)
+        model.load_state_dict(stored.weights)
+        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us)
         while memory.edge < self.edge:
             window = next_window(self._log, memory.edge, self._width_us)
             assert window is not None
-            for a, b in _cuts(self._recorder, window, self._settings.model.memory_chunk):
-                model.advance(memory, self._recorder.rows(a, b))
+            for chunk in self._recorder.cut(window):
+                model.advance(memory, chunk)
         return Shadow(name, model.eval(), memory)
 
     def _checkpoint(self) -> None:
+        self._save()
+        self._learner.replay.sweep()
+        self._keeping.keep(self.edge, self._window_edge)
+
+    def _save(self) -> None:
         memory = self._learner.memory
         save_checkpoint(self._folder / "checkpoints", self._learner, Cursor(
             self.edge, self._window_edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes,
             self._version, self._champion, self._shadow.name if self._shadow else "",
             (self._compared.num_events, self._compared.sum, self._compared.sum_squares), self._fixed_settings(),
             build_facts(), self._learner.replay.index(), [c.first_edge for c in self._learner.tail]))
-        self._learner.replay.sweep()
-        self._keep()
 
     def _hide_deleted(self) -> None:
         """Take what deletes hide out of replay, once for each delete."""
@@ -316,64 +336,53 @@ class Trainer:
             self._num_hidden = len(deletions.places)
             self._learner.hide_deleted(deletions)
 
-    def _keep(self) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the facts are stored first."""
-        self._kept = time.monotonic()
-        wish = asked_to_compact(self._settings.data_dir)
-        if (self._facts_edge < self._log.sealed_until(self.edge)
-                or (wish is not None and self._facts_edge < min(wish, self.edge))):
-            save_facts(self._recorder.live.facts, self._folder / FACTS)
-            self._facts_edge = self.edge
-        if wish is not None:
-            self._versions.drop_before(wish)
-        named = self._versions.named_windows()
-        hold = Hold(min([self._facts_edge, self.edge, *(end for _, end in named)]),
-                    min([self._window_edge, *(first for first, _ in named)]))
-        if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
-            write_hold(self._settings.data_dir, FOLDER, hold)
-            self._hold = hold
-
     def _renew_shadow(self) -> None:
         """Where compaction waits for the shadow only, which may hold what was deleted, the champion becomes it unproven."""
-        wish = asked_to_compact(self._settings.data_dir)
+        wish = self._keeping.wish()
         if wish is None or self._shadow is None or self._shadow.name == self._champion:
             return
         if self._window_edge >= wish > min(first for first, _ in self._versions.named_windows()):
             self._shadow, self._compared = Shadow.of(self._champion, self._learner), Comparison()
             self._checkpoint()
             self._versions.prove(self._champion, "compaction was asked for; the version before may hold what was deleted")
-            self._keep()
+            self._keeping.keep(self.edge, self._window_edge)
 
     def _resume(self) -> None:
-        (self._folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        folder = self._folder / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
         assert self._log.state is not None
-        cursor = load_checkpoint(self._folder / "checkpoints", self._learner, self._log.state)
-        if cursor is not None:
-            if cursor.settings != self._fixed_settings():
-                raise VersionError("The model or window settings differ from those of the trainer's checkpoint.",
-                                   "set them back, or remove train/ and models/ to learn anew.")
+        cursor = read_cursor(folder)
+        if cursor is not None and cursor.settings != self._fixed_settings():
+            log.warning("learning_anew", reason="model or window settings are not those of the trainer's checkpoint")
+            for name in (BOOTSTRAP, ATTEMPT):
+                (self._folder / name).unlink(missing_ok=True)
+            self._history_bytes = cursor.history_bytes if self._settings.bootstrap.max_events else 0
+            cursor = None
+            self._save()
+        elif cursor is not None:
+            load_checkpoint(folder, cursor, self._learner, self._log.state)
             if cursor.build != build_facts():
                 log.warning("build_differs", checkpoint=cursor.build, now=build_facts(),
                             meaning="resumed weights may differ in the last bits")
             self.edge, self._version, self._champion = cursor.edge, cursor.version, cursor.champion
             self._history_bytes, self._window_edge = cursor.history_bytes, cursor.window_edge
+            self._compared = Comparison(*cursor.compared)
         truncate_records(self._settings.data_dir, self._history_bytes)
-        if cursor is None:
-            self._champion = ""
         started = time.perf_counter()
-        begin_hold(self._settings.data_dir, FOLDER, self._log.first_edge)
-        self._facts_edge = self._recorder.live.restore_facts(self._folder / FACTS, self.edge)
-        self._recorder.rebuild(self.edge, on_slice=lambda edge: self._beat.touch("rebuilding", edge=edge))
+        self._keeping = Keeping(self._settings, self._versions, self._recorder.live, self.edge)
+        self._recorder.rebuild(self.edge, on_slice=self._on_rebuilt)
         if cursor is not None and cursor.shadow:
             self._resume_shadow(cursor)
+        compared, champion = self._compared, self._versions.champion()
+        if champion is not None and self._stand_beside(champion):
+            self._compared = compared
         self._hide_deleted()
-        self._keep()
+        self._keeping.keep(self.edge, self._window_edge)
         log.info("trainer_started", edge=self.edge, version=self._version or RULE,
                  rebuild_seconds=round(time.perf_counter() - started, 3))
 
     def _resume_shadow(self, cursor: Cursor) -> None:
         """The last proven version as the checkpoint named it; a stop may have come before the journal heard of it."""
-        self._compared = Comparison(*cursor.compared)
         if self._versions.shadow() != cursor.shadow:
             self._versions.prove(cursor.shadow, "proven before a restart")
         self._shadow = self._restored(cursor.shadow)
@@ -381,14 +390,11 @@ class Trainer:
     def _fixed_settings(self) -> dict[str, Any]:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
 
+    def _on_rebuilt(self, edge: int) -> None:
+        self._beat.touch("rebuilding", edge=edge)
+
     def _on_progress(self, done: int, total: int) -> None:
         self._touch("learning")
 
     def _touch(self, state: str) -> None:
         self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge)
-
-
-def _cuts(recorder: Recorder, window: Window, memory_chunk: int) -> list[tuple[int, int]]:
-    times = recorder.rows(window.first_edge, window.end_edge).time_E
-    return [(window.first_edge + a, window.first_edge + b) for a, b in canonical_chunks(times, memory_chunk)]
-

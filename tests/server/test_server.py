@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from streamd.clock import SystemClock
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
+from streamd.registry.registry import read_manifests
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
@@ -184,6 +185,31 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     writer.close()
     world.engine.stop()
     assert compared == 160 and sum(cut >= 260 for cut in cuts) >= 4, "chunks were opened on the way"
+
+
+def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
+    world.train()
+    old = world.registry.champion()
+    world.start()
+    wait(lambda: world.engine.status.version == old)
+    before = ask(world)["scores"]
+    chosen = settings(world.path, stream__edge_feature_dim=2, model__half_lives_seconds=(10, 100, 1000, 5000, 9000),
+                      model__memory_chunk=30, bootstrap__max_events=10_000)
+    log = LogReader(world.path)
+    log.refresh()
+    trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(world.path, "train"))
+    trainer.bootstrap()
+    assert world.registry.champion() == old
+    new, = (m.name for m in read_manifests(world.registry) if m.model_settings() == chosen.model)
+    world.registry.promote(new, "someone", "to see it")
+    wait(lambda: world.engine.status.version == new)
+    fresh = World(world.path).start()
+    wait(lambda: fresh.engine.status.version == new)
+    assert ask(world)["scores"] == ask(fresh)["scores"] != before
+    fresh.engine.stop()
+    world.registry.promote(old, "someone", "and back")
+    wait(lambda: world.engine.status.version == old)
+    assert ask(world)["scores"] == before
 
 
 def test_an_event_is_visible_in_the_next_answers(world):

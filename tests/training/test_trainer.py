@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,7 +49,7 @@ s = settings(path, stream__edge_feature_dim=2)
 log = LogReader(path)
 log.refresh()
 trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"), on_step)
-while (window := next_window(log, trainer.edge, HOUR)) is not None:
+while (window := next_window(log, trainer.edge, trainer._width_us)) is not None:
     trainer.process(window)
 """
 
@@ -101,7 +102,7 @@ def make(path, **values):
 def process_all(trainer, log, limit=99):
     from streamd.windows import next_window
     done = []
-    while len(done) < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
+    while len(done) < limit and (window := next_window(log, trainer.edge, trainer._width_us)) is not None:
         done.append(trainer.process(window))
     return done
 
@@ -214,12 +215,66 @@ def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(t
     assert process_all(trainer, log, 1)[0].promoted
 
 
-def test_other_model_settings_are_refused_at_start(tmp_path):
-    write_log(tmp_path, *stream(300), SCHEMA, watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path)
-    process_all(trainer, log, 2)
-    with pytest.raises((VersionError, RuntimeError), match="settings|size"):
-        make(tmp_path, model__neighbors=4)
+@pytest.mark.parametrize("changed", [
+    {"model__dim": 12}, {"model__name": "pair", "model__half_lives_seconds": (1, 2, 3, 4, 5)}, {"windows__width_seconds": 7200}])
+def test_other_settings_are_learned_beside_the_champion_and_take_over_when_proven(tmp_path, changed):
+    write_log(tmp_path, *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
+    trainer, registry, log = make(tmp_path, bootstrap__epochs=1)
+    process_all(trainer, log)
+    serving = registry.champion()
+    values = {"bootstrap__epochs": 2, "registry__gate_events": 250, **changed}
+    other, _, log = make(tmp_path, **values)
+    other.bootstrap()
+    assert registry.champion() == serving, "what serves goes on serving"
+    standing = [n for n in registry.names() if n != serving][-1]
+    assert registry.stored(standing).model == other._settings.model.model_dump(mode="json")
+    append(tmp_path, 600, 400, 12 * HOUR, seconds=100)
+    log.refresh()
+    first = process_all(other, log, 2)[-1]
+    assert not first.promoted and registry.champion() == serving
+    assert first.scores["incumbent"]["mrr"] > 0 and other._compared.num_events > 0
+    again, _, log = make(tmp_path, **values)
+    assert again._compared == other._compared, "a restart goes on comparing"
+    records = process_all(again, log)
+    promoted = [r for r in records if r.promoted]
+    assert promoted == records[-len(promoted):] and registry.champion() == promoted[-1].version
+    assert registry.shadow() in [r.version for r in promoted], "a rollback goes back to a version of the new settings"
+    assert "incumbent" not in promoted[-1].scores
+
+
+def test_an_incumbent_scores_what_its_own_trainer_would_have_scored_it(tmp_path):
+    write_log(tmp_path / "a", *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    trainer, _, log = make(tmp_path / "a")
+    process_all(trainer, log)
+    shutil.rmtree(tmp_path / "b")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    other, _, _ = make(tmp_path / "b", model__name="pair")
+    other.bootstrap()
+    for path in (tmp_path / "a", tmp_path / "b"):
+        append(path, 600, 60, 12 * HOUR)
+    trainer._log.refresh()
+    other._log.refresh()
+    own, beside = process_all(trainer, trainer._log, 1)[0], process_all(other, other._log, 1)[0]
+    assert own.first_edge == beside.first_edge
+    assert beside.scores["incumbent"] == own.scores["live"]
+
+
+def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_followed(tmp_path):
+    write_log(tmp_path, *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    process_all(trainer, log)
+    old = registry.champion()
+    other, _, log = make(tmp_path, model__name="pair")
+    other.bootstrap()
+    own = [n for n in registry.names() if n != old][-1]
+    registry.promote(own, "someone", "I know better")
+    append(tmp_path, 600, 300, 12 * HOUR, seconds=60)
+    log.refresh()
+    assert process_all(other, log, 1)[0].promoted and other._incumbent is None
+    registry.rollback("someone", "I did not") if registry.shadow() == old else registry.promote(old, "someone", "back")
+    record = process_all(other, log, 1)
+    assert registry.champion() == old and not any(r.promoted for r in record)
 
 
 def test_a_checkpoint_beyond_the_log_is_refused_by_name(tmp_path):
@@ -270,11 +325,11 @@ def test_what_follows_a_bootstrap_is_scored_by_its_version(tmp_path):
     assert record.scored_by == version and record.scores["live"]["mrr"] > record.scores["edgebank"]["mrr"]
 
 
-def append(path, first, count, start):
+def append(path, first, count, start, seconds=1):
     """More edges at the end of a log, and a watermark far ahead."""
     writer = LogWriter(path, SCHEMA, 100_000)
     src, dst, _ = stream(first + count, hours=12)
-    time = start + np.arange(count) * 1_000_000
+    time = start + np.arange(count) * seconds * 1_000_000
     writer.commit(batch(SCHEMA, src[first:], dst[first:], time), Progress(), 100 * HOUR)
     writer.close()
 
