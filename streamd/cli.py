@@ -101,6 +101,7 @@ def backtest(
     initial: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")] = 0.3,
     initial_epochs: Annotated[int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")] = 0,
     stale: Annotated[str, typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".')] = "",
+    from_cut: Annotated[bool, typer.Option(help="Begin a window with the first event reported on.")] = False,
     src: SrcOption = "src", dst: DstOption = "dst", time: TimeOption = "time", features: FeaturesOption = "",
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
@@ -112,7 +113,7 @@ def backtest(
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     with _progress() as bar:
         task = bar.add_task("reading", total=None)
-        table = backtest_file(settings, file, columns, (initial, initial_epochs, stale), report,
+        table = backtest_file(settings, file, columns, (initial, initial_epochs, stale, from_cut), report,
                               lambda said: bar.update(task, description=said))
     out.print(table)
     if report is not None:

@@ -112,17 +112,17 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
 
 
 def backtest_file(
-    settings: Settings, file: Path | None, columns: Columns, planned: tuple[float, int, str], report: Path | None,
+    settings: Settings, file: Path | None, columns: Columns, planned: tuple[float, int, str, bool], report: Path | None,
     say: Callable[[str], None]
 ) -> Table:
-    """Backtest a file, or the log of data_dir where there is none. planned: initial share, initial epochs, ages of facts.
+    """Backtest a file, or the log of data_dir where there is none. planned: `Plan` in its order, the ages of facts as text.
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.training.backtest import COLUMNS, Plan, backtest
     from streamd.training.report import write_report
 
-    plan = Plan(planned[0], planned[1], _ages(planned[2], settings.model.memory_chunk))
+    plan = Plan(planned[0], planned[1], _ages(planned[2], settings.model.memory_chunk), planned[3])
     torch.set_num_threads(settings.training.threads)
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:

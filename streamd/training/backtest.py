@@ -23,11 +23,13 @@ COLUMNS = ("", "MRR", "Hits@10", "AP", "AUC", "s a window")
 class Plan:
     """initial: share of the events before what is reported on; learned at once for `initial_epochs`, or, where that is 0,
     window by window like the rest. stale: ages in events (None: a window) at which the live model is also run with facts
-    that old."""
+    that old.
+    from_cut: a window begins with the first event that is reported on, as published protocols have it."""
 
     initial: float = 0.3
     initial_epochs: int = 0
     stale: tuple[int | None, ...] = ()
+    from_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,12 @@ def backtest(
     A window is never merged with another, however long it takes. progress: told the run, the edge, and edges in all.
     """
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
+    origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
+    cut = log.lower_bound(origin) if plan.from_cut else cut
+    parts = list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
     daily = settings.windows.width_seconds * 1_000_000 < DAY_US
     names = LEARNED if daily else tuple(n for n in LEARNED if not n.startswith("nightly"))
-    windows = _run("fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), settings, log, progress)
+    windows = _run("fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress)
     late = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
     if not late:
         return None
@@ -101,20 +106,21 @@ def backtest(
     for age in plan.stale:
         if age != 0:
             regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
-            older = _run(f"facts {age_text(age)} old", regimes, settings, log, progress)
+            older = _run(f"facts {age_text(age)} old", regimes, parts, progress)
             stale[age] = means([w for w in older if w.window.first_edge >= cut and w.num_scored], "live")
     first = log.first_edge
     return Result(late, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
 
 
 def _run(
-    title: str, regimes: Regimes, settings: Settings, log: LogReader, progress: Callable[[str, int, int], None]
+    title: str, regimes: Regimes, windows: Sequence[Window], progress: Callable[[str, int, int], None]
 ) -> list[RegimeWindow]:
     out: list[RegimeWindow] = []
-    for window in recorded_windows(log, settings.windows.width_seconds * 1_000_000):
+    first, end = windows[0].first_edge, windows[-1].end_edge
+    for window in windows:
         scored = regimes.window(window)
         out.append(scored or _learned_at_once(window))
-        progress(title, window.end_edge - log.first_edge, log.num_edges - log.first_edge)
+        progress(title, window.end_edge - first, end - first)
     return out
 
 

@@ -1,6 +1,7 @@
 """The log's side of learning: moves graph and facts over a window and records the inputs of every event in it."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,16 @@ class RecordedChunk:
     score: LinkInputs | None
     learn: LinkInputs | None
     labels: LabelInputs | None = None
+
+
+def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
+    """The same chunks; the next is recorded by a thread of its own while the caller works on this one. The recorder
+    and its log are not touched by the caller meanwhile."""
+    with ThreadPoolExecutor(1, "recorder") as pool:
+        coming = pool.submit(next, chunks, None)
+        while (chunk := coming.result()) is not None:
+            coming = pool.submit(next, chunks, None)
+            yield chunk
 
 
 class Recorder:

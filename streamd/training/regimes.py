@@ -26,7 +26,7 @@ from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import RecordedChunk, Recorder
+from streamd.training.recorder import RecordedChunk, Recorder, one_ahead
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures
 from streamd.windows import Window
@@ -80,7 +80,7 @@ class Regimes:
         is learned at once."""
         if self._base is not None and window.first_edge < self._cut:
             shown = window.first_edge >= SKIPPED * self._cut
-            for chunk in self._moving.chunks(window, stale_events=self._stale, recorded=shown):
+            for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -93,7 +93,7 @@ class Regimes:
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in self._moving.chunks(window, stale_events=self._stale):
+        for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale)):
             for name, learner in self._learners.items():
                 if not learner.standing:
                     self._add(parts, name, chunk)

@@ -60,8 +60,10 @@ def _table(result: Result) -> str:
 
 
 def _stale(result: Result) -> str:
-    labels = ["fresh" if age == 0 else age_text(age) for age in result.stale]
-    return _plot(list(range(len(labels))), {"live": [m["mrr"] for m in result.stale.values()]}, labels)
+    """From facts as of each event to a model that stands still for a day, and one that has not learned since the cut."""
+    found = {"fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()}
+    found |= {TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()}
+    return _plot(list(range(len(found))), {"MRR": list(found.values())}, list(found))
 
 
 def _plot(xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] | None = None) -> str:

@@ -29,7 +29,7 @@ from streamd.training.incumbent import Incumbent
 from streamd.training.keeping import Keeping
 from streamd.training.learner import Learner
 from streamd.training.observe import report
-from streamd.training.recorder import Recorder
+from streamd.training.recorder import Recorder, one_ahead
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, label_measures, measures, ranks
 from streamd.training.shadow import Comparison, Shadow, judge
@@ -237,7 +237,7 @@ class Trainer:
         parts: dict[str, list[Float32]] = {}
         events: list[Int64] = []
         labels_before = len(self._learner.label_scores)
-        for chunk in self._recorder.chunks(window, recorded=recorded, max_events=max_events):
+        for chunk in one_ahead(self._recorder.chunks(window, recorded=recorded, max_events=max_events)):
             logits = self._learner.score(chunk)
             self._touch("scoring")
             stands = self._shadow.score(chunk) if self._shadow is not None else None

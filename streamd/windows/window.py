@@ -50,11 +50,12 @@ def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | Non
     return Window(start, start + width_us, cursor_edge, log.lower_bound(start + width_us))
 
 
-def recorded_windows(log: TimeIndex, width_us: int) -> Iterator[Window]:
-    """All windows of a log that will not grow, the last one whether or not the watermark passed its end."""
+def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Iterator[Window]:
+    """All windows of a log that will not grow, the last one whether or not the watermark passed its end. origin_us: a time
+    at which one begins."""
     edge = int(log.first_edge)
     while edge < log.num_edges:
-        start = int(log.time_of(np.array([edge]))[0]) // width_us * width_us
+        start = (int(log.time_of(np.array([edge]))[0]) - origin_us) // width_us * width_us + origin_us
         end = log.lower_bound(start + width_us)
         yield Window(start, start + width_us, edge, end)
         edge = end
