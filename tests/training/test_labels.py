@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import ndcg_score
 
 from streamd.clock import SystemClock
-from streamd.events import Progress, Schema
+from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.models.labels import LabelHead
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
@@ -109,3 +109,23 @@ def test_quantities_are_told_in_their_own_unit():
     head.target_stats.update(targets)
     assert torch.equal(head.predict(torch.tensor([[1.0, 0.0]])), torch.tensor([[300.0, 3.0]]))
     assert torch.equal(head.constant(1), torch.tensor([[200.0, 3.0]])) and float(head.loss(head.target_stats(targets), targets)) == 0
+
+
+def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
+    write_labelled(tmp_path, 1, lambda c: [c])
+    s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
+    log = LogReader(tmp_path)
+    log.refresh()
+    gone = int(log.labels()[0][5])
+    writer = LogWriter(tmp_path, Schema(0, 0, 1), 1000)
+    rows = np.zeros(1, DELETION)
+    rows["src"], rows["dst"], rows["time"] = gone, -1, -1
+    writer.commit(dataclasses.replace(empty_batch(Schema(0, 0, 1)), deletions_X=rows), Progress(), 100 * HOUR)
+    writer.close()
+    log.refresh()
+    from streamd.training.recorder import Recorder
+    recorder = Recorder(s, log)
+    nodes = [c.labels.around.node_M[c.labels.around.hops[0].root_U[c.labels.node_L]] for w in recorded_windows(log, HOUR)
+             for c in recorder.chunks(w) if c.labels is not None]
+    told = np.concatenate(nodes)
+    assert len(told) and gone not in told and (log.labels()[0] == gone).any()
