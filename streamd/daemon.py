@@ -3,6 +3,7 @@
 The only module that knows every room: each role's parts are put together here.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -67,6 +68,10 @@ class Supervisor:
         return status
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """The first stops the roles; another one reaches them too, and ends a drain."""
+        if self._stop.is_set():
+            for child in self._children.values():
+                child.terminate()
         self._stop.set()
 
     def _start(self, role: str) -> None:
@@ -101,12 +106,13 @@ class Supervisor:
     def _stop_all(self) -> None:
         for child in self._children.values():
             child.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
+        patience = STOP_SECONDS + self._settings.server.drain_seconds
+        deadline = time.monotonic() + patience
         for role, child in self._children.items():
             try:
                 child.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.error("role_killed", child=role, after_seconds=STOP_SECONDS)
+                log.error("role_killed", child=role, after_seconds=patience)
                 child.kill()
                 child.wait()
 
@@ -116,11 +122,18 @@ def run_role(settings: Settings, role: str) -> int:
     _die_with_parent()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    stop = threading.Event()
+    stop, at_once = threading.Event(), threading.Event()
+
+    def on_signal(*_: object) -> None:
+        (at_once if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     try:
-        {"ingest": _run_ingest, "train": _run_train, "serve": _run_serve}[role](settings, stop)
+        if role == "serve":
+            _run_serve(settings, stop, at_once)
+        else:
+            {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
     except (LockedError, DiskError, KafkaError) as error:
         log.error("refused", error=str(error), kind=type(error).__name__)
         return REFUSED if isinstance(error, DataLossError) else 1
@@ -192,7 +205,8 @@ def _wait_for_lock(path: Path, beat: Heartbeat, stop: threading.Event) -> int | 
             return None
 
 
-def _run_serve(settings: Settings, stop: threading.Event) -> None:
+def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Event) -> None:
+    """at_once: a stop does not wait for `server.drain_seconds`."""
     import uvicorn
 
     from streamd.doctor import warm_up
@@ -200,8 +214,8 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     from streamd.registry import Registry
     from streamd.server.app import create_app
     from streamd.server.engine import Engine
+    from streamd.server.protocol import BoundedProtocol
     from streamd.server.state import ServerState
-    from streamd.server.status import StatusPage
 
     _fix_torch(1)
     log.info("kernels_ready", seconds=round(warm_up(), 1))
@@ -209,22 +223,36 @@ def _run_serve(settings: Settings, stop: threading.Event) -> None:
     registry = Registry(settings)
     failed = threading.Event()
 
+    class Server(uvicorn.Server):
+        """uvicorn's, whose own handlers of signals would leave no time to drain."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
     def end_process() -> None:
         failed.set()
+        at_once.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"), end_process)
     engine.start()
-    app = create_app(ServerState(settings, engine, registry, StatusPage(settings, engine, registry)))
+    state = ServerState(settings, engine, registry)
     listening = _listen(settings.server.host, settings.server.port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    cert, key = settings.server.tls_cert_file, settings.server.tls_key_file
+    server = Server(uvicorn.Config(
+        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, ssl_certfile=cert,
+        ssl_keyfile=key, http=BoundedProtocol))
 
     def end_with_stop() -> None:
         stop.wait()
+        state.draining = True
+        log.info("draining", seconds=settings.server.drain_seconds)
+        at_once.wait(settings.server.drain_seconds)
         server.should_exit = True
 
     threading.Thread(target=end_with_stop, daemon=True).start()
-    log.info("server_listening", address=f"http://{settings.server.host}:{settings.server.port}")
+    log.info("server_listening", address=f"{'https' if cert else 'http'}://{settings.server.host}:{settings.server.port}")
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)

@@ -20,6 +20,8 @@ from streamd.events import Schema
 
 PREFIX = "STREAMD_"
 SECRET_WORDS = ("password", "secret", "token", "key")
+KEYS = ("api_keys", "admin_keys")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -126,15 +128,22 @@ class ServerSettings(Branch):
     host: str = Field("127.0.0.1", description="address to bind; other than loopback needs api_keys")
     port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
     api_keys: tuple[SecretStr, ...] = Field((), description="keys accepted in `Authorization: Bearer` or `X-API-Key`")
+    api_keys_file: Path | None = Field(None, description="more of them, one a line; read again when it changes")
+    admin_keys: tuple[SecretStr, ...] = Field((), description="keys that also promote and roll back")
+    admin_keys_file: Path | None = Field(None, description="more of them, one a line; read again when it changes")
+    tls_cert_file: Path | None = Field(None, description="certificate chain in PEM: the server then speaks HTTPS only")
+    tls_key_file: Path | None = Field(None, description="its private key")
     max_candidates: Positive = Field(1000, description="most candidates in one request")
     max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
     max_batch: Positive = Field(32, description="requests answered in one go")
     deadline_seconds: Seconds = Field(5, description="a request not answered by then is answered 503")
+    drain_seconds: Seconds = Field(0, description="told to stop, the server is unready but answers for so long")
 
 
 class TelemetrySettings(Branch):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["console", "json"] = Field("console", description="how log lines are written")
+    access_log: bool = Field(False, description="a log line per request, but for probes")
     ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
     train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
 
@@ -166,6 +175,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
+
+
+def has_keys(server: ServerSettings) -> bool:
+    """Whether the API asks for a key."""
+    return bool(server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file)
 
 
 def schema_of(settings: Settings) -> Schema:
@@ -233,7 +247,7 @@ def effective(settings: Settings) -> dict[str, Any]:
             value = getattr(value, name)
         if isinstance(value, dict):
             value = {k: "***" if any(w in k.lower() for w in SECRET_WORDS) else v for k, v in value.items()}
-        elif path[-1] == "api_keys":
+        elif path[-1] in KEYS:
             value = ["***" for _ in value]
         out[".".join(path)] = str(value) if isinstance(value, Path) else value
     return out
@@ -248,7 +262,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             value = getattr(value, name)
         if value is None:
             continue
-        if path[-1] == "api_keys":
+        if path[-1] in KEYS:
             value = [k.get_secret_value() for k in value]
         text = str(value) if isinstance(value, str | int | float | Path) else json.dumps(value)
         out[PREFIX + "__".join(path).upper()] = text
@@ -256,10 +270,12 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
 
 def _check_together(s: Settings) -> None:
-    if s.server.host not in ("127.0.0.1", "localhost", "::1") and not s.server.api_keys:
+    if s.server.host not in LOOPBACK and not has_keys(s.server):
         raise SettingsError(
             f"server.host is {s.server.host}, which others can reach, but server.api_keys is empty.",
             "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.")
+    if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
+        raise SettingsError("server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither.")
     if s.model.dim % s.model.heads:
         raise SettingsError(f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}.")
     if s.graph.max_block_entries & (s.graph.max_block_entries - 1):

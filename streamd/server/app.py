@@ -1,34 +1,25 @@
 """The web application: routes, health, metrics, docs and the status page, none of which needs the internet."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamd import __version__
-from streamd.server.engine import NotReady, Overloaded
-from streamd.server.routes import State, require_key, router
-from streamd.server.state import ServerState
-from streamd.telemetry import metrics
+from streamd.server.envelope import Envelope
+from streamd.server.inference import router as inference
+from streamd.server.openapi import describe
+from streamd.server.problems import add_handlers
+from streamd.server.routes import router
+from streamd.server.state import ServerState, State, require_key
 
 STATIC = Path(__file__).parent / "static"
-MAX_BODY_BYTES = 1_048_576
-POLICY = ("default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
-          "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
-SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-API_ROUTES = ("/v1/score", "/v1/recommend", "/v1/models")
-EMBEDDINGS = "/v1/embeddings/"
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -38,17 +29,18 @@ def create_app(state: ServerState) -> FastAPI:
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
         state.engine.stop()
+        state.forwarder.close()
 
     app = FastAPI(title="streamd", version=__version__, docs_url=None, redoc_url=None, lifespan=life,
                   description="Answers from a temporal graph model that learns while events arrive.")
     app.state.streamd = state
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.add_middleware(Envelope)
-    for kind, handler in ((Overloaded, _overloaded), (NotReady, _not_ready), (TimeoutError, _too_late),
-                          (StarletteHTTPException, _http), (RequestValidationError, _invalid)):
-        app.add_exception_handler(kind, handler)
+    app.include_router(inference)
+    app.add_middleware(Envelope, settings=state.settings)
+    add_handlers(app)
     _add_pages(app)
+    describe(app)
     return app
 
 
@@ -84,65 +76,3 @@ def _add_pages(app: FastAPI) -> None:
         return get_swagger_ui_html(openapi_url="/openapi.json", title="streamd", swagger_favicon_url="data:,",
                                    swagger_js_url="/static/swagger-ui-bundle.js",
                                    swagger_css_url="/static/swagger-ui.css")
-
-
-class Envelope:
-    """Around every request: refuses large bodies, measures the API's routes, adds the headers of a careful server."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        size = headers.get("content-length", "0")
-        if not size.isdigit() or int(size) > MAX_BODY_BYTES or "chunked" in headers.get("transfer-encoding", ""):
-            refusal = _problem(413, "Too large", f"a body has a length of at most {MAX_BODY_BYTES} bytes")
-            await refusal(scope, receive, send)
-            return
-        begun = time.perf_counter()
-
-        async def send_measured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                path = scope["path"]
-                route = path if path in API_ROUTES else EMBEDDINGS if path.startswith(EMBEDDINGS) else None
-                if route is not None:
-                    metrics.request_seconds.labels(route).observe(time.perf_counter() - begun)
-                    metrics.requests.labels(route, str(message["status"])).inc()
-                MutableHeaders(scope=message).update(SAFE_HEADERS)
-            await send(message)
-
-        await self._app(scope, receive, send_measured)
-
-
-def _problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"title": title, "status": status, "detail": detail}, status, headers,
-                        media_type="application/problem+json")
-
-
-async def _overloaded(_: Request, __: Exception) -> JSONResponse:
-    return _problem(429, "Too many requests", "server.max_queue requests are waiting", {"Retry-After": "1"})
-
-
-async def _not_ready(_: Request, error: Exception) -> JSONResponse:
-    return _problem(503, "Not ready", str(error), {"Retry-After": "1"})
-
-
-async def _too_late(_: Request, __: Exception) -> JSONResponse:
-    return _problem(503, "Too late", "the request was not answered within server.deadline_seconds", {"Retry-After": "1"})
-
-
-async def _http(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StarletteHTTPException)
-    return _problem(error.status_code, str(error.detail)[:80], str(error.detail), dict(error.headers or {}))
-
-
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(x) for x in first["loc"])
-    return _problem(422, "Invalid request", f"{where}: {first['msg']}")
-
-

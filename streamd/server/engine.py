@@ -6,20 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 import torch
 
 from streamd.errors import StreamdError
-from streamd.events import Key
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import rule_scores
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
-from streamd.server.served import UNKNOWN, Served
+from streamd.server.answers import Answer, Asked, Done, NotReady, Overloaded, answers_of
+from streamd.server.search import Searches
+from streamd.server.served import Served
 from streamd.server.view import LogView
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
@@ -32,51 +30,17 @@ KEEP_SECONDS = 1.0
 SLICE_CHUNKS = 4
 
 
-class Overloaded(Exception):
-    """More requests wait than `server.max_queue`; the caller answers 429."""
-
-
-class NotReady(Exception):
-    """The engine cannot answer yet; the caller answers 503."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request. dst: candidate keys, or None to let the engine choose `k` of a `kind`. time_us: None for now."""
-
-    src: Key
-    dst: tuple[Key, ...] | None = None
-    time_us: int | None = None
-    k: int = 10
-    kind: str | None = None
-    exclude_seen: bool = False
-    embedding: bool = False
-    labels: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times in microseconds."""
-
-    version: str
-    trained_until_us: int | None
-    edge: int
-    as_of_us: int
-    newest_us: int
-    src_known: bool
-    dst: tuple[Key, ...] = ()
-    scores: tuple[float, ...] = ()
-    known: tuple[bool, ...] = ()
-    embedding: tuple[float, ...] = ()
-    memory_edge: int = 0
-    labels: tuple[float, ...] | None = None
-
-
 @dataclass
 class _Waiting:
-    asked: Asked
+    """Requests that are answered together, by one version."""
+
+    asked: list[Asked]
     deadline: float
-    done: Callable[[Answer | BaseException], None]
+    done: Done
+
+    @property
+    def is_exact(self) -> bool:
+        return any(a.exact for a in self.asked)
 
 
 @dataclass
@@ -111,6 +75,7 @@ class Engine:
         self._checked = self._kept = 0.0
         self.status = EngineStatus()
         self._view: LogView | None = None
+        self._searches = Searches(settings.server)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -124,10 +89,14 @@ class Engine:
 
     async def ask(self, asked: Asked) -> Answer:
         """Put a request and wait. Raises: Overloaded, NotReady, TimeoutError."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        return (await self.ask_all([asked]))[0]
 
-        def resolve(result: Answer | BaseException) -> None:
+    async def ask_all(self, asked: list[Asked]) -> list[Answer]:
+        """Put requests that one version answers, and wait. Raises: Overloaded, NotReady, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Answer]] = loop.create_future()
+
+        def resolve(result: list[Answer] | BaseException) -> None:
             if future.done():
                 return
             if isinstance(result, BaseException):
@@ -135,7 +104,7 @@ class Engine:
             else:
                 future.set_result(result)
 
-        def done(result: Answer | BaseException) -> None:
+        def done(result: list[Answer] | BaseException) -> None:
             loop.call_soon_threadsafe(resolve, result)
 
         if not self.status.ready:
@@ -152,7 +121,9 @@ class Engine:
         try:
             while not self._stop.is_set() or not self._queue.empty():
                 busy = self._step()
-                self._answer(0.0 if busy else IDLE_SECONDS)
+                self._answer(0.0 if busy or self._searches else IDLE_SECONDS)
+                if self._view is not None:
+                    self.status.answered += self._searches.step(self._view)
         except BaseException as error:
             log.exception("engine_failed", error=str(error))
             self.status.ready, self.status.why = False, f"the engine failed: {error}"
@@ -273,7 +244,7 @@ class Engine:
         batch: list[_Waiting] = []
         try:
             batch.append(self._queue.get(timeout=wait) if wait else self._queue.get_nowait())
-            while len(batch) < self._settings.server.max_batch:
+            while sum(len(w.asked) for w in batch) < self._settings.server.max_batch:
                 batch.append(self._queue.get_nowait())
         except queue.Empty:
             pass
@@ -282,71 +253,39 @@ class Engine:
         if not live or self._view is None:
             return
         self._follow_log(self._view)
+        for waiting in live:
+            if waiting.is_exact:
+                self._search_all(self._view, waiting)
+        self._answer_now(self._view, [w for w in live if not w.is_exact])
+
+    def _answer_now(self, view: LogView, live: list[_Waiting]) -> None:
         try:
-            answers: list[Answer | BaseException] = list(self._compute(self._view, [w.asked for w in live]))
+            answers: list[Answer] | Exception = self._compute(view, [a for w in live for a in w.asked])
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
-            answers = [error] * len(live)
-        for waiting, answer in zip(live, answers, strict=True):
-            waiting.done(answer)
-        self.status.answered += len(live)
+            answers = error
+        at = 0
+        for waiting in live:
+            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.asked)])
+            at += len(waiting.asked)
+        self.status.answered += at
+
+    def _search_all(self, view: LogView, waiting: _Waiting) -> None:
+        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in waiting.asked]
+        served = [self._served and self._served.ahead(view.log, view.edge, t) for t in as_of]
+        self._searches.begin(view, served, waiting.asked, as_of, waiting.deadline, waiting.done)
 
     def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
         """Answers in order. Those of different times may see memory at different cuts; each such group is one pass."""
         as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
         seen_by = [self._served and self._served.ahead(view.log, view.edge, t) for t in as_of]
         answers: dict[int, Answer] = {}
+        limit = self._settings.server.max_candidates
         for served in {id(s): s for s in seen_by}.values():
             places = [i for i, s in enumerate(seen_by) if s is served]
-            group = self._compute_alike(view, served, [asked[i] for i in places], [as_of[i] for i in places])
+            group = answers_of(view, served, [asked[i] for i in places], [as_of[i] for i in places], limit)
+            for i, answer in zip(places, group, strict=True):
+                if asked[i].is_search and len(view.of_kind(asked[i].kind)) > limit:
+                    self._searches.measure(view, served, asked[i], as_of[i], answer)
             answers.update(zip(places, group, strict=True))
         return [answers[i] for i in range(len(asked))]
-
-    def _compute_alike(self, view: LogView, served: Served | None, asked: list[Asked], as_of: list[int]) -> list[Answer]:
-        sources = view.ids([a.src for a in asked])
-        targets = [self._targets(view, a, int(s)) for a, s in zip(asked, sources, strict=True)]
-        facts = [view.facts.rows(np.array([s]), np.array([t]), d[None])[0]
-                 for s, t, d in zip(sources, as_of, targets, strict=True)]
-        rows = np.concatenate(facts)
-        nodes, place = np.unique(np.concatenate([sources, *targets]), return_inverse=True)
-        src_place = np.repeat(place[: len(asked)], [len(d) for d in targets])
-        if served is None:
-            scores = rule_scores(rows)
-            z = None
-        else:
-            z = served.embed(nodes, view.live)
-            scores = served.logits(torch.from_numpy(rows), z, torch.from_numpy(src_place),
-                                   torch.from_numpy(place[len(asked):])).numpy()
-        answers, at = [], 0
-        for i, a in enumerate(asked):
-            score = scores[at: at + len(targets[i])]
-            at += len(targets[i])
-            embedding = tuple(z[place[i]].tolist()) if a.embedding and z is not None else ()
-            memory_edge = served.memory.edge if served else view.edge
-            answer = self._one(view, a, sources[i], targets[i], score, as_of[i], embedding, memory_edge)
-            if a.labels and served is not None:
-                answer = replace(answer, labels=served.labels(int(sources[i]), view.live))
-            answers.append(answer)
-        return answers
-
-    def _targets(self, view: LogView, asked: Asked, source: int) -> Any:
-        if asked.embedding or asked.labels:
-            return np.zeros(0, np.int64)
-        if asked.dst is not None:
-            return view.ids(list(asked.dst))
-        found = view.candidates(source, asked.kind, self._settings.server.max_candidates)
-        return np.setdiff1d(found, view.facts.partners(source)) if asked.exclude_seen else found
-
-    def _one(self, view: LogView, asked: Asked, source: Any, targets: Any, scores: Any, as_of: int,
-             embedding: tuple[float, ...], memory_edge: int) -> Answer:
-        known = view.facts.is_known(targets)
-        if asked.dst is None and not asked.embedding and not asked.labels:
-            best = np.lexsort((targets, -scores))[: asked.k]
-            targets, scores, known = targets[best], scores[best], known[best]
-            keys = tuple(view.log.keys[t] for t in targets)
-        else:
-            keys = asked.dst or ()
-        return Answer(
-            self.status.version, self.status.trained_until_us, view.edge, as_of, view.newest_us,
-            bool(view.facts.is_known(np.array([source]))[0]) if source != UNKNOWN else False, keys,
-            tuple(float(s) for s in scores), tuple(bool(x) for x in known), embedding, memory_edge)

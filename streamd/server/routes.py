@@ -2,95 +2,126 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Path, Request, Security
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Path
 
+from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
+from streamd.registry.journal import Move
 from streamd.registry.registry import read_manifests
-from streamd.server.engine import Answer, Asked
+from streamd.server.answers import Answer, Asked
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
+    EventsRequest,
+    EventsResponse,
     LabelsResponse,
     ModelInfo,
     ModelsResponse,
-    Problem,
+    Moved,
+    MoveRequest,
+    NodesRequest,
+    Produced,
+    RecommendBatch,
     RecommendRequest,
+    ScoreBatch,
     Scored,
     ScoreRequest,
     ScoreResponse,
 )
-from streamd.server.state import ServerState
+from streamd.server.state import ServerState, State, require_admin_key, require_key
 
-bearer = HTTPBearer(auto_error=False)
-header_key = APIKeyHeader(name="X-API-Key", auto_error=False)
-
-
-async def state_of(request: Request) -> ServerState:
-    """What the routes share; async, as all dependencies here are, because a plain one costs a hop to another thread."""
-    state: ServerState = request.app.state.streamd
-    return state
+router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
 
-State = Annotated[ServerState, Depends(state_of)]
-
-
-async def require_key(
-    state: State, token: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)] = None,
-    key: Annotated[str | None, Security(header_key)] = None
-) -> None:
-    """Refuse a request without one of `server.api_keys`; with none set, all may ask."""
-    if not state.allows(token.credentials if token else key):
-        raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
-                            {"WWW-Authenticate": "Bearer"})
-
-
-router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], responses={
-    401: {"model": Problem}, 429: {"model": Problem}, 503: {"model": Problem}})
-
-
-@router.post("/score")
+@router.post("/score", tags=["answers"])
 async def score(body: ScoreRequest, state: State) -> ScoreResponse:
     """Score candidate destinations of a source with the model of this moment."""
-    limit = state.settings.server.max_candidates
-    if len(body.dst) > limit:
-        raise HTTPException(422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)")
-    asked = Asked(body.src, tuple(body.dst), _time_us(state, body.time))
-    return _scored(state, body.src, await state.engine.ask(asked))
+    return _scored(state, body.src, await state.engine.ask(_to_score(state, body)))
 
 
-@router.post("/recommend")
+@router.post("/score/batch", tags=["answers"])
+async def score_batch(body: ScoreBatch, state: State) -> list[ScoreResponse]:
+    """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
+    _check_batch(state, len(body.requests))
+    answers = await state.engine.ask_all([_to_score(state, one) for one in body.requests])
+    return [_scored(state, one.src, answer) for one, answer in zip(body.requests, answers, strict=True)]
+
+
+@router.post("/recommend", tags=["answers"])
 async def recommend(body: RecommendRequest, state: State) -> ScoreResponse:
     """The k likeliest next destinations of a source, best first."""
-    asked = Asked(body.src, None, _time_us(state, body.time), body.k, body.kind, body.exclude_seen)
-    return _scored(state, body.src, await state.engine.ask(asked))
+    return _scored(state, body.src, await state.engine.ask(_to_recommend(state, body)))
 
 
-@router.get("/embeddings/{node:path}")
-async def embedding(
-    node: Annotated[str, Path(min_length=1, max_length=1024)], state: State, integer: bool = False
-) -> EmbeddingResponse:
+@router.post("/recommend/batch", tags=["answers"])
+async def recommend_batch(body: RecommendBatch, state: State) -> list[ScoreResponse]:
+    """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
+    _check_batch(state, len(body.requests))
+    answers = await state.engine.ask_all([_to_recommend(state, one) for one in body.requests])
+    return [_scored(state, one.src, answer) for one, answer in zip(body.requests, answers, strict=True)]
+
+
+@router.get("/embeddings/{node:path}", tags=["answers"])
+async def embedding(node: NodePath, state: State, integer: bool = False) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
     key = _key(node, integer)
-    answer = await state.engine.ask(Asked(key, embedding=True))
-    return EmbeddingResponse(node=key, known=answer.src_known, embedding=list(answer.embedding),
-                             memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+    return _embedded(state, key, await state.engine.ask(Asked(key, embedding=True)))
 
 
-@router.get("/labels/{node:path}", responses={404: {"model": Problem}})
-async def labels(
-    node: Annotated[str, Path(min_length=1, max_length=1024)], state: State, integer: bool = False
-) -> LabelsResponse:
+@router.post("/embeddings", tags=["answers"])
+async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse]:
+    """Embeddings of several nodes, in their order."""
+    _check_batch(state, len(body.nodes))
+    answers = await state.engine.ask_all([Asked(node, embedding=True) for node in body.nodes])
+    return [_embedded(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
+
+
+@router.get("/labels/{node:path}", tags=["answers"])
+async def labels(node: NodePath, state: State, integer: bool = False) -> LabelsResponse:
     """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
     key = _key(node, integer)
-    answer = await state.engine.ask(Asked(key, labels=True))
-    if answer.labels is None:
-        raise HTTPException(404, f"version {answer.version} predicts no labels: set model.labels and stream.label_dim")
-    return LabelsResponse(node=key, known=answer.src_known, labels=list(answer.labels),
-                          memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+    return _labelled(state, key, await state.engine.ask(Asked(key, labels=True)))
 
 
-@router.get("/models")
+@router.post("/labels", tags=["answers"])
+async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsResponse]:
+    """What the model predicts of several nodes' labels, in their order."""
+    _check_batch(state, len(body.nodes))
+    answers = await state.engine.ask_all([Asked(node, labels=True) for node in body.nodes])
+    return [_labelled(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
+
+
+@router.post("/events", tags=["events"], status_code=202)
+async def events(body: EventsRequest, state: State) -> EventsResponse:
+    """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in the log, and seen by
+    answers, once ingest has read them; an event that ingest would refuse is refused here, and none is sent."""
+    rows = [event.model_dump(exclude_none=True) for event in body.events]
+    keyed = [(str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row)) for row in rows]
+    try:
+        places = await state.forwarder.send(keyed)
+    except BadEvent as error:
+        raise HTTPException(422, f"{error.reason}: {error}") from None
+    return EventsResponse(topic=state.settings.kafka.topics[0],
+                          events=[Produced(partition=p, offset=o) for p, o in places])
+
+
+@router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
+def rollback(body: MoveRequest, state: State) -> Moved:
+    """Make the last proven version champion; the trainer goes on from it."""
+    return _moved(state.registry.rollback("api", body.why))
+
+
+@router.post("/models/{version}/promote", tags=["models"], dependencies=[Depends(require_admin_key)])
+def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State) -> Moved:
+    """Make a version champion; the trainer goes on from it."""
+    if version not in state.registry.names():
+        raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
+    return _moved(state.registry.promote(version, "api", body.why))
+
+
+@router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
     """All versions kept, oldest first, and which one serves."""
     last = state.registry.journal.last()
@@ -99,6 +130,39 @@ def models(state: State) -> ModelsResponse:
         champion=last.champion if last else None, shadow=(last.shadow or None) if last else None,
         versions=[ModelInfo(name=m.name, parent=m.parent, created=m.created, trained_until=m.window_end_us // scale,
                             edge=m.edge, loss=m.loss, scores=m.scores) for m in read_manifests(state.registry)])
+
+
+def _to_score(state: ServerState, body: ScoreRequest) -> Asked:
+    limit = state.settings.server.max_candidates
+    if len(body.dst) > limit:
+        raise HTTPException(422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)")
+    return Asked(body.src, tuple(body.dst), _time_us(state, body.time))
+
+
+def _to_recommend(state: ServerState, body: RecommendRequest) -> Asked:
+    return Asked(body.src, None, _time_us(state, body.time), body.k, body.kind, body.exclude_seen, body.exact)
+
+
+def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
+    return EmbeddingResponse(node=key, known=answer.src_known, embedding=list(answer.embedding),
+                             memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+
+
+def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
+    if answer.labels is None:
+        raise HTTPException(404, f"version {answer.version} predicts no labels: set model.labels and stream.label_dim")
+    return LabelsResponse(node=key, known=answer.src_known, labels=list(answer.labels),
+                          memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+
+
+def _check_batch(state: ServerState, count: int) -> None:
+    limit = state.settings.server.max_batch
+    if count > limit:
+        raise HTTPException(422, f"{count} in one batch, at most {limit} (server.max_batch)")
+
+
+def _moved(move: Move) -> Moved:
+    return Moved(action=move.action, champion=move.champion, shadow=move.shadow)
 
 
 def _key(node: str, integer: bool) -> Key:

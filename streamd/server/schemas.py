@@ -1,6 +1,6 @@
 """What the REST API takes and gives. Times are integers in the stream's unit (`stream.time_unit`)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
@@ -27,7 +27,72 @@ class RecommendRequest(Body):
     k: int = Field(10, ge=1, le=1000, description="how many")
     kind: str | None = Field(None, max_length=256, description="only nodes whose key begins with this and a colon")
     exclude_seen: bool = Field(False, description="leave out the source's last partners")
+    exact: bool = Field(False, description="score all nodes rather than server.max_candidates likely ones; slower")
     time: int | None = Field(None, ge=0, le=2**62, description="query time; one not after the newest event means now")
+
+
+class ScoreBatch(Body):
+    """Several score requests, at most server.max_batch."""
+
+    requests: list[ScoreRequest] = Field(min_length=1)
+
+
+class RecommendBatch(Body):
+    """Several recommendation requests, at most server.max_batch."""
+
+    requests: list[RecommendRequest] = Field(min_length=1)
+
+
+class NodesRequest(Body):
+    """Nodes, at most server.max_batch."""
+
+    nodes: list[NodeKey] = Field(min_length=1, examples=[["user:74", "page:1"]])
+
+
+class Event(Body):
+    """An event as producers send it to Kafka; which fields belong to which type is in the README."""
+
+    type: Literal["edge", "node", "label", "delete"] = "edge"
+    src: NodeKey | None = Field(None, examples=["user:74"])
+    dst: NodeKey | None = Field(None, examples=["page:1"])
+    time: StrictInt | None = Field(None, description="in stream.time_unit; the record's timestamp where absent",
+                                   examples=[1700000000000])
+    features: list[float] | None = None
+    id: NodeKey | None = None
+    node: NodeKey | None = None
+    target: list[float] | None = None
+
+
+class EventsRequest(Body):
+    """Events, sent in their order."""
+
+    events: list[Event] = Field(min_length=1, max_length=1000)
+
+
+class Produced(BaseModel):
+    """Where in the topic an event is."""
+
+    partition: int
+    offset: int
+
+
+class EventsResponse(BaseModel):
+    topic: str
+    events: list[Produced]
+
+
+class MoveRequest(Body):
+    """Why the champion is moved."""
+
+    why: str = Field(min_length=1, max_length=500, examples=["scores fell after the import"])
+
+
+class Moved(BaseModel):
+    """What the journal of versions now says."""
+
+    action: str
+    champion: str
+    shadow: str
 
 
 class AsOf(BaseModel):
@@ -90,8 +155,9 @@ class ModelsResponse(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error: what and why."""
+    """An error as RFC 9457 has it: what and why."""
 
+    type: str
     title: str
     status: int
     detail: str

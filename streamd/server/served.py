@@ -114,6 +114,18 @@ class Served:
             self._cached[torch.from_numpy(missing + 1)] = True
         return self._cache[places]
 
+    def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
+        """Of the nodes of a pool whose embedding is at hand, those most like a node's by their cosine; at most `count`."""
+        if not self.model.has_graph or node == UNKNOWN:
+            return pool[:0]
+        z_D = self.embed(np.array([node]), live)[0]
+        known = pool[pool + 1 < len(self._cached)]
+        known = known[self._cached[torch.from_numpy(known + 1)].numpy()]
+        z_PD = self._cache[torch.from_numpy(known + 1)]
+        likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
+        found: Int64 = known[likeness.topk(min(count, len(known))).indices.numpy()]
+        return found
+
     def _embed(self, around: Neighborhood) -> Tensor:
         none = np.zeros((0, 1), np.int64)
         inputs = link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)

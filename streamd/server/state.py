@@ -1,31 +1,39 @@
-"""What the routes share: settings, engine, registry and the keys that open them."""
+"""What the routes share: settings, engine, registry, the way to Kafka, and the keys that open them."""
 
-import hmac
 import time
-from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from streamd.registry import Registry
 from streamd.server.engine import Engine
+from streamd.server.forward import Forwarder
+from streamd.server.keys import Keys
 from streamd.server.status import StatusPage
 from streamd.settings import Settings
 from streamd.telemetry.heartbeat import STALLED_SECONDS
 
 
-@dataclass(frozen=True)
 class ServerState:
-    """Made once by `create_app`'s caller; nothing in it changes but the engine."""
+    """Made once by `create_app`'s caller; nothing in it changes but the engine, and `draining` once."""
 
-    settings: Settings
-    engine: Engine
-    registry: Registry
-    page: StatusPage
+    def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
+        self.settings, self.engine, self.registry = settings, engine, registry
+        self.page = StatusPage(settings, engine, registry)
+        self.forwarder = Forwarder(settings)
+        self.draining = False
+        """Told to stop: answers, but asks for no more."""
+        s = settings.server
+        self._keys, self._admin_keys = Keys(s.api_keys, s.api_keys_file), Keys(s.admin_keys, s.admin_keys_file)
 
     def allows(self, key: str | None) -> bool:
-        """Whether a key opens the API, compared in constant time; with no keys set everything is open."""
-        keys = [k.get_secret_value().encode() for k in self.settings.server.api_keys]
-        given = (key or "").encode()
-        matches = [hmac.compare_digest(given, k) for k in keys]
-        return not keys or any(matches)
+        """Whether a key opens the API; with none set everything is open."""
+        return not (self._keys or self._admin_keys) or self._keys.holds(key) or self._admin_keys.holds(key)
+
+    def may_move(self, key: str | None) -> bool:
+        """Whether a key may promote and roll back; with none of either kind set everyone here may."""
+        return not (self._keys or self._admin_keys) or self._admin_keys.holds(key)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns; idle and busy are well."""
@@ -33,6 +41,36 @@ class ServerState:
         return age < STALLED_SECONDS, f"the engine's last turn was {age:.1f} s ago"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether a request could be answered now."""
+        """Whether requests should come."""
         alive, why = self.alive()
+        if self.draining:
+            return False, "told to stop"
         return (self.engine.status.ready, self.engine.status.why) if alive else (False, why)
+
+
+bearer = HTTPBearer(auto_error=False)
+header_key = APIKeyHeader(name="X-API-Key", auto_error=False)
+
+
+async def state_of(request: Request) -> ServerState:
+    """What the routes share; async, as all dependencies here are, because a plain one costs a hop to another thread."""
+    state: ServerState = request.app.state.streamd
+    return state
+
+
+State = Annotated[ServerState, Depends(state_of)]
+Token = Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+HeaderKey = Annotated[str | None, Security(header_key)]
+
+
+async def require_key(state: State, token: Token = None, key: HeaderKey = None) -> None:
+    """Refuse a request without one of the keys."""
+    if not state.allows(token.credentials if token else key):
+        raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
+                            {"WWW-Authenticate": "Bearer"})
+
+
+async def require_admin_key(state: State, token: Token = None, key: HeaderKey = None) -> None:
+    """Refuse a request to move the champion without one of `server.admin_keys`."""
+    if not state.may_move(token.credentials if token else key):
+        raise HTTPException(403, "promoting and rolling back needs one of server.admin_keys")

@@ -1,6 +1,7 @@
 """The server's own view of the log: graph, facts and node features, sub-second fresh."""
 
 import threading
+import time
 
 import numpy as np
 import structlog
@@ -10,11 +11,12 @@ from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
-from streamd.server.served import UNKNOWN
+from streamd.server.served import UNKNOWN, Served
 from streamd.settings import ModelSettings, Settings
 
 log = structlog.get_logger()
 SLICE_EDGES = 20_000
+KEEP_SECONDS, MAX_KINDS, MAX_SECOND = 1.0, 1000, 256
 ROLE, FACTS = "serve", "serve/facts"
 
 
@@ -33,6 +35,7 @@ class LogView:
         self.newest_us = 0
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
+        self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
 
     def suits(self, model: ModelSettings) -> bool:
         """Whether a version of such settings can be answered for with these facts."""
@@ -108,17 +111,46 @@ class LogView:
         nodes = np.array(self._kinds.get(kind, []), np.int64)
         return nodes[~self.log.deletions.is_gone(nodes)]
 
-    def candidates(self, source: int, kind: str | None, limit: int) -> Int64:
-        """At most `limit` nodes worth scoring for a source: all, or its partners, theirs, and the popular ones."""
+    def candidates(self, source: int, kind: str | None, limit: int, served: Served | None) -> Int64:
+        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three hops away, the popular ones
+        of each half-life, and those with an embedding like its own."""
         pool = self.of_kind(kind)
         if len(pool) <= limit:
             return pool
         near = self.facts.partners(source)
-        second = [self.facts.partners(int(p)) for p in near]
-        third = [self.facts.partners(int(q)) for q in np.unique(np.concatenate([*second, near]))[:256]]
-        close = np.unique(np.concatenate([near, *third])) if len(near) else near
+        close = np.concatenate([near, self._three_hops_away(near)])
         close = close[np.isin(close, pool)][: limit // 2]
+        lists = self._popular(kind, pool, limit)
+        if served is not None:
+            lists = [*lists, served.nearest(source, pool, limit, self.live)]
+        table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
+        for column, found in enumerate(lists):
+            table[: len(found), column] = found
+        ranked = np.concatenate([close, table.ravel()])
+        ranked = ranked[ranked >= 0]
+        return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
+
+    def _three_hops_away(self, near: Int64) -> Int64:
+        """Partners of those who met the same partners, those with the most paths to them first."""
+        if not len(near):
+            return near
+        second = np.unique(np.concatenate([self.facts.partners(int(p)) for p in near]))[:MAX_SECOND]
+        ends = [near[:0], *(self.facts.partners(int(q)) for q in second)]
+        third, paths = np.unique(np.concatenate(ends), return_counts=True)
+        return third[np.argsort(-paths, kind="stable")]
+
+    def _popular(self, kind: str | None, pool: Int64, count: int) -> list[Int64]:
+        """The most popular of a pool, most popular first, for each half-life; as of up to a second ago."""
+        made, found = self._most_popular.get(kind, (0.0, []))
+        if time.monotonic() - made < KEEP_SECONDS:
+            return found
         share = self.facts.log_shares(pool, self.newest_us + 1)
-        each = (limit - len(close)) // share.shape[1]
-        popular = [pool[np.argpartition(-share[:, h], each)[:each]] for h in range(share.shape[1])]
-        return np.unique(np.concatenate([close, *popular]))
+        count = min(count, len(pool) - 1)
+        found = []
+        for column in -share.T:
+            top = np.argpartition(column, count)[:count]
+            found.append(pool[top[np.argsort(column[top], kind="stable")]])
+        if len(self._most_popular) > MAX_KINDS:
+            self._most_popular.clear()
+        self._most_popular[kind] = (time.monotonic(), found)
+        return found

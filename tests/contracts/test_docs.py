@@ -76,14 +76,13 @@ def test_every_route_is_documented(tmp_path):
     from streamd.server.app import create_app
     from streamd.server.engine import Engine
     from streamd.server.state import ServerState
-    from streamd.server.status import StatusPage
     from streamd.telemetry.heartbeat import Heartbeat
     from tests.builders import settings
 
     s = settings(tmp_path)
     registry = Registry(s)
     engine = Engine(s, registry, Heartbeat(tmp_path, "serve"))
-    made = create_app(ServerState(s, engine, registry, StatusPage(s, engine, registry)))
+    made = create_app(ServerState(s, engine, registry))
     have = {f"{m} {path}" for path, item in made.openapi()["paths"].items() for m in map(str.upper, item)}
     have |= {f"GET {r.path}" for r in made.routes if isinstance(r, APIRoute) and not r.include_in_schema}
     assert set(first_column(DOCS["api.md"])) == have

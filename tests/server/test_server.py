@@ -16,7 +16,6 @@ from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
 from streamd.server.state import ServerState
-from streamd.server.status import StatusPage
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
@@ -42,8 +41,8 @@ class World:
         self.path, self.settings = path, chosen
         self.registry = Registry(self.settings)
         self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve"))
-        self.state = ServerState(self.settings, self.engine, self.registry, StatusPage(self.settings, self.engine, self.registry))
-        self.client = TestClient(create_app(self.state))
+        self.state = ServerState(self.settings, self.engine, self.registry)
+        self.client = TestClient(create_app(self.state), "http://localhost")
 
     def start(self):
         self.engine.start()

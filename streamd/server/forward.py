@@ -1,0 +1,73 @@
+"""Events by REST: checked as ingest will check them, then sent to the topic; the log sees them by way of Kafka only."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamd.clock import SystemClock
+from streamd.errors import BadEvent, KafkaError
+from streamd.events import Schema
+from streamd.ingest.decode import Decoder, rules_of
+from streamd.settings import Settings, schema_of
+
+ACKNOWLEDGED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as kafka-python would hand it to the decoder."""
+
+    value: bytes
+    offset: int
+    timestamp: int
+    key: bytes | None = None
+    timestamp_type: int = 0
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Forwarder:
+    """A producer made with the first event. Safe to use from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._schema: Schema = schema_of(settings)
+        self._producer: Any = None
+        self._lock = threading.Lock()
+
+    async def send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+        """Send events, key and value each, and wait for all to be acknowledged. Returns: partition and offset of each.
+
+        Raises: BadEvent naming the first that ingest would refuse, before any is sent; KafkaError.
+        """
+        now_us = SystemClock().now_us()
+        records = [Record(value, i, now_us // 1000) for i, (_, value) in enumerate(events)]
+        _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us, now_us)
+        if rejected:
+            raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
+        return await asyncio.to_thread(self._send, events)
+
+    def _send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+        topic, timeout = self._settings.kafka.topics[0], ACKNOWLEDGED_SECONDS
+        try:
+            producer = self._made()
+            sent = [producer.send(topic, key=key, value=value) for key, value in events]
+            producer.flush(timeout)
+            return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
+            raise KafkaError(f"Kafka did not acknowledge the events: {error}.",
+                             "send them again; some may be in.") from error
+
+    def _made(self) -> Any:
+        from streamd.ingest.client import make_producer
+
+        with self._lock:
+            if self._producer is None:
+                self._producer = make_producer(self._settings.kafka, acks="all", linger_ms=2)
+            return self._producer
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._producer is not None:
+            self._producer.close(1.0)

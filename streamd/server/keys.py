@@ -1,0 +1,52 @@
+"""Keys that open the API: those of the settings, and those of a file that may be rotated while the server runs."""
+
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+from pydantic import SecretStr
+
+from streamd.errors import SettingsError
+
+log = structlog.get_logger()
+
+
+class Keys:
+    """Owner: the event loop's thread."""
+
+    def __init__(self, fixed: Sequence[SecretStr], file: Path | None) -> None:
+        """file: one key a line, read again whenever it changes. Raises: SettingsError where it holds none at the start."""
+        self._fixed = [k.get_secret_value().encode() for k in fixed]
+        self._file, self._seen = file, (0, 0)
+        self._rotated: list[bytes] = []
+        if file is not None:
+            self._read()
+            if not self._rotated:
+                raise SettingsError(f"{file} holds no key.", "write one key a line, or unset the setting that names it.")
+
+    def __bool__(self) -> bool:
+        return bool(self._fixed or self._file)
+
+    def holds(self, given: str | None) -> bool:
+        """Whether it is one of them, compared in constant time."""
+        if self._file is not None:
+            self._read()
+        one = (given or "").encode()
+        matches = [hmac.compare_digest(one, key) for key in (*self._fixed, *self._rotated)]
+        return any(matches)
+
+    def _read(self) -> None:
+        """Take over the file where it changed; one that is gone or empty for a moment leaves the keys as they were."""
+        assert self._file is not None
+        try:
+            stat = self._file.stat()
+            if (seen := (stat.st_mtime_ns, stat.st_ino)) == self._seen:
+                return
+            found = [line.strip() for line in self._file.read_bytes().splitlines() if line.strip()]
+        except OSError as error:
+            if self._seen != (0, 0):
+                log.error("keys_not_read", file=str(self._file), error=str(error), meaning="the keys read before stay")
+                self._seen = (0, 0)
+            return
+        self._seen, self._rotated = seen, found or self._rotated

@@ -1,0 +1,41 @@
+"""The API's own description: every error a route may answer with, in the form it has."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from streamd.server.problems import MEDIA_TYPE
+from streamd.server.schemas import Problem
+
+ERRORS = {
+    "400": "not understood", "401": "a key is needed", "403": "not allowed", "404": "not found", "405": "another method",
+    "408": "the body came too slowly", "409": "not possible now", "411": "a body needs a length", "413": "a large body",
+    "422": "what was asked does not fit", "429": "too many requests wait; come again",
+    "503": "not ready, or too late; come again"}
+PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+
+
+def describe(app: FastAPI) -> None:
+    """Let `app.openapi()` tell the errors that all routes share, which FastAPI does not know of."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = made()
+        schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+        schema["components"]["schemas"]["InferenceError"] = {
+            "type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+        for path, routes in schema["paths"].items():
+            kind, form = (("application/json", "InferenceError") if path.startswith("/v2") else (MEDIA_TYPE, "Problem"))
+            for operation in routes.values():
+                for status, said in ERRORS.items():
+                    if path in PLAIN and status == "503":
+                        continue
+                    operation["responses"][status] = {"description": said, "content": {
+                        kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}}}
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(unused, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
