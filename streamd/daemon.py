@@ -23,7 +23,9 @@ from streamd.processes import collect_garbage_rarely, end_with_parent
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.keys import ApiKeys
 from streamd.telemetry.logs import configure_logs
+from streamd.telemetry.port import open_port
 
 log = structlog.get_logger()
 ROLES = ("ingest", "train", "serve")
@@ -154,7 +156,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     try:
         letters = make_dead_letters(settings)
         keeper = Keeper(writer, settings.retention, letters.purge)
-        metrics.serve_metrics(settings.telemetry.ingest_port, settings.server.host)
+        open_port(settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows)
         collect_garbage_rarely()
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
@@ -177,7 +179,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     if lock is None:
         return
     try:
-        metrics.serve_metrics(settings.telemetry.train_port, settings.server.host)
+        open_port(settings.telemetry.train_port, settings.server.host, beat, ApiKeys(settings.server).allows)
         reader = LogReader(settings.data_dir)
         while not reader.refresh():
             beat.touch("waiting")

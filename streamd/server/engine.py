@@ -16,6 +16,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.answers import Answer, Asked, Done, NotReady, Overloaded, answers_of
+from streamd.server.checkpoint import stored_memory
 from streamd.server.search import Searches
 from streamd.server.served import Served
 from streamd.server.view import LogView
@@ -152,7 +153,7 @@ class Engine:
         self._report(view)
         if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
-            view.keep()
+            view.keep(self._served)
         return took > 0 or building
 
     def _model_of_champion(self) -> ModelSettings:
@@ -188,6 +189,7 @@ class Engine:
         def load() -> None:
             try:
                 served = Served.restored(self._registry.load(champion))
+                served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
                 future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
             except (StreamdError, OSError, RuntimeError, ValueError) as error:
                 future.set_exception(error)

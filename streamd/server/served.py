@@ -14,6 +14,7 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
+from streamd.server.checkpoint import StoredMemory
 from streamd.windows import closed_chunks
 
 UNKNOWN = -1
@@ -38,6 +39,12 @@ class Served:
         model.eval()
         memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us)
         return cls(version.manifest, model, memory)
+
+    def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
+        """Go on from stored memory where it is this version's, and further than the version's own."""
+        own = stored is not None and stored.version == self.manifest.name
+        if stored is not None and own and self.memory.edge < stored.memory.edge <= num_edges:
+            self.memory = stored.memory
 
     def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
         """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how many it advanced."""

@@ -9,10 +9,10 @@ from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBea
 from streamd.registry import Registry
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
-from streamd.server.keys import Keys
 from streamd.server.status import StatusPage
 from streamd.settings import Settings
 from streamd.telemetry.heartbeat import STALLED_SECONDS
+from streamd.telemetry.keys import ApiKeys
 
 
 class ServerState:
@@ -24,16 +24,7 @@ class ServerState:
         self.forwarder = Forwarder(settings)
         self.draining = False
         """Told to stop: answers, but asks for no more."""
-        s = settings.server
-        self._keys, self._admin_keys = Keys(s.api_keys, s.api_keys_file), Keys(s.admin_keys, s.admin_keys_file)
-
-    def allows(self, key: str | None) -> bool:
-        """Whether a key opens the API; with none set everything is open."""
-        return not (self._keys or self._admin_keys) or self._keys.holds(key) or self._admin_keys.holds(key)
-
-    def may_move(self, key: str | None) -> bool:
-        """Whether a key may promote and roll back; with none of either kind set everyone here may."""
-        return not (self._keys or self._admin_keys) or self._admin_keys.holds(key)
+        self.keys = ApiKeys(settings.server)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns; idle and busy are well."""
@@ -65,12 +56,12 @@ HeaderKey = Annotated[str | None, Security(header_key)]
 
 async def require_key(state: State, token: Token = None, key: HeaderKey = None) -> None:
     """Refuse a request without one of the keys."""
-    if not state.allows(token.credentials if token else key):
+    if not state.keys.allows(token.credentials if token else key):
         raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
                             {"WWW-Authenticate": "Bearer"})
 
 
 async def require_admin_key(state: State, token: Token = None, key: HeaderKey = None) -> None:
     """Refuse a request to move the champion without one of `server.admin_keys`."""
-    if not state.may_move(token.credentials if token else key):
+    if not state.keys.may_move(token.credentials if token else key):
         raise HTTPException(403, "promoting and rolling back needs one of server.admin_keys")

@@ -9,14 +9,17 @@ import structlog
 from streamd.events import Int64, Key
 from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
+from streamd.models import Memory
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
+from streamd.server.checkpoint import forget_memory, store_memory, stored_memory
 from streamd.server.served import UNKNOWN, Served
 from streamd.settings import ModelSettings, Settings
 
 log = structlog.get_logger()
 SLICE_EDGES = 20_000
 KEEP_SECONDS, MAX_KINDS, MAX_SECOND = 1.0, 1000, 256
+MEMORY_EVERY = 20_000
 ROLE, FACTS = "serve", "serve/facts"
 
 
@@ -31,6 +34,8 @@ class LogView:
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
         self._hold = Hold(-1, -1)
+        stored = stored_memory(self._data_dir)
+        self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
         self._storing: threading.Thread | None = None
         self.newest_us = 0
         self._kinds: dict[str, list[int]] = {}
@@ -60,10 +65,11 @@ class LogView:
         self.live.take_features(self.edge)
         return took, deleted
 
-    def keep(self) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, facts are stored first.
+    def keep(self, served: Served | None) -> None:
+        """Say what of the log a restart needs; once a segment is behind, or compaction asks, facts are stored first. The
+        memory of what serves is stored every MEMORY_EVERY edges.
 
-        They are stored from a copy by a thread of their own, since requests do not wait for a disk.
+        Both are stored from copies by a thread of their own, since requests do not wait for a disk.
         """
         if self._storing is not None and self._storing.is_alive():
             return
@@ -72,10 +78,30 @@ class LogView:
             self._storing = threading.Thread(target=self._store, args=(self.facts.copy(),), name="facts", daemon=True)
             self._storing.start()
             return
+        if wish is not None and self._memory_stored[1] < wish:
+            forget_memory(self._data_dir)
+            self._memory_stored = ("", -1)
+        elif served is not None and self._memory_is_due(served):
+            name, memory = served.manifest.name, served.memory.copy()
+            self._storing = threading.Thread(target=self._store_memory, args=(name, memory), name="memory", daemon=True)
+            self._storing.start()
         hold = Hold(self._facts_edge, self.edge)
         if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
             write_hold(self._data_dir, ROLE, hold)
             self._hold = hold
+
+    def _memory_is_due(self, served: Served) -> bool:
+        version, edge = self._memory_stored
+        behind = max(served.manifest.edge, edge if version == served.manifest.name else -1)
+        return served.memory.edge - behind >= MEMORY_EVERY
+
+    def _store_memory(self, version: str, memory: Memory) -> None:
+        try:
+            store_memory(self._data_dir, version, memory)
+        except OSError as error:
+            log.error("memory_not_stored", error=str(error), meaning="a restart replays more; tried again in a second")
+        else:
+            self._memory_stored = (version, memory.edge)
 
     def _store(self, facts: PairFacts) -> None:
         try:

@@ -32,11 +32,12 @@ class Heartbeat:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._interval = interval_seconds
         self._written = 0.0
+        self._turned = time.monotonic()
         self._state = ""
 
     def touch(self, state: str, **detail: Any) -> None:
         """Say that the loop turned; no fsync, a heartbeat need not survive a crash."""
-        now = time.monotonic()
+        now = self._turned = time.monotonic()
         if state == self._state and now - self._written < self._interval:
             return
         self._written, self._state = now, state
@@ -45,6 +46,11 @@ class Heartbeat:
         scratch = self._path.with_suffix(".tmp")
         scratch.write_text(content)
         scratch.replace(self._path)
+
+    def well(self) -> tuple[bool, str]:
+        """Whether the loop turned lately, and why that is said; idle and busy are well."""
+        age = time.monotonic() - self._turned
+        return age < STALLED_SECONDS, f"{self._state or 'starting'}; the loop's last turn was {age:.1f} s ago"
 
 
 def read_beat(data_dir: Path, role: str) -> Beat | None:

@@ -1,6 +1,6 @@
 """Every metric streamd exports, in one file; `docs/metrics.md` lists them and a test holds the two together."""
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram
 
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -53,9 +53,3 @@ gpu_in_use = Gauge("streamd_device_cuda", "1 where the model runs on CUDA, 0 on 
 def clamped_total() -> float:
     """Value of the clamped counter in this process."""
     return float(clamped._value.get())
-
-
-def serve_metrics(port: int, host: str) -> None:
-    """Export this role's metrics at `host`, where the server listens too; port 0 for none."""
-    if port:
-        start_http_server(port, host)

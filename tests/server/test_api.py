@@ -15,8 +15,8 @@ import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.app import create_app
-from streamd.server.keys import Keys
 from streamd.server.protocol import BoundedProtocol
+from streamd.telemetry.keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.test_server import SCHEMA, World, wait
 

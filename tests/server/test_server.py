@@ -15,6 +15,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
+from streamd.server.served import Served
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
@@ -365,3 +366,28 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
     np.testing.assert_allclose([s["score"] for s in x["scores"]], [s["score"] for s in y["scores"]], atol=1e-5)
     a.engine.stop()
     b.engine.stop()
+
+
+def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
+    from streamd.server import view
+    from streamd.server.checkpoint import FILE, stored_memory
+
+    monkeypatch.setattr(view, "MEMORY_EVERY", 50)
+    world.train(2)
+    world.start()
+    version = world.registry.champion()
+    wait(lambda: world.engine.status.version == version and (world.path / FILE).exists())
+    wait(lambda: (found := stored_memory(world.path)) is not None and found.version == version)
+    answer = ask(world)
+    stored = stored_memory(world.path)
+    assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
+    again = World(world.path)
+    followed = []
+    monkeypatch.setattr("streamd.server.served.Served._advance", lambda self, log, first, chunks, _own=Served._advance: (
+        followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
+    again.start()
+    wait(lambda: again.engine.status.version == version)
+    assert ask(again) == answer and all(edge >= stored.memory.edge for edge in followed)
+    again.engine.stop()
+    (world.path / FILE).write_bytes(b"damaged")
+    assert stored_memory(world.path) is None, "said, and replayed from the version instead"

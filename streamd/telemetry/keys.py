@@ -1,4 +1,4 @@
-"""Keys that open the API: those of the settings, and those of a file that may be rotated while the server runs."""
+"""Keys that open API and metrics: those of the settings, and those of a file that may be rotated while a role runs."""
 
 import hmac
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ import structlog
 from pydantic import SecretStr
 
 from streamd.errors import SettingsError
+from streamd.settings import ServerSettings
 
 log = structlog.get_logger()
 
 
 class Keys:
-    """Owner: the event loop's thread."""
+    """Of one kind. Safe to use from several threads."""
 
     def __init__(self, fixed: Sequence[SecretStr], file: Path | None) -> None:
         """file: one key a line, read again whenever it changes. Raises: SettingsError where it holds none at the start."""
@@ -50,3 +51,20 @@ class Keys:
                 self._seen = (0, 0)
             return
         self._seen, self._rotated = seen, found or self._rotated
+
+
+class ApiKeys:
+    """Both kinds; with none of either set everything is open, to this machine."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._keys = Keys(settings.api_keys, settings.api_keys_file)
+        self._admin = Keys(settings.admin_keys, settings.admin_keys_file)
+        self._open = not self._keys and not self._admin
+
+    def allows(self, key: str | None) -> bool:
+        """Whether a key may ask."""
+        return self._open or self._keys.holds(key) or self._admin.holds(key)
+
+    def may_move(self, key: str | None) -> bool:
+        """Whether a key may promote and roll back."""
+        return self._open or self._admin.holds(key)

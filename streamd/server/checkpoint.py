@@ -1,0 +1,50 @@
+"""The memory of the version that serves, stored now and then, so that a restart replays little where one serves for long."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from streamd.models import Memory
+from streamd.storage import write_durably
+
+log = structlog.get_logger()
+FILE = "serve/memory.safetensors"
+
+
+@dataclass(frozen=True)
+class StoredMemory:
+    """Of a version, as of an edge."""
+
+    version: str
+    memory: Memory
+
+
+def store_memory(data_dir: Path, version: str, memory: Memory) -> None:
+    """Write it durably in place of the one before. memory: a copy of the caller's."""
+    path = data_dir / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
+    write_durably(path, save({n: t.contiguous() for n, t in memory.tensors().items()}, told))
+
+
+def stored_memory(data_dir: Path) -> StoredMemory | None:
+    """The one stored last; None where there is none that can be read."""
+    path = data_dir / FILE
+    try:
+        with safe_open(path, "pt") as file:
+            told = file.metadata()
+            tensors = {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118 - not a dict
+        return StoredMemory(told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"])))
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        log.error("memory_not_taken", file=str(path), error=str(error), meaning="it is replayed from the version's place")
+        return None
+
+
+def forget_memory(data_dir: Path) -> None:
+    """Remove it: it may hold what was deleted."""
+    (data_dir / FILE).unlink(missing_ok=True)

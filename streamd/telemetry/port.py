@@ -1,0 +1,57 @@
+"""The port of a role without an API: its metrics, and whether its loop turns."""
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+
+from streamd.errors import SettingsError
+from streamd.telemetry.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of scrapes and probes."""
+
+
+def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | None], bool]) -> None:
+    """Answer `/metrics` and `/livez` at `host`, where the server listens too; port 0 for none. allows: whether a key opens
+    the metrics. Raises: SettingsError where the port is taken."""
+    if not port:
+        return
+    measured = make_wsgi_app()
+
+    def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/livez":
+            well, why = beat.well()
+            start("200 OK" if well else "503 Service Unavailable", [("content-type", "application/json")])
+            return [json.dumps({"alive": well, "why": why}).encode()]
+        key = environ.get("HTTP_X_API_KEY") or environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        if environ["PATH_INFO"] != "/metrics":
+            start("404 Not Found", [("content-type", "text/plain")])
+            return [b"there are /metrics and /livez"]
+        if not allows(key):
+            start("401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")])
+            return [b"an API key is needed"]
+        page: Iterable[bytes] = measured(environ, start)
+        return page
+
+    try:
+        server = make_server(host, port, answer, _Server, _Quiet)
+    except OSError as error:
+        raise SettingsError(f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
+                            f"free the port or set telemetry.{beat.role}_port.") from None
+    threading.Thread(target=server.serve_forever, name="port", daemon=True).start()

@@ -1,0 +1,47 @@
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from streamd.errors import SettingsError
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.port import open_port
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def get(port, path, **headers):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_role_tells_whether_its_loop_turns_and_its_metrics_to_those_with_a_key(tmp_path, port):
+    beat = Heartbeat(tmp_path, "train")
+    open_port(port, "127.0.0.1", beat, lambda key: key == "sesame")
+    status, body = get(port, "/livez")
+    assert status == 200 and "starting" in json.loads(body)["why"]
+    beat.touch("learning")
+    assert "learning" in get(port, "/livez")[1]
+    beat._turned -= 100
+    status, body = get(port, "/livez")
+    assert status == 503 and not json.loads(body)["alive"] and "100." in json.loads(body)["why"]
+    assert get(port, "/metrics")[0] == get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
+    assert "streamd_windows_total" in get(port, "/metrics", Authorization="Bearer sesame")[1]
+    assert get(port, "/metrics", **{"X-API-Key": "sesame"})[0] == 200 and get(port, "/other")[0] == 404
+    with pytest.raises(SettingsError, match="telemetry.train_port"):
+        open_port(port, "127.0.0.1", beat, lambda key: True)
+
+
+def test_port_0_opens_nothing(tmp_path):
+    open_port(0, "127.0.0.1", Heartbeat(tmp_path, "train"), lambda key: True)
