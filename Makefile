@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 
-.PHONY: demo test slow lint bench clean
+.PHONY: demo test slow lint bench clean keys
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -40,3 +40,12 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) build *.egg-info
+
+# Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
+keys:
+	@test ! -e deploy/secrets || { echo "deploy/secrets is there already; remove it for new keys"; exit 1; }
+	@umask 077; mkdir deploy/secrets; for name in metrics_key admin_keys grafana_password; do \
+	  $(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > deploy/secrets/$$name; done; \
+	  $(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > deploy/secrets/api_keys; \
+	  cat deploy/secrets/metrics_key >> deploy/secrets/api_keys; chmod 644 deploy/secrets/*
+	@echo "deploy/secrets: api_keys (the first for callers, the second for Prometheus), admin_keys, metrics_key, grafana_password"

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -213,3 +214,36 @@ def test_kill_9_at_random_moments_loses_nothing_that_a_reader_saw(tmp_path):
 def test_files_named_in_the_journal_exist(tmp_path):
     write_log(tmp_path, *stream(50), SCHEMA)
     assert (tmp_path / FEATURES).exists() and (tmp_path / LATE).exists()
+
+
+def test_a_copy_taken_while_the_log_is_written_holds_a_whole_number_of_commits(tmp_path):
+    """In the order of docs/operations.md: what says how far the log goes, then the log."""
+    writer = LogWriter(tmp_path / "log", Schema(2, 0, 0), 1000)
+    src, dst, time = stream(20_000)
+    stop, done = threading.Event(), []
+
+    def write():
+        at = 0
+        while not stop.is_set() or len(done) < 20:
+            part = slice(at, at + 37)
+            writer.commit(batch(Schema(2, 0, 0), src[part], dst[part], np.sort(time[part]) * 0 + time[0] + at), Progress(), 0)
+            at += 37
+            done.append(at)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for number in range(5):
+        while len(done) < 20 * (number + 1):
+            pass
+        copy = tmp_path / f"copy{number}"
+        copy.mkdir()
+        shutil.copy2(tmp_path / "log/published", copy)
+        shutil.copytree(tmp_path / "log/journal", copy / "journal")
+        shutil.copytree(tmp_path / "log", copy, dirs_exist_ok=True, ignore=lambda _, names: {"published", "journal", "lock"} & set(names))
+        again = LogWriter(copy, Schema(2, 0, 0), 1000)
+        assert again.num_edges % 37 == 0 and again.num_edges >= 37 * 20 * number
+        again.close()
+        assert verify_log(copy, lambda *_: None)[1] == []
+    stop.set()
+    thread.join()
+    writer.close()

@@ -1,0 +1,211 @@
+"""Every file of deploy/ and k8s/, checked as far as it can be without an engine or a cluster."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import kubernetes_validate
+import prometheus_client
+import pytest
+import yaml
+
+from streamd.settings import Settings, load_settings
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.port import open_port
+
+ROOT = Path(__file__).parents[2]
+DEPLOY, K8S = ROOT / "deploy", ROOT / "k8s"
+BUILDS = ["base", "overlays/gpu", "overlays/dev"]
+PROCESS = {"process_resident_memory_bytes", "up"}
+needs = {tool: pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed") for tool in ("kubectl", "promtool", "prometheus")}
+
+
+def built(overlay):
+    done = subprocess.run(["kubectl", "kustomize", str(K8S / overlay)], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def one(documents, kind, name="streamd"):
+    found, = (d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name)
+    return found
+
+
+def exported():
+    """Names of all series that streamd can export."""
+    names = set(PROCESS)
+    for name, metric in vars(metrics).items():
+        if isinstance(metric, prometheus_client.metrics.MetricWrapperBase):
+            described, = metric.describe()
+            suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[described.type]
+            names |= {described.name + s for s in suffixes}
+    return names
+
+
+def used(expression):
+    return {m for m in re.findall(r"\b((?:streamd|process)_[a-z_]+|up)\b", re.sub(r'"[^"]*"', "", expression))}
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_every_overlay_builds_and_fits_the_schemas_of_kubernetes(overlay):
+    documents = built(overlay)
+    for document in documents:
+        if "monitoring.coreos.com" in document["apiVersion"]:
+            continue
+        for version in ("1.30", "1.34"):
+            kubernetes_validate.validate(document, version, strict=True)
+    assert {"StatefulSet", "Service", "ConfigMap", "Secret", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"} <= {d["kind"] for d in documents}
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_the_pod_runs_restricted_and_only_serve_can_be_unready(overlay):
+    documents = built(overlay)
+    pod = one(documents, "StatefulSet")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert [c["name"] for c in pod["containers"]] == ["ingest", "train", "serve"]
+    for container in pod["containers"]:
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"] and not own["allowPrivilegeEscalation"] and own["capabilities"] == {"drop": ["ALL"]}
+        assert "startupProbe" in container and "livenessProbe" in container
+        assert ("readinessProbe" in container) == (container["name"] == "serve")
+        assert "memory" in container["resources"]["limits"] and "cpu" not in container["resources"]["limits"]
+        assert container["args"] == ["run", "--role", container["name"]]
+    assert not pod["enableServiceLinks"], "a Service named streamd makes variables that are no settings"
+    grace = float(one(documents, "ConfigMap")["data"]["STREAMD_SERVER__DRAIN_SECONDS"]) + 30
+    assert pod["terminationGracePeriodSeconds"] > grace
+    assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_the_config_map_holds_settings_and_ports_are_those_listened_on(overlay):
+    documents = built(overlay)
+    environ = one(documents, "ConfigMap")["data"]
+    s, origin = load_settings(None, None, environ)
+    assert origin["server.api_keys_file"] == "environment"
+    containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert [c["ports"][0]["containerPort"] for c in containers] == [s.telemetry.ingest_port, s.telemetry.train_port, s.server.port]
+    keys = set(one(documents, "Secret", "streamd-keys")["stringData"])
+    mounted = next(m["mountPath"] for m in containers[2]["volumeMounts"] if m["name"] == "keys")
+    assert {f"{mounted}/{k}" for k in keys} >= {str(s.server.api_keys_file), str(s.server.admin_keys_file)}
+    assert ("cuda" in overlay + s.device) == (overlay == "overlays/gpu")
+
+
+@needs["kubectl"]
+def test_the_base_has_no_keys_so_that_nobody_runs_with_known_ones():
+    assert set(one(built("base"), "Secret", "streamd-keys")["stringData"].values()) == {""}
+
+
+@needs["kubectl"]
+def test_the_operators_rules_are_those_of_deploy():
+    assert one(built("base"), "PrometheusRule")["spec"]["groups"] == yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+
+
+@needs["promtool"]
+def test_prometheus_takes_configuration_and_rules(tmp_path):
+    key = tmp_path / "metrics_key"
+    key.write_text("key\n")
+    config = tmp_path / "prometheus.yaml"
+    config.write_text((DEPLOY / "prometheus.yaml").read_text().replace("/run/secrets/metrics_key", str(key)))
+    shutil.copy(DEPLOY / "alerts.yaml", tmp_path)
+    subprocess.run(["promtool", "check", "config", str(config)], check=True, capture_output=True)
+    rules = tmp_path / "test.yaml"
+    rules.write_text((Path(__file__).parent / "alerts_test.yaml").read_text().replace("ALERTS", str(DEPLOY / "alerts.yaml")))
+    done = subprocess.run(["promtool", "test", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_and_dashboard_ask_for_series_that_exist_and_the_guide_has_every_alert():
+    have = exported()
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        assert used(rule["expr"]) and used(rule["expr"]) <= have, rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning") and rule["annotations"]["summary"].endswith(".")
+    guide = (ROOT / "docs/operations.md").read_text()
+    assert re.findall(r"^\| `(Streamd\w+)` \|", guide, re.M) == [r["alert"] for r in rules]
+    board = json.loads((DEPLOY / "grafana/streamd.json").read_text())
+    expressions = [t["expr"] for p in board["panels"] for t in p["targets"]]
+    assert len(expressions) > 20 and all(used(e) and used(e) <= have for e in expressions)
+    assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
+    source, = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert {p["datasource"]["uid"] for p in board["panels"]} == {source["uid"]}
+
+
+def test_compose_names_files_that_exist_and_settings_that_are_known():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name, service in compose["services"].items():
+        assert ":" in service["image"] and not service["image"].endswith(":latest"), name
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source in compose["volumes"] or (DEPLOY / source).exists(), volume
+        assert set(service.get("secrets", [])) <= set(compose["secrets"])
+        assert all(p.startswith("127.0.0.1:") for p in service.get("ports", [])), "published to this machine only"
+    daemon = compose["services"]["streamd"]
+    image = dict(re.findall(r"(STREAMD_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
+    s, _ = load_settings(None, None, image | daemon["environment"])
+    assert str(s.data_dir) in {v.split(":")[1] for v in daemon["volumes"]} and daemon["read_only"]
+    assert float(daemon["stop_grace_period"].rstrip("s")) > s.server.drain_seconds + 30
+    jobs = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"][0]["static_configs"]
+    assert [j["targets"][0] for j in jobs] == [f"streamd:{p}" for p in (s.server.port, s.telemetry.ingest_port, s.telemetry.train_port)]
+    made = re.findall(r"deploy/secrets/(\w+)", (ROOT / "Makefile").read_text()) + ["admin_keys", "grafana_password"]
+    assert {Path(x["file"]).name for x in compose["secrets"].values()} <= set(made)
+
+
+def test_the_image_is_built_from_files_that_reach_the_builder_and_runs_as_nobody():
+    text = (DEPLOY / "Dockerfile").read_text()
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    copied = {source for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for source in line.split()}
+    assert copied and all((ROOT / c).exists() and f"!{c}" in ignored for c in copied)
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.M)
+    assert {"cpu", "cuda"} <= set(stages) and stages[-1] == "cpu"
+    assert "USER 10001:10001" in text and re.search(r"^HEALTHCHECK", text, re.M) and "STREAMD_SERVER__HOST=0.0.0.0" in text
+    ports = {int(p) for p in re.search(r"^EXPOSE (.*)$", text, re.M)[1].split()}
+    defaults = Settings()
+    assert ports == {defaults.server.port, defaults.telemetry.ingest_port, defaults.telemetry.train_port}
+
+
+@needs["prometheus"]
+def test_a_real_prometheus_scrapes_a_role_with_its_key_and_loads_the_rules(tmp_path):
+    with socket.socket() as a, socket.socket() as b:
+        a.bind(("127.0.0.1", 0))
+        b.bind(("127.0.0.1", 0))
+        role, web = a.getsockname()[1], b.getsockname()[1]
+    open_port(role, "127.0.0.1", Heartbeat(tmp_path, "train"), lambda key: key == "sesame")
+    (tmp_path / "key").write_text("sesame\n")
+    config = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0] |= {"authorization": {"credentials_file": str(tmp_path / "key")},
+                                    "static_configs": [{"targets": [f"127.0.0.1:{role}"], "labels": {"role": "train"}}]}
+    shutil.copy(DEPLOY / "alerts.yaml", tmp_path)
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    metrics.trained_until.set(1234)
+    child = subprocess.Popen(["prometheus", f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/tsdb",
+                              f"--web.listen-address=127.0.0.1:{web}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline, found = time.monotonic() + 30, []
+        while not found and time.monotonic() < deadline:
+            time.sleep(0.3)
+            try:
+                found = ask(web, "query?query=streamd_trained_until_timestamp_seconds")["data"]["result"]
+            except OSError:
+                continue
+        assert found[0]["value"][1] == "1234" and found[0]["metric"]["role"] == "train"
+        target, = ask(web, "targets")["data"]["activeTargets"]
+        assert target["health"] == "up" and target["lastError"] == ""
+        rules = ask(web, "rules")["data"]["groups"][0]["rules"]
+        assert len(rules) >= 16 and all(r["health"] in ("ok", "unknown") for r in rules)
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def ask(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}") as answer:
+        return json.load(answer)
