@@ -6,6 +6,7 @@ from typing import Any
 
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
+from streamd.registry.registry import Manifest, read_manifests
 from streamd.server.engine import Engine
 from streamd.settings import Settings
 from streamd.telemetry.heartbeat import read_beat
@@ -35,6 +36,7 @@ class StatusPage:
                 "detail": beat.detail}
         records = self._history.refresh()
         moves = self._registry.journal.moves()
+        last = moves[-1] if moves else None
         return {
             "now": time.time(), "rule": RULE, "ready": status.ready, "why": status.why,
             "version": status.version, "trained_until_us": status.trained_until_us, "edges": status.edge,
@@ -45,7 +47,9 @@ class StatusPage:
                          "version": r.version, "promoted": r.promoted, "seconds": sum(r.seconds.values()),
                          "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
                          "ap": {k: v["ap"] for k, v in r.scores.items() if "mrr" in v}} for r in records[-MAX_WINDOWS:]],
-            "num_versions": len(moves),
+            "num_moves": len(moves), "champion": last and last.champion, "shadow": last and last.shadow,
+            "versions": [{"name": m.name, "trained_until_us": m.window_end_us, "mrr": _mrr(m, "live"),
+                          "edgebank": _mrr(m, "edgebank")} for m in read_manifests(self._registry)][::-1],
             "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
                       for m in moves[-MAX_MOVES:]][::-1]}
 
@@ -54,3 +58,8 @@ class StatusPage:
         self._edges.append((now, edges))
         first, before = self._edges[0]
         return round((edges - before) / (now - first), 1) if now > first else 0.0
+
+
+def _mrr(manifest: Manifest, model: str) -> float | None:
+    """Over the version's own window, before it was learned."""
+    return manifest.scores.get(model, {}).get("mrr")

@@ -39,7 +39,7 @@ def one(documents, kind, name="streamd"):
 def exported():
     """Names of all series that streamd can export."""
     names = set(PROCESS)
-    for name, metric in vars(metrics).items():
+    for _name, metric in vars(metrics).items():
         if isinstance(metric, prometheus_client.metrics.MetricWrapperBase):
             described, = metric.describe()
             suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[described.type]
@@ -48,7 +48,7 @@ def exported():
 
 
 def used(expression):
-    return {m for m in re.findall(r"\b((?:streamd|process)_[a-z_]+|up)\b", re.sub(r'"[^"]*"', "", expression))}
+    return set(re.findall(r"\b((?:streamd|process)_[a-z_]+|up)\b", re.sub(r'"[^"]*"', "", expression)))
 
 
 @needs["kubectl"]

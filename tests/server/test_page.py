@@ -1,0 +1,113 @@
+"""The status page in a real browser, headless, without the internet."""
+
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from streamd.server.app import create_app
+from tests.builders import HOUR, stream, write_log
+from tests.server.test_server import SCHEMA, World, wait
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def served(tmp_path):
+    write_log(tmp_path, *stream(2000, hours=24), SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
+    world.train()
+    world.start()
+    wait(lambda: world.engine.status.version == world.registry.champion())
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    wait(lambda: server.started)
+    yield world, f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+    world.engine.stop()
+
+
+def opened(browser, address, **options):
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.faults, page.asked = [], []
+    page.on("pageerror", lambda error: page.faults.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("dialog", lambda dialog: dialog.accept("reader"))
+    page.goto(address)
+    page.wait_for_selector("#versions button")
+    return page
+
+
+def confirm(page, why, key):
+    page.fill("#why", why)
+    page.fill("#admin", key)
+    page.click("#yes")
+
+
+def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
+    world, address = served
+    page = opened(browser, address, viewport={"width": 1100, "height": 1250}, color_scheme="light")
+    assert page.inner_text("#ready") == "answering" and page.locator("#plot canvas").count() == 1
+    assert page.locator("#timeline i").count() == 24 and "events/s" in page.inner_text("#cards")
+    painted = page.evaluate("""() => { const c = document.querySelector("#plot canvas"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+                                       return d.some((v, i) => i % 4 === 3 && v > 0); }""")
+    assert painted, "the plot has something in it"
+    champion, proven = world.registry.champion(), world.registry.shadow()
+    other = next(n for n in world.registry.names() if n not in (champion, proven))
+    page.click(f"button[data-version='{other}']")
+    confirm(page, "a look at an older one", "reader")
+    page.wait_for_selector("#said.bad")
+    assert "admin_keys" in page.inner_text("#said") and world.registry.champion() == champion
+    page.click(f"button[data-version='{other}']")
+    confirm(page, "a look at an older one", "admin")
+    page.wait_for_selector("#said.good")
+    assert world.registry.champion() == other
+    page.wait_for_selector(f"#moves td:has-text('{other}')")
+    page.click("#rollback")
+    confirm(page, "enough seen", "admin")
+    page.wait_for_selector("#said:has-text('rollback')")
+    assert world.registry.champion() == proven and world.registry.journal.last().why == "enough seen"
+    assert page.faults == [] and all(url.startswith((address, "data:")) for url in page.asked), "nothing from elsewhere"
+    if shot := os.environ.get("STREAMD_SCREENSHOT"):
+        page.wait_for_selector(f"#cards b:has-text('{proven}')")
+        page.screenshot(path=Path(shot))
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_page_fits_a_phone_and_follows_its_colours(browser, served, scheme):
+    _, address = served
+    page = opened(browser, address, viewport={"width": 375, "height": 700}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    background = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
+    light, dark = (page.evaluate(f"matchMedia('(prefers-color-scheme: {s})').matches") for s in ("light", "dark"))
+    assert "dark" in background and (dark if scheme == "dark" else light) and page.faults == []
+
+
+def test_the_docs_are_drawn_without_the_internet(browser, served):
+    _, address = served
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address + "docs")
+    page.wait_for_selector(".opblock-summary-path")
+    assert page.locator(".opblock").count() >= 20 and all(url.startswith((address, "data:")) for url in asked)
