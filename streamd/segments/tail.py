@@ -1,5 +1,7 @@
 """Follows the journal up to `published`: the log's state after the newest commit that readers may use."""
 
+import os
+import weakref
 from pathlib import Path
 
 from streamd.errors import JournalError
@@ -15,6 +17,7 @@ class JournalTail:
         self._journal: Path | None = None
         self._at = 0
         self._taken = -1
+        self._file: int | None = None
 
     def refresh(self) -> bool:
         """Read what was committed since the last call; True if anything was. Raises: JournalError."""
@@ -35,10 +38,13 @@ class JournalTail:
         return self._published() == self._taken
 
     def _published(self) -> int | None:
-        try:
-            return int.from_bytes((self.data_dir / "published").read_bytes()[:8], "little")
-        except FileNotFoundError:
-            return None
+        if self._file is None:
+            try:
+                self._file = os.open(self.data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            weakref.finalize(self, os.close, self._file)
+        return int.from_bytes(os.pread(self._file, 8, 0), "little")
 
     def _open_newest(self, published: int) -> None:
         for path in reversed(journal_files(self.data_dir / "journal")):

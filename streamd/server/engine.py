@@ -36,6 +36,7 @@ class _Waiting:
     """Requests that are answered together, by one version."""
 
     asked: list[Asked]
+    since: float
     deadline: float
     done: Done
 
@@ -112,7 +113,8 @@ class Engine:
             raise NotReady(self.status.why)
         wait = self._settings.server.deadline_seconds
         try:
-            self._queue.put_nowait(_Waiting(asked, time.monotonic() + wait, done))
+            now = time.monotonic()
+            self._queue.put_nowait(_Waiting(asked, now, now + wait, done))
         except queue.Full:
             raise Overloaded from None
         return await asyncio.wait_for(future, wait)
@@ -261,13 +263,16 @@ class Engine:
         self._answer_now(self._view, [w for w in live if not w.is_exact])
 
     def _answer_now(self, view: LogView, live: list[_Waiting]) -> None:
+        begun = time.monotonic()
         try:
             answers: list[Answer] | Exception = self._compute(view, [a for w in live for a in w.asked])
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
             answers = error
-        at = 0
+        at, took = 0, time.monotonic() - begun
         for waiting in live:
+            metrics.engine_seconds.labels("wait").observe(begun - waiting.since)
+            metrics.engine_seconds.labels("answer").observe(took)
             waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.asked)])
             at += len(waiting.asked)
         self.status.answered += at

@@ -30,6 +30,7 @@ class Served:
     _cache: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     _cached: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     _ahead: "Served | None" = None
+    _updated: Tensor | None = None
 
     @classmethod
     def restored(cls, version: Version) -> "Served":
@@ -97,8 +98,9 @@ class Served:
         return self.model.settings.memory_chunk
 
     def forget_embeddings(self) -> None:
-        """Compute embeddings anew when they are next asked for."""
+        """Compute embeddings anew when they are next asked for: memory moved, or something was deleted."""
         self._cached[:] = False
+        self._updated = None
         if self._ahead is not None:
             self._ahead.forget_embeddings()
 
@@ -136,7 +138,13 @@ class Served:
     def _embed(self, around: Neighborhood) -> Tensor:
         none = np.zeros((0, 1), np.int64)
         inputs = link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
-        return self.model.embed(inputs, self.memory.rows(inputs.node_M, self.model.updated(self.memory)))
+        return self.model.embed(inputs, self._states(inputs.node_M))
+
+    def _states(self, node_M: Tensor) -> Tensor:
+        """Memory of nodes with pending messages applied: those are applied once for each cut of the memory."""
+        if self._updated is None:
+            self._updated = self.model.updated(self.memory)
+        return self.memory.rows(node_M, self._updated)
 
     @torch.no_grad()
     def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
@@ -145,7 +153,7 @@ class Served:
             return None
         inputs = label_inputs(live, sampling_of(self.model.settings), np.array([node]), np.zeros(1, np.int64),
                               np.zeros((1, self.model.schema.label_dim), np.float32), self.memory.edge, self.memory.now_us)
-        state = self.memory.rows(inputs.around.node_M, self.model.updated(self.memory))
+        state = self._states(inputs.around.node_M)
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
     @torch.no_grad()

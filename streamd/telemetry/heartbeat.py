@@ -2,11 +2,16 @@
 
 import json
 import os
+import threading
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+log = structlog.get_logger()
 STALLED_SECONDS = 60.0
 FOLDER = "run"
 
@@ -24,33 +29,63 @@ class Beat:
 
 
 class Heartbeat:
-    """Written by the loop it speaks for, at most every `interval_seconds` unless the state changed. Owner: that loop."""
+    """Touched by the loop it speaks for. A change of state is written at once, the rest by a thread of its own every
+    `interval_seconds`: a rename takes milliseconds, which a loop that answers requests does not have. One that cannot be
+    written is said, and harms no loop."""
 
     def __init__(self, data_dir: Path, role: str, interval_seconds: float = 0.2) -> None:
         self.role = role
         self._path = data_dir / FOLDER / f"{role}.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._interval = interval_seconds
-        self._written = 0.0
         self._turned = time.monotonic()
         self._state = ""
+        self._latest: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._begun = self._failing = False
 
     def touch(self, state: str, **detail: Any) -> None:
         """Say that the loop turned; no fsync, a heartbeat need not survive a crash."""
-        now = self._turned = time.monotonic()
-        if state == self._state and now - self._written < self._interval:
-            return
-        self._written, self._state = now, state
-        content = json.dumps({"role": self.role, "state": state, "pid": os.getpid(), "time": time.time(),
-                              "detail": detail})
-        scratch = self._path.with_suffix(".tmp")
-        scratch.write_text(content)
-        scratch.replace(self._path)
+        self._turned = time.monotonic()
+        self._latest = {"role": self.role, "state": state, "pid": os.getpid(), "time": time.time(), "detail": detail}
+        if state != self._state:
+            self._state = state
+            self._write()
+        elif not self._begun:
+            self._begun = True
+            threading.Thread(target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True).start()
+
+    def _write(self) -> None:
+        with self._lock:
+            if (latest := self._latest) is self._written:
+                return
+            scratch = self._path.with_suffix(".tmp")
+            try:
+                scratch.write_text(json.dumps(latest))
+                scratch.replace(self._path)
+            except OSError as error:
+                if not self._failing:
+                    log.error("heartbeat_not_written", file=str(self._path), error=str(error))
+                self._failing = True
+            else:
+                self._written, self._failing = latest, False
 
     def well(self) -> tuple[bool, str]:
         """Whether the loop turned lately, and why that is said; idle and busy are well."""
         age = time.monotonic() - self._turned
         return age < STALLED_SECONDS, f"{self._state or 'starting'}; the loop's last turn was {age:.1f} s ago"
+
+
+def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
+    """Until the heartbeat is gone, or its directory is."""
+    while True:
+        time.sleep(interval)
+        found = beat()
+        if found is None or not found._path.parent.exists():
+            return
+        found._write()
+        del found
 
 
 def read_beat(data_dir: Path, role: str) -> Beat | None:

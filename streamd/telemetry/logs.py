@@ -2,8 +2,31 @@
 
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
+
+
+class _Output:
+    """A stream on which a line that cannot be written, as on a full disk, harms nobody: the next one that can be says how
+    many were lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._lost = stream, 0
+
+    def write(self, text: str) -> None:
+        try:
+            if self._lost:
+                self._stream.write(f"{self._lost} log lines could not be written\n")
+                self._stream.flush()
+                self._lost = 0
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._lost += text.endswith("\n")
+
+    def flush(self) -> None:
+        """Each write flushes."""
 
 
 def configure_logs(level: str, fmt: str, role: str) -> None:
@@ -21,7 +44,7 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Output(sys.stderr))),
         cache_logger_on_first_use=True)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
 

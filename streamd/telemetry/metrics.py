@@ -42,6 +42,8 @@ requests = Counter("streamd_requests", "HTTP requests answered", ["route", "stat
 request_seconds = Histogram("streamd_request_seconds", "Seconds from request to answer", ["route"], buckets=FAST)
 recommend_recall = Histogram("streamd_recommend_recall", "Share of the best k of all nodes that a recommendation found",
                              buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1))
+engine_seconds = Histogram("streamd_engine_seconds", "Seconds a request waited for the engine, and its answer took",
+                           ["phase"], buckets=FAST)
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine")
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in")
 memory_lag = Gauge("streamd_memory_lag_edges", "Edges taken in that memory has not advanced over")

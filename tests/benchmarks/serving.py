@@ -1,4 +1,5 @@
-"""/v1/score with 100 candidates on the demo's month, alone and while the trainer learns on the same cores."""
+"""/v1/score beside a bare FastAPI route in the same run: alone, and while ingest and trainer run on the same cores; and how
+soon an event is seen in answers. Events come from the demo's month, windows are days, so that the trainer is never idle."""
 
 import http.client
 import json
@@ -6,60 +7,92 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from streamd.daemon import role_environment
-from streamd.demo.broker import free_port
-from streamd.settings import load_settings
-from tests.benchmarks.measure import Row, wikipedia_log
+from streamd.demo.broker import find_broker, free_port
+from streamd.ingest.client import make_producer
+from streamd.settings import Settings, load_settings
+from tests.benchmarks.measure import Row, wikipedia_events
 
-SECONDS, RATES, CANDIDATES = 6.0, (50, 200), 100
+SECONDS, RATE, LINKS, PROBES, EVENTS_A_SECOND = 10.0, 200, 4, 60, 500
+CANDIDATES = (1, 10, 100)
+BARE = """
+import sys, uvicorn
+from fastapi import FastAPI
+app = FastAPI()
+@app.post("/v1/score")
+async def score(body: dict) -> dict:
+    return {"scores": []}
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
+"""
 
 
 def run() -> list[Row]:
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        wikipedia_log(path)
-        s, _ = load_settings(None, {"data_dir": path, "stream.time_unit": "s", "server.port": free_port(),
-                                    "telemetry.ingest_port": 0, "telemetry.train_port": 0}, {})
-        serve, train = start(s, "serve"), None
+        broker = find_broker(None, Path(folder) / "kafka")
         try:
-            train = start(s, "train")
-            wait_for_version(s.server.port)
-            busy = {rate: ask(s.server.port, rate) for rate in RATES}
-            train.terminate()
-            train.wait()
-            alone = {rate: ask(s.server.port, rate) for rate in RATES}
+            broker.create_topic("events", 1)
+            s, _ = load_settings(None, {
+                "data_dir": Path(folder) / "data", "kafka.bootstrap_servers": broker.bootstrap_servers, "stream.time_unit": "s",
+                "server.port": free_port(), "telemetry.ingest_port": 0, "telemetry.train_port": 0, "bootstrap.max_events": 0,
+                "windows.merge_after": 0, "windows.width_seconds": 86_400}, {})
+            return _measured(s)
         finally:
-            for child in (serve, train):
-                if child is not None and child.poll() is None:
-                    child.terminate()
-                    child.wait()
-    for name, measured in (("alone", alone), ("while training", busy)):
-        for rate, ms in measured.items():
-            p50, p99 = np.percentile(ms, [50, 99])
-            rows += [Row(f"/v1/score, {CANDIDATES} candidates, {rate}/s, {name}: p50", p50, "ms"),
-                     Row(f"/v1/score, {CANDIDATES} candidates, {rate}/s, {name}: p99", p99, "ms", 15.0, "promise")]
-    return rows
+            broker.close()
 
 
-def start(s, role: str) -> subprocess.Popen:
+def _measured(s: Settings) -> list[Row]:
+    events, stop, rows = wikipedia_events(), threading.Event(), []
+    producer = make_producer(s.kafka, linger_ms=5)
+    roles = {role: _start(s, role) for role in ("ingest", "serve", "train")}
+    bare_port = free_port()
+    bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)])
+    try:
+        for _ in range(60_000):
+            producer.send("events", json.dumps(next(events)).encode())
+        _wait(s.server.port, lambda status: status["ready"] and status["num_windows"] >= 3)
+        feeding = threading.Thread(target=_feed, args=(producer, events, stop))
+        feeding.start()
+        busy = {n: _open_loop(s.server.port, n, RATE) for n in CANDIDATES}
+        seen = _freshness(s.server.port, producer)
+        stop.set()
+        feeding.join()
+        for role in ("train", "ingest"):
+            roles.pop(role).terminate()
+        time.sleep(2)
+        for n in CANDIDATES:
+            alone, closed, peer = _open_loop(s.server.port, n, RATE), _closed_loop(s.server.port, n), _closed_loop(bare_port, n)
+            rows += [Row(f"/v1/score, {n} candidates, {LINKS} clients at once", closed[0], "requests/s", peer[0], "a bare FastAPI route"),
+                     Row(f"/v1/score, {n} candidates, {LINKS} clients at once: p99", closed[1], "ms", peer[1], "a bare FastAPI route")]
+            rows += [Row(f"/v1/score, {n} candidates, {RATE}/s, {name}: p{q}", float(np.percentile(ms, q)), "ms", 15.0 if q == 99 else None,
+                         "promise") for name, ms in (("alone", alone), ("while ingesting and training", busy[n])) for q in (50, 99)]
+        rows += [Row(f"event produced to seen in answers, while all this runs: p{q}", float(np.percentile(seen, q)), "ms", 1000.0, "promise")
+                 for q in (50, 99)]
+        return rows + _shares(s.server.port)
+    finally:
+        stop.set()
+        producer.close()
+        for child in (bare, *roles.values()):
+            child.terminate()
+            child.wait()
+
+
+def _start(s: Settings, role: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", role], env=role_environment(s, role, os.environ),
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def wait_for_version(port: int) -> None:
-    deadline = time.monotonic() + 90
+def _wait(port: int, condition) -> None:
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            link.request("GET", "/status.json")
-            status = json.load(link.getresponse())
-            if status["ready"] and status["num_windows"] > 20:
+            if condition(_get(port, "/status.json")):
                 return
         except OSError:
             pass
@@ -67,20 +100,89 @@ def wait_for_version(port: int) -> None:
     raise TimeoutError("the server has no version")
 
 
-def ask(port: int, rate: int) -> list[float]:
-    """Milliseconds from when each request was due to its answer, at a fixed rate on one connection."""
-    rng = np.random.default_rng(0)
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    bodies = [json.dumps({"src": f"user:{rng.integers(8227)}", "dst": [f"page:{p}" for p in rng.integers(8227, 9227, CANDIDATES)]})
-              for _ in range(500)]
-    out, begun = [], time.perf_counter()
-    for i in range(int(SECONDS * rate)):
-        due = begun + i / rate
-        if (pause := due - time.perf_counter()) > 0:
-            time.sleep(pause)
-        link.request("POST", "/v1/score", bodies[i % len(bodies)], {"content-type": "application/json"})
-        answer = link.getresponse()
-        content = answer.read()
-        assert answer.status == 200, content
-        out.append((time.perf_counter() - due) * 1e3)
+def _get(port: int, path: str):
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    link.request("GET", path)
+    body = link.getresponse().read()
+    link.close()
+    return json.loads(body) if path.endswith("json") else body.decode()
+
+
+def _feed(producer, events, stop: threading.Event) -> None:
+    while not stop.wait(0.1):
+        for _ in range(EVENTS_A_SECOND // 10):
+            producer.send("events", json.dumps(next(events)).encode())
+
+
+def _bodies(candidates: int) -> list[str]:
+    rng = np.random.default_rng(candidates)
+    return [json.dumps({"src": f"user:{rng.integers(8227)}", "dst": [f"page:{p}" for p in rng.integers(8227, 9227, candidates)]})
+            for _ in range(500)]
+
+
+def _one(link: http.client.HTTPConnection, body: str) -> dict:
+    link.request("POST", "/v1/score", body, {"content-type": "application/json"})
+    answer = link.getresponse()
+    content = answer.read()
+    assert answer.status == 200, content
+    return json.loads(content)
+
+
+def _open_loop(port: int, candidates: int, rate: int) -> list[float]:
+    """Milliseconds from when each request was due to its answer, at a fixed rate over a few connections."""
+    bodies, begun = _bodies(candidates), time.perf_counter() + 0.1
+
+    def client(number: int) -> list[float]:
+        link, out = http.client.HTTPConnection("127.0.0.1", port, timeout=20), []
+        for i in range(number, int(SECONDS * rate), LINKS):
+            due = begun + i / rate
+            if (pause := due - time.perf_counter()) > 0:
+                time.sleep(pause)
+            _one(link, bodies[i % len(bodies)])
+            out.append((time.perf_counter() - due) * 1e3)
+        return out
+
+    with ThreadPoolExecutor(LINKS) as pool:
+        return [x for part in pool.map(client, range(LINKS)) for x in part]
+
+
+def _closed_loop(port: int, candidates: int) -> tuple[float, float]:
+    """Requests a second and p99 in milliseconds, each client asking again as soon as it was answered."""
+    bodies, until = _bodies(candidates), time.perf_counter() + SECONDS / 3
+
+    def client(number: int) -> list[float]:
+        link, out = http.client.HTTPConnection("127.0.0.1", port, timeout=20), []
+        while (begun := time.perf_counter()) < until:
+            _one(link, bodies[(number + LINKS * len(out)) % len(bodies)])
+            out.append((time.perf_counter() - begun) * 1e3)
+        return out
+
+    with ThreadPoolExecutor(LINKS) as pool:
+        took = [x for part in pool.map(client, range(LINKS)) for x in part]
+    return len(took) / (SECONDS / 3), float(np.percentile(took, 99))
+
+
+def _freshness(port: int, producer) -> list[float]:
+    """Milliseconds from producing an event of a source never seen to the first answer that knows it."""
+    link, out = http.client.HTTPConnection("127.0.0.1", port, timeout=20), []
+    for i in range(PROBES):
+        known = json.dumps({"src": f"probe:{i}", "dst": ["page:8300"]})
+        begun = time.perf_counter()
+        newest = _one(link, known)["as_of"]["newest_event"]
+        producer.send("events", json.dumps({"src": f"probe:{i}", "dst": "page:8300", "time": newest}).encode())
+        while not _one(link, known)["known"]:
+            time.sleep(0.005)
+        out.append((time.perf_counter() - begun) * 1e3)
+        time.sleep(0.05)
     return out
+
+
+def _shares(port: int) -> list[Row]:
+    """Of a request's time: waiting for the engine, the engine's answer, the rest (HTTP, JSON, validation); over the whole run."""
+    told = dict(line.rsplit(" ", 1) for line in _get(port, "/metrics").splitlines() if not line.startswith("#"))
+    count = float(told['streamd_request_seconds_count{route="/v1/score"}'])
+    whole = float(told['streamd_request_seconds_sum{route="/v1/score"}']) / count
+    parts = {phase: float(told[f'streamd_engine_seconds_sum{{phase="{phase}"}}']) / float(told[f'streamd_engine_seconds_count{{phase="{phase}"}}'])
+             for phase in ("wait", "answer")}
+    parts["http"] = whole - sum(parts.values())
+    return [Row(f"mean of all requests: {name}", seconds * 1e3, "ms", whole * 1e3, "the whole request") for name, seconds in parts.items()]
