@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 
 from streamd.errors import SettingsError
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 
@@ -37,7 +38,8 @@ def test_a_role_tells_whether_its_loop_turns_and_its_metrics_to_those_with_a_key
     status, body = get(port, "/livez")
     assert status == 503 and not json.loads(body)["alive"] and "100." in json.loads(body)["why"]
     assert get(port, "/metrics")[0] == get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
-    assert "streamd_windows_total" in get(port, "/metrics", Authorization="Bearer sesame")[1]
+    metrics.trained_until.set(1234)
+    assert "streamd_trained_until_timestamp_seconds 1234.0" in get(port, "/metrics", Authorization="Bearer sesame")[1]
     assert get(port, "/metrics", **{"X-API-Key": "sesame"})[0] == 200 and get(port, "/other")[0] == 404
     with pytest.raises(SettingsError, match="telemetry.train_port"):
         open_port(port, "127.0.0.1", beat, lambda key: True)
