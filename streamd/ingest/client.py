@@ -13,6 +13,8 @@ from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker; the client's own 30 s would outlast most restarts."""
+BOOTSTRAP_MS = 4_000
+"""Longest wait for a first answer of a broker, after which ours tries again: the client's own 30 s would outlast a stop."""
 TOKEN_PROVIDER = "sasl_oauth_token_provider"
 OURS = {"enable_auto_commit", "auto_offset_reset", "isolation_level",
         "key_deserializer", "value_deserializer", "key_serializer", "value_serializer", "metadata_max_age_ms"}
@@ -26,6 +28,8 @@ def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str,
         extra[TOKEN_PROVIDER] = _token_provider(provider)
     if "reconnect_backoff_max_ms" in known:
         extra.setdefault("reconnect_backoff_max_ms", RECONNECT_MS)
+    if "bootstrap_timeout_ms" in known:
+        extra.setdefault("bootstrap_timeout_ms", BOOTSTRAP_MS)
     return {"bootstrap_servers": [s.strip() for s in kafka.bootstrap_servers.split(",")], **extra}
 
 
