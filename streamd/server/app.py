@@ -46,13 +46,13 @@ def create_app(state: ServerState) -> FastAPI:
 
 def _add_pages(app: FastAPI) -> None:
     @app.get("/livez", tags=["health"], responses={503: {}})
-    def livez(state: State) -> JSONResponse:
+    async def livez(state: State) -> JSONResponse:
         """Whether the engine's loop turns."""
         well, why = state.alive()
         return JSONResponse({"alive": well, "why": why}, 200 if well else 503)
 
     @app.get("/readyz", tags=["health"], responses={503: {}})
-    def readyz(state: State) -> JSONResponse:
+    async def readyz(state: State) -> JSONResponse:
         """Whether requests can be answered now."""
         ready, why = state.ready()
         return JSONResponse({"ready": ready, "why": why}, 200 if ready else 503)

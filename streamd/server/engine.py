@@ -117,7 +117,8 @@ class Engine:
             self._queue.put_nowait(_Waiting(asked, now, now + wait, done))
         except queue.Full:
             raise Overloaded from None
-        return await asyncio.wait_for(future, wait)
+        async with asyncio.timeout(wait):
+            return await future
 
     def _run(self) -> None:
         torch.set_num_threads(1)

@@ -78,7 +78,8 @@ class Envelope:
             if whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the body did not arrive within server.deadline_seconds") from None
             whole = not message.get("more_body", False)

@@ -87,20 +87,20 @@ model = APIRouter(dependencies=[Depends(require_key)])
 
 
 @router.get("")
-def server_metadata() -> ServerMetadata:
+async def server_metadata() -> ServerMetadata:
     """What this server is."""
     return ServerMetadata(name="streamd", version=__version__, extensions=[])
 
 
 @router.get("/health/live", responses={503: {}})
-def live(state: State) -> JSONResponse:
+async def live(state: State) -> JSONResponse:
     """Whether the engine's loop turns."""
     well, _ = state.alive()
     return JSONResponse({"live": well}, 200 if well else 503)
 
 
 @router.get("/health/ready", responses={503: {}})
-def ready(state: State) -> JSONResponse:
+async def ready(state: State) -> JSONResponse:
     """Whether requests can be answered now."""
     well, _ = state.ready()
     return JSONResponse({"ready": well}, 200 if well else 503)
@@ -108,7 +108,7 @@ def ready(state: State) -> JSONResponse:
 
 @model.get("/models/{name}")
 @model.get("/models/{name}/versions/{version}")
-def model_metadata(state: State, name: Name, version: Name | None = None) -> ModelMetadata:
+async def model_metadata(state: State, name: Name, version: Name | None = None) -> ModelMetadata:
     """Inputs and outputs of the model, and the version that is loaded."""
     _check(state, name, version)
     served = state.engine.status.version
@@ -117,7 +117,7 @@ def model_metadata(state: State, name: Name, version: Name | None = None) -> Mod
 
 @model.get("/models/{name}/ready", responses={503: {}})
 @model.get("/models/{name}/versions/{version}/ready", responses={503: {}})
-def model_ready(state: State, name: Name, version: Name | None = None) -> JSONResponse:
+async def model_ready(state: State, name: Name, version: Name | None = None) -> JSONResponse:
     """Whether that model, in that version, can be asked now."""
     _check(state, name, version)
     well, _ = state.ready()
