@@ -20,7 +20,7 @@ from streamd.ingest.client import make_producer
 from streamd.settings import Settings, load_settings
 from tests.benchmarks.measure import Row, wikipedia_events
 
-SECONDS, RATE, LINKS, PROBES, EVENTS_A_SECOND = 10.0, 200, 4, 60, 500
+SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = 10.0, 200, 4, 16, 60, 500
 CANDIDATES = (1, 10, 100)
 BARE = """
 import sys, uvicorn
@@ -129,12 +129,12 @@ def _one(link: http.client.HTTPConnection, body: str) -> dict:
 
 
 def _open_loop(port: int, candidates: int, rate: int) -> list[float]:
-    """Milliseconds from when each request was due to its answer, at a fixed rate over a few connections."""
+    """Milliseconds from when each request was due to its answer, at a fixed rate over OPEN_LINKS connections."""
     bodies, begun = _bodies(candidates), time.perf_counter() + 0.1
 
     def client(number: int) -> list[float]:
         link, out = http.client.HTTPConnection("127.0.0.1", port, timeout=20), []
-        for i in range(number, int(SECONDS * rate), LINKS):
+        for i in range(number, int(SECONDS * rate), OPEN_LINKS):
             due = begun + i / rate
             if (pause := due - time.perf_counter()) > 0:
                 time.sleep(pause)
@@ -142,8 +142,8 @@ def _open_loop(port: int, candidates: int, rate: int) -> list[float]:
             out.append((time.perf_counter() - due) * 1e3)
         return out
 
-    with ThreadPoolExecutor(LINKS) as pool:
-        return [x for part in pool.map(client, range(LINKS)) for x in part]
+    with ThreadPoolExecutor(OPEN_LINKS) as pool:
+        return [x for part in pool.map(client, range(OPEN_LINKS)) for x in part]
 
 
 def _closed_loop(port: int, candidates: int) -> tuple[float, float]:
