@@ -33,6 +33,8 @@ STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 REFUSED = 2
+SUPERVISED_BY = "SUPERVISED_BY"
+"""Variable that tells a role the process id of its supervisor."""
 SWITCH_SECONDS = 0.0005
 """How long a thread of the server may keep the interpreter from another: at Python's 5 ms, event loop and engine wait for
 each other longer than a request takes."""
@@ -80,7 +82,7 @@ class Supervisor:
         self._stop.set()
 
     def _start(self, role: str) -> None:
-        env = role_environment(self._settings, role, os.environ)
+        env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[role] = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", role], env=env)
         self._started[role] = time.monotonic()
         log.info("role_started", child=role, pid=self._children[role].pid)
@@ -286,8 +288,9 @@ def _fix_torch(threads: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """End this process with its supervisor, also one that ended before this was asked for."""
-    parent = os.getppid()
+    """End this process with its supervisor, also with one that was killed while this process started."""
+    parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
     end_with_parent()
     if os.getppid() != parent:
+        log.error("supervisor_gone", pid=parent)
         sys.exit(1)

@@ -1,10 +1,12 @@
 """How the server of a real process ends, and how it speaks."""
 
 import json
+import os
 import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -53,6 +55,14 @@ def test_a_second_signal_skips_the_drain_of_role_and_daemon(daemon_on, logged):
         begun = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(40) == 0 and time.monotonic() - begun < 35
+
+
+def test_a_role_whose_supervisor_was_killed_while_it_started_does_not_stay(logged):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | {"STREAMD_DATA_DIR": str(logged / "data"), "SUPERVISED_BY": str(gone.pid)}
+    done = subprocess.run([sys.executable, "-m", "streamd", "run", "--role", "train"], env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1 and "supervisor_gone" in done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
