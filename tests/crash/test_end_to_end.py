@@ -126,8 +126,7 @@ def test_the_daemon_learns_serves_survives_kill_9_and_stops_cleanly(daemon_on, k
         produce(producer, topic, rows[1000:])
         daemon.start()
         wait(lambda: daemon.is_ready() and daemon.get("/status.json")["edges"] == 1500, "the second run has seen all")
-        status = daemon.get("/status.json")
-        assert all(role["alive"] for role in status["roles"].values())
+        wait(lambda: all(role["alive"] for role in daemon.get("/status.json")["roles"].values()), "all roles are back")
         trained = (rows[-1][2] // HOUR) * HOUR
         wait(lambda: daemon.get("/status.json")["trained_until_us"] == trained, "all closed windows are learned")
         victim = daemon.get("/status.json")["roles"]["train"]
