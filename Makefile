@@ -10,7 +10,8 @@ demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/crash
+	$(BIN)/python -m pytest tests/crash
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
