@@ -91,6 +91,7 @@ def test_a_topic_made_anew_and_records_deleted_unread_stop_ingest_by_name(daemon
     assert daemon.edges() == 200
 
 
+@pytest.mark.slow
 def test_a_broker_killed_and_started_again_on_its_data_costs_nothing(tmp_path, daemon_on, kafka_home):
     broker = ApacheKafka(kafka_home, tmp_path / "kafka")
     try:
@@ -200,6 +201,7 @@ def test_three_nodes_lose_their_leader_and_dead_letters_go_to_a_topic(daemon_on,
         broker.close()
 
 
+@pytest.mark.slow
 def test_an_idle_stream_has_its_last_window_closed_but_never_while_the_broker_is_away(daemon_on, tmp_path, kafka_home):
     broker = ApacheKafka(kafka_home, tmp_path / "kafka")
     try:
