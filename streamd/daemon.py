@@ -35,9 +35,6 @@ STEADY_SECONDS = 60.0
 REFUSED = 2
 SUPERVISED_BY = "SUPERVISED_BY"
 """Variable that tells a role the process id of its supervisor."""
-SWITCH_SECONDS = 0.0005
-"""How long a thread of the server may keep the interpreter from another: at Python's 5 ms, event loop and engine wait for
-each other longer than a request takes."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -225,7 +222,6 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     from streamd.server.state import ServerState
 
     _fix_torch(1)
-    sys.setswitchinterval(SWITCH_SECONDS)
     log.info("kernels_ready", seconds=round(warm_up(), 1))
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     registry = Registry(settings)

@@ -34,7 +34,6 @@ class Incumbent:
         self._recorder = Recorder(own, log)
         self._recorder.live.restore_facts(settings.data_dir / FACTS, stored.edge)
         self._recorder.rebuild(stored.edge, on_slice=on_slice)
-        self._first = stored.edge
         self._ours = self._theirs = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)
 
     def compare(
