@@ -240,7 +240,6 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
         os.kill(os.getpid(), signal.SIGTERM)
 
     engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"), end_process)
-    engine.start()
     state = ServerState(settings, engine, registry)
     listening = _listen(settings.server.host, settings.server.port)
     cert, key = settings.server.tls_cert_file, settings.server.tls_key_file

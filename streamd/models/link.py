@@ -87,8 +87,11 @@ class LinkModel(nn.Module):
 
     def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]."""
-        hidden = (embedding(src_E, self.head_src(z_UD))[:, None] + embedding(candidate_EC, self.head_dst(z_UD))).relu()
-        hidden = half_dropout(hidden, self.training and self.settings.pair_facts)
+        return self.residual_of(embedding(src_E, self.head_src(z_UD))[:, None], embedding(candidate_EC, self.head_dst(z_UD)))
+
+    def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
+        """The same from what the head makes of sources and destinations, float32[..., D], which may be kept."""
+        hidden = half_dropout((src_D + dst_D).relu(), self.training and self.settings.pair_facts)
         out: Tensor = self.head_out(hidden)[..., 0]
         return out
 
@@ -102,7 +105,7 @@ class LinkModel(nn.Module):
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
         """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
         if not self.settings.pair_facts:
-            return torch.zeros(facts_ECF.shape[:2])
+            return torch.zeros(facts_ECF.shape[:-1])
         out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
         return out
 

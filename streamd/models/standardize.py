@@ -7,17 +7,25 @@ CLIP = 5.0
 
 
 class RunningStandardizer(nn.Module):
-    """(x - mean) / std over all rows seen so far, clipped to +-5. mean, var: float64[dim]; count: float64."""
+    """(x - mean) / std over all rows seen so far, clipped to +-5. mean, var: float64[dim]; count: float64.
+
+    shift, scale: float32[dim], what follows from them, made when they change rather than for every few rows.
+    """
 
     mean: Tensor
     var: Tensor
     count: Tensor
+    shift: Tensor
+    scale: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
         self.register_buffer("var", torch.ones(dim, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(dim), persistent=False)
+        self.register_buffer("scale", torch.ones(dim), persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module._derive())  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
@@ -33,9 +41,13 @@ class RunningStandardizer(nn.Module):
         self.var.copy_((old + var * n + delta**2 * (self.count * n / total)) / total)
         self.mean += delta * (n / total)
         self.count.copy_(total)
+        self._derive()
+
+    def _derive(self) -> None:
+        std = self.var.sqrt()
+        self.shift.copy_(self.mean)
+        self.scale.copy_(torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std)))
 
     def forward(self, rows: Tensor) -> Tensor:
         """float32 rows [..., dim], standardised; a column that never varied stays at zero."""
-        std = self.var.sqrt()
-        scale = torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std))
-        return (rows - self.mean.float()).mul_(scale.float()).clamp_(-CLIP, CLIP)
+        return (rows - self.shift).mul_(self.scale).clamp_(-CLIP, CLIP)

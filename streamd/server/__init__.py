@@ -1,1 +1,1 @@
-"""Versions to answers: one engine thread owns graph, facts and memory; FastAPI asks it."""
+"""Versions to answers: one engine owns graph, facts and memory; FastAPI asks it, on the same thread."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from streamd.events import Float32, Int64, Key
 from streamd.models.rule import NAME as RULE
@@ -70,32 +69,27 @@ def answers_of(
     """Answers in order, by one version. as_of: microseconds, one each. limit: most destinations of a search."""
     sources = view.ids([a.src for a in asked])
     targets = [_targets(view, served, a, int(s), limit) for a, s in zip(asked, sources, strict=True)]
-    scores, z, place = scores_of(view, served, sources, targets, as_of)
+    scores = scores_of(view, served, sources, targets, as_of)
     answers = []
     for i, a in enumerate(asked):
-        embedding = tuple(z[place[i]].tolist()) if a.embedding and z is not None else ()
+        z = served.embedding_of(int(sources[i]), view.live).tolist() if a.embedding and served is not None else ()
         labels = served.labels(int(sources[i]), view.live) if a.labels and served is not None else None
-        answers.append(answer_of(view, served, a, int(sources[i]), targets[i], scores[i], as_of[i], embedding, labels))
+        answers.append(answer_of(view, served, a, int(sources[i]), targets[i], scores[i], as_of[i], tuple(z), labels))
     return answers
 
 
-def scores_of(
-    view: LogView, served: Served | None, sources: Int64, targets: list[Int64], as_of: list[int]
-) -> tuple[list[Float32], torch.Tensor | None, Int64]:
-    """Scores of each source's targets; embeddings of all distinct nodes, and where in them each of them is, the sources
-    first."""
+def scores_of(view: LogView, served: Served | None, sources: Int64, targets: list[Int64], as_of: list[int]) -> list[Float32]:
+    """Scores of each source's targets."""
+    counts = [len(d) for d in targets]
     rows = np.concatenate([view.facts.rows(np.array([s]), np.array([t]), d[None])[0]
                            for s, t, d in zip(sources, as_of, targets, strict=True)])
-    nodes, place = np.unique(np.concatenate([sources, *targets]), return_inverse=True)
-    z = None
-    if served is None:
+    if not len(rows):
+        scores = np.zeros(0, np.float32)
+    elif served is None:
         scores = rule_scores(rows)
     else:
-        z = served.embed(nodes, view.live)
-        src_place = np.repeat(place[: len(sources)], [len(d) for d in targets])
-        scores = served.logits(torch.from_numpy(rows), z, torch.from_numpy(src_place),
-                               torch.from_numpy(place[len(sources):])).numpy()
-    return np.split(scores, np.cumsum([len(d) for d in targets])[:-1]), z, place
+        scores = served.scores(rows, np.repeat(sources, counts), np.concatenate(targets), view.live)
+    return np.split(scores, np.cumsum(counts)[:-1])
 
 
 def answer_of(

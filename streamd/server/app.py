@@ -1,5 +1,6 @@
 """The web application: routes, health, metrics, docs and the status page, none of which needs the internet."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,12 +24,14 @@ STATIC = Path(__file__).parent / "static"
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application around a running engine; it stops the engine when it shuts down."""
+    """The application and its engine, which runs in the application's loop from its start to its end."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(state.engine.run(), name="engine")
         yield
         state.engine.stop()
+        await asyncio.wait([running])
         state.forwarder.close()
 
     app = FastAPI(title="streamd", version=__version__, docs_url=None, redoc_url=None, lifespan=life,

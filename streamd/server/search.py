@@ -19,6 +19,7 @@ MEASURE_EVERY = 50
 
 @dataclass
 class _Search:
+    view: LogView
     served: Served | None
     asked: Asked
     as_of_us: int
@@ -30,7 +31,7 @@ class _Search:
 
 
 class Searches:
-    """Those under way, oldest first. Owner: the engine thread."""
+    """Those under way, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._slice, self._patience = settings.max_candidates, settings.deadline_seconds
@@ -58,7 +59,7 @@ class Searches:
             pool = view.of_kind(one.kind)
             if one.exclude_seen:
                 pool = np.setdiff1d(pool, view.facts.partners(int(view.ids([one.src])[0])))
-            self._waiting.append(_Search(by, one, when, pool, deadline, one_done))
+            self._waiting.append(_Search(view, by, one, when, pool, deadline, one_done))
 
     def measure(self, view: LogView, served: Served | None, asked: Asked, as_of: int, answer: Answer) -> None:
         """Now and then compare a recommendation among likely candidates with the same from all nodes."""
@@ -72,11 +73,12 @@ class Searches:
 
         self.begin(view, [served], [asked], [as_of], time.monotonic() + self._patience, done)
 
-    def step(self, view: LogView) -> int:
+    def step(self) -> int:
         """One slice of the oldest. Returns: how many requests that answered."""
         if not self._waiting:
             return 0
         search = self._waiting[0]
+        view = search.view
         part = search.pool[search.at: search.at + self._slice]
         if time.monotonic() > search.deadline:
             self._waiting.pop(0).done(TimeoutError("the search took longer than server.deadline_seconds"))
@@ -84,7 +86,7 @@ class Searches:
         source = view.ids([search.asked.src])
         try:
             if len(part):
-                search.scores += scores_of(view, search.served, source, [part], [search.as_of_us])[0]
+                search.scores += scores_of(view, search.served, source, [part], [search.as_of_us])
                 search.at += len(part)
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from streamd.events import Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, sampling_of
@@ -22,14 +23,17 @@ UNKNOWN = -1
 
 @dataclass
 class Served:
-    """Owner: the engine thread. Embeddings are as of memory's cut and kept until it moves."""
+    """Owner: the engine. Embeddings are as of memory's cut and kept until it moves."""
 
     manifest: Manifest
     model: LinkModel
     memory: Memory
-    _cache: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    _cached: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
+    """By node id + 1: the embedding, and what the head makes of it as a source and as a destination."""
+    _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     _ahead: "Served | None" = None
+    _followed: tuple[int, int] = (-1, -1)
+    """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
 
     @classmethod
@@ -50,13 +54,14 @@ class Served:
     def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
         """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how many it advanced."""
         first = self.memory.edge
-        if until_edge <= first:
+        if until_edge <= first or (until_edge, watermark) == self._followed:
             return 0
         end = min(until_edge, first + 4 * self._chunk_edges * max(1, max_chunks))
         times = log.edges(first, end)[2]
         known = watermark if end == until_edge else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
         self._advance(log, first, closed)
+        self._followed = (-1, -1) if closed or end < until_edge else (until_edge, watermark)
         return len(closed)
 
     def _advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
@@ -99,38 +104,44 @@ class Served:
 
     def forget_embeddings(self) -> None:
         """Compute embeddings anew when they are next asked for: memory moved, or something was deleted."""
-        self._cached[:] = False
+        self._is_kept[:] = False
         self._updated = None
         if self._ahead is not None:
             self._ahead.forget_embeddings()
 
     @torch.no_grad()
-    def embed(self, nodes: Int64, live: LiveGraph) -> Tensor:
-        """Embeddings of distinct nodes, float32[U, D], as of memory's cut; UNKNOWN is a node never seen."""
-        if not self.model.has_graph:
-            return torch.zeros(len(nodes), 0)
-        places = torch.from_numpy(nodes + 1)
-        top = int(places.max()) + 1
-        if top > len(self._cached):
-            size = max(top, 2 * len(self._cached), 1024)
-            self._cache = torch.zeros(size, self.model.settings.dim)
-            self._cached = torch.zeros(size, dtype=torch.bool)
-        missing = nodes[~self._cached[places].numpy()]
+    def embed(self, nodes: Int64, live: LiveGraph) -> None:
+        """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a node never seen."""
+        top = int(nodes.max()) + 2
+        if top > len(self._is_kept):
+            size = max(top, 2 * len(self._is_kept), 1024)
+            self._kept = torch.zeros(3, size, self.model.settings.dim)
+            self._is_kept = np.zeros(size, np.bool_)
+        missing = nodes[~self._is_kept[nodes + 1]]
         if len(missing):
+            missing = np.unique(missing)
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
                                  sampling_of(self.model.settings))
-            self._cache[torch.from_numpy(missing + 1)] = self._embed(around)
-            self._cached[torch.from_numpy(missing + 1)] = True
-        return self._cache[places]
+            z_UD, at = self._embed(around), torch.from_numpy(missing + 1)
+            for kept, rows in zip(self._kept, (z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)), strict=True):
+                kept[at] = rows
+            self._is_kept[missing + 1] = True
+
+    def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
+        """float32[D]; empty where the model has no graph layers."""
+        if not self.model.has_graph:
+            return torch.zeros(0)
+        self.embed(np.array([node]), live)
+        return self._kept[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """Of the nodes of a pool whose embedding is at hand, those most like a node's by their cosine; at most `count`."""
         if not self.model.has_graph or node == UNKNOWN:
             return pool[:0]
-        z_D = self.embed(np.array([node]), live)[0]
-        known = pool[pool + 1 < len(self._cached)]
-        known = known[self._cached[torch.from_numpy(known + 1)].numpy()]
-        z_PD = self._cache[torch.from_numpy(known + 1)]
+        z_D = self.embedding_of(node, live)
+        known = pool[pool + 1 < len(self._is_kept)]
+        known = known[self._is_kept[known + 1]]
+        z_PD = self._kept[0, torch.from_numpy(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
         found: Int64 = known[likeness.topk(min(count, len(known))).indices.numpy()]
         return found
@@ -157,9 +168,12 @@ class Served:
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
     @torch.no_grad()
-    def logits(self, facts_RF: Tensor, z_UD: Tensor, src_R: Tensor, dst_R: Tensor) -> Tensor:
-        """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: int64 places among the U embeddings."""
-        out = self.model.pair_logits(facts_RF[:, None])[:, 0]
+    def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
+        """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
+        out = self.model.pair_logits(torch.from_numpy(facts_RF))
         if self.model.has_graph:
-            out = out + self.model.residual(z_UD, src_R, dst_R[:, None])[:, 0]
-        return out
+            self.embed(np.concatenate([src_R, dst_R]), live)
+            src, dst = torch.from_numpy(src_R + 1), torch.from_numpy(dst_R + 1)
+            out = out + self.model.residual_of(embedding(src, self._kept[1]), embedding(dst, self._kept[2]))
+        found: Float32 = out.numpy()
+        return found

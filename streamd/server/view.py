@@ -24,7 +24,7 @@ ROLE, FACTS = "serve", "serve/facts"
 
 
 class LogView:
-    """Tails the log in slices and answers what is known of nodes. Owner: the engine thread."""
+    """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
 
     def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings) -> None:
         """model: of the version that is served; half-lives and bound of the facts are its."""
@@ -38,6 +38,7 @@ class LogView:
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
         self._storing: threading.Thread | None = None
         self.newest_us = 0
+        self._began = False
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
         self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
@@ -57,7 +58,9 @@ class LogView:
 
     def follow(self) -> tuple[int, bool]:
         """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes."""
-        self.log.refresh()
+        if not self.log.refresh() and self._began and self.caught_up:
+            return 0, False
+        self._began = True
         deleted = self.live.hide_deleted()
         took = self.live.step(self.log.num_edges, SLICE_EDGES)
         if took:

@@ -32,7 +32,7 @@ def world(tmp_path_factory):
     made.start()
     wait(lambda: made.engine.status.version == made.registry.champion())
     yield made
-    made.engine.stop()
+    made.stop()
 
 
 def post(world, path, body, status=200, **headers):
@@ -145,7 +145,7 @@ def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
     assert (last.who, last.why) == ("api", "it was better")
     back = world.client.post("/v1/models/rollback", json=why, headers=admin)
     assert back.status_code == (409 if last.shadow == older else 200)
-    world.engine.stop()
+    world.stop()
 
 
 def test_keys_of_a_file_are_rotated_without_a_restart_and_survive_its_absence(tmp_path):
@@ -181,7 +181,7 @@ def test_a_request_has_an_id_and_a_line_in_the_log_without_its_content(tmp_path,
     assert get("/v1/embeddings/user:private?integer=false", headers={"X-API-Key": "sesame", "X-Request-ID": "abc-1"}).headers["x-request-id"] == "abc-1"
     strange = get("/v1/models", headers={"X-API-Key": "wrong", "X-Request-ID": "a\tb"}).headers["x-request-id"]
     get("/livez")
-    world.engine.stop()
+    world.stop()
     structlog.reset_defaults()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"event": "request"' in line]
     assert [(x["id"], x["status"], x["route"]) for x in lines] == [

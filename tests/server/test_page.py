@@ -31,19 +31,16 @@ def served(tmp_path):
     write_log(tmp_path, *stream(2000, hours=24), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
     world.train()
-    world.start()
-    wait(lambda: world.engine.status.version == world.registry.champion())
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    wait(lambda: server.started)
+    wait(lambda: world.engine.status.version == world.registry.champion())
     yield world, f"http://127.0.0.1:{listening.getsockname()[1]}/"
     server.should_exit = True
     thread.join()
     listening.close()
-    world.engine.stop()
 
 
 def opened(browser, address, **options):

@@ -1,6 +1,7 @@
 import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -44,11 +45,19 @@ class World:
         self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve"))
         self.state = ServerState(self.settings, self.engine, self.registry)
         self.client = TestClient(create_app(self.state), "http://localhost")
+        self.running = ExitStack()
+
+    def run(self):
+        """Begin the application's life, and with it the engine's."""
+        self.running.enter_context(self.client)
 
     def start(self):
-        self.engine.start()
+        self.run()
         wait(lambda: self.engine.status.ready)
         return self
+
+    def stop(self):
+        self.running.close()
 
     def train(self, limit=99):
         log = LogReader(self.path)
@@ -72,7 +81,7 @@ def world(tmp_path, request):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
     made = World(tmp_path, model__name=getattr(request, "param", "tgn"), model__snapshot_seconds=3600)
     yield made
-    made.engine.stop()
+    made.stop()
 
 
 def ask(world, src="n:3", dst=("n:20", "n:21", "n:22"), **more):
@@ -183,7 +192,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
         at = end
         wait(lambda edge=end: world.engine.status.edge == edge)
     writer.close()
-    world.engine.stop()
+    world.stop()
     assert compared == 160 and sum(cut >= 260 for cut in cuts) >= 4, "chunks were opened on the way"
 
 
@@ -206,7 +215,7 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     fresh = World(world.path).start()
     wait(lambda: fresh.engine.status.version == new)
     assert ask(world)["scores"] == ask(fresh)["scores"] != before
-    fresh.engine.stop()
+    fresh.stop()
     world.registry.promote(old, "someone", "and back")
     wait(lambda: world.engine.status.version == old)
     assert ask(world)["scores"] == before
@@ -270,7 +279,7 @@ def test_labels_are_predicted_by_a_version_with_a_head_and_refused_by_others(wor
     assert all(a["known"] and len(a["labels"]) == 1 and a["memory_edge"] > 0 for a in answers)
     assert min(a["labels"][0] for a in answers[1::2]) > max(a["labels"][0] for a in answers[::2])
     assert labelled.client.get("/v1/labels/nobody").json()["known"] is False
-    labelled.engine.stop()
+    labelled.stop()
 
 
 def test_embeddings_and_models_are_told(world):
@@ -318,13 +327,13 @@ def test_pages_and_metrics_need_nothing_from_outside(world):
 
 def test_health_says_why(tmp_path):
     waiting = World(tmp_path)
-    waiting.engine.start()
+    waiting.run()
     assert waiting.client.get("/livez").status_code == 200
     ready = waiting.client.get("/readyz")
     assert ready.status_code == 503 and "ingest" in ready.json()["why"]
     assert waiting.client.post("/v1/score", json={"src": 1, "dst": [2]}).status_code == 503
     waiting.engine.status.beat -= 100
-    waiting.engine.stop()
+    waiting.stop()
     waiting.engine.status.beat -= 100
     assert waiting.client.get("/livez").status_code == 503
 
@@ -339,7 +348,7 @@ def test_with_keys_set_only_health_is_open(tmp_path):
         assert get(path, headers={"X-API-Key": "two"}).status_code == 200
         assert get(path, headers={"Authorization": "Bearer one"}).status_code == 200
     assert get("/livez").status_code == get("/readyz").status_code == 200
-    world.engine.stop()
+    world.stop()
 
 
 def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
@@ -364,8 +373,8 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
     wait(lambda: b.engine.status.memory_edge == 500)
     x, y = (ask(w, dst=[f"n:{i}" for i in range(20, 35)]) for w in (a, b))
     np.testing.assert_allclose([s["score"] for s in x["scores"]], [s["score"] for s in y["scores"]], atol=1e-5)
-    a.engine.stop()
-    b.engine.stop()
+    a.stop()
+    b.stop()
 
 
 def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
@@ -388,6 +397,6 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     again.start()
     wait(lambda: again.engine.status.version == version)
     assert ask(again) == answer and all(edge >= stored.memory.edge for edge in followed)
-    again.engine.stop()
+    again.stop()
     (world.path / FILE).write_bytes(b"damaged")
     assert stored_memory(world.path) is None, "said, and replayed from the version instead"

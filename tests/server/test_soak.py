@@ -29,10 +29,9 @@ def test_hundreds_of_swaps_fail_no_request_and_leave_memory_flat(tmp_path):
     write_log(tmp_path, *stream(4000, num_users=300, num_items=200, hours=24), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path)
     world.train()
-    world.start()
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error", lifespan="off", http=BoundedProtocol))
+    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error", http=BoundedProtocol))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     wait(lambda: server.started and world.engine.status.version == world.registry.champion())
@@ -66,7 +65,6 @@ def test_hundreds_of_swaps_fail_no_request_and_leave_memory_flat(tmp_path):
     server.should_exit = True
     thread.join()
     listening.close()
-    world.engine.stop()
     third = SWAPS // 3
     grown = np.mean(memory[-third:]) / np.mean(memory[third:2 * third])
     print(f"\n{SWAPS} swaps, {len(took)} requests, p99 {1e3 * usual:.1f} ms, while swapping {1e3 * np.percentile(during, 99):.1f} ms, "
