@@ -223,7 +223,7 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
 
     _fix_torch(1)
     log.info("kernels_ready", seconds=round(warm_up(), 1))
-    metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
+    metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
 

@@ -90,9 +90,13 @@ def _device(settings: Settings) -> str:
 
     from streamd.gpu import choose_device
 
-    device = choose_device(settings.device)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return f"model on {device}; GPU {gpu}; torch {torch.__version__}, {torch.get_num_threads()} threads"
+    told = f"trainer on {choose_device(settings.device)}, server on {choose_device(settings.server.device)}; "
+    told += f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
+    if not torch.cuda.is_available():
+        return told + "no GPU"
+    free, whole = torch.cuda.mem_get_info()
+    return (f"{told}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
+            f"graph {settings.gpu.placement}, {settings.gpu.cache_rows} feature rows cached")
 
 
 def _kernels(_: Settings) -> str:

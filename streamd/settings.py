@@ -81,6 +81,16 @@ class GraphSettings(Branch):
     max_block_entries: Positive = Field(64, description="tau: most entries of one block of a node, a power of two")
 
 
+class GpuSettings(Branch):
+    placement: Literal["resident", "hybrid"] = Field(
+        "resident", description="the graph's entries: on the GPU, as long as they fit, or in page-locked host memory")
+    graph_bytes: Natural = Field(0, description="most GPU memory the graph takes before its entries move to the host; "
+                                 "0: half of what is free at start")
+    cache_rows: Natural = Field(100_000, description="edge feature rows kept on the GPU; 0: none")
+    cache_policy: Literal["lru", "lfu", "fifo"] = Field("lru", description="which rows make room for others")
+    mixed_precision: bool = Field(False, description="learn with matrix products in bfloat16")
+
+
 class ModelSettings(Branch):
     name: Literal["tgn", "tgat", "dysat", "sage", "gat", "pair"] = Field(
         "tgn", description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat; pair: none")
@@ -125,6 +135,7 @@ class RegistrySettings(Branch):
 
 
 class ServerSettings(Branch):
+    device: Literal["auto", "cpu", "cuda"] = Field("cpu", description="where the server runs graph and model; auto: cpu")
     host: str = Field("127.0.0.1", description="address to bind; other than loopback needs api_keys")
     port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
     api_keys: tuple[SecretStr, ...] = Field((), description="keys accepted in `Authorization: Bearer` or `X-API-Key`")
@@ -154,12 +165,13 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__")
 
     data_dir: Path = Field(Path("streamd-data"), description="directory of log, models and checkpoints")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer runs graph and model; auto: cpu")
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
     retention: RetentionSettings = RetentionSettings()
     windows: WindowSettings = WindowSettings()
+    gpu: GpuSettings = GpuSettings()
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()

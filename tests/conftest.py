@@ -8,6 +8,15 @@ from streamd.demo.broker import ApacheKafka
 KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on(request):
+    """A device of tensors; a GPU where there is one."""
+    import torch
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def kafka_home():
     home = os.environ.get("KAFKA_HOME")

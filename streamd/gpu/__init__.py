@@ -1,5 +1,5 @@
-"""The graph's contracts on CUDA. So far only the one place where the device is chosen."""
+"""The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of features."""
 
-from streamd.gpu.device import choose_device
+from streamd.gpu.device import choose_device, make_graph
 
-__all__ = ["choose_device"]
+__all__ = ["choose_device", "make_graph"]

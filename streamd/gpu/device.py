@@ -1,24 +1,55 @@
-"""Chooses where the model runs: the only code that reads the `device` setting."""
+"""Chooses where models run and graphs answer: the only code that reads the `device` settings."""
+
+from functools import cache
+from importlib.util import find_spec
 
 import structlog
 
 from streamd.errors import DeviceError
+from streamd.graph.blocks import BlockGraph
+from streamd.settings import Settings
 
 log = structlog.get_logger()
+BUDGET_SHARE = 0.5
+"""Of the GPU memory that is free as a graph is made, where `gpu.graph_bytes` is 0."""
 
 
+@cache
 def choose_device(setting: str) -> str:
     """"cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is asked for and cannot be.
 
-    The kernels on CUDA are not part of this release, so `auto` is the CPU, and says so where a GPU is idle.
+    Nobody has run streamd on a GPU yet, so `auto` is the CPU, and says so where a GPU is idle.
     """
     if setting == "cpu":
         return "cpu"
     import torch
 
-    if setting == "cuda":
-        raise DeviceError("device is cuda, but this release of streamd runs its graph and models on the CPU only.",
-                          "set device: auto or cpu.")
-    if torch.cuda.is_available():
-        log.warning("gpu_idle", reason="this release runs on the CPU only", gpu=torch.cuda.get_device_name())
-    return "cpu"
+    if setting == "auto":
+        if torch.cuda.is_available():
+            log.warning("gpu_idle", gpu=torch.cuda.get_device_name(),
+                        reason="auto is the CPU until streamd was measured on a GPU; device: cuda uses it")
+        return "cpu"
+    if not torch.cuda.is_available():
+        built = "sees no GPU" if torch.version.cuda else "is built without CUDA"
+        raise DeviceError(f"device is cuda, but torch {torch.__version__} {built}.",
+                          "install a CUDA build of torch on a machine with a GPU, or set device: cpu.")
+    if find_spec("cupy") is None:
+        raise DeviceError("device is cuda, but cupy, which loads the sampling kernels, is not installed.",
+                          "pip install 'streamd[gpu]', or set device: cpu.")
+    log.warning("gpu_unproven", gpu=torch.cuda.get_device_name(),
+                reason="the kernels were tested on a CPU only; compare scores with device: cpu before relying on them")
+    return "cuda"
+
+
+def make_graph(settings: Settings, device: str, first_edge: int) -> BlockGraph:
+    """An empty live graph that answers from a device."""
+    tau = settings.graph.max_block_entries
+    if device == "cpu":
+        return BlockGraph(first_edge, tau)
+    import torch
+
+    from streamd.gpu.blocks import DeviceGraph
+    from streamd.gpu.launch import CudaLauncher, PageLock
+
+    budget = settings.gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
+    return DeviceGraph(CudaLauncher(), PageLock(), device, settings.gpu.placement, budget, first_edge, tau)

@@ -4,7 +4,7 @@ An entry is a neighbour and an edge id, eight bytes; because the log is sorted b
 query "before time t" is a query "edges below id X". No entry ever moves; address space is reserved once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,25 @@ class Neighbors:
     neighbor: Int64
     eid: Int64
     mask: Bools
+
+
+@dataclass(frozen=True)
+class ExploredHop:
+    """root_U: int64[U], neighbor_UK: int64[U, K], places among all nodes reached, a root's own where there is no neighbour;
+    eid_UK: int64; mask_UK: bool, True first."""
+
+    root_U: Int64
+    neighbor_UK: Int64
+    eid_UK: Int64
+    mask_UK: Bools
+
+
+@dataclass(frozen=True)
+class Explored:
+    """node_M: int64[M], the distinct nodes reached, ascending, the roots among them."""
+
+    node_M: Int64
+    hops: tuple[ExploredHop, ...]
 
 
 class BlockGraph:
@@ -107,6 +126,35 @@ class BlockGraph:
             self._arrays, nodes_R, since, cutoff, self._resident(), self.num_nodes, self.num_edges - self.first_edge,
             self.first_edge, replace, seed, out.neighbor, out.eid, out.mask))
 
+    def explore(
+        self, roots_U: Int64, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
+    ) -> Explored:
+        """k neighbours a root for each range of edges [since, before), all nodes reached numbered anew.
+
+        Args: roots_U: distinct; seed: to draw uniformly, None for the most recent; deeper: the next range is asked for the
+            distinct roots and neighbours of the one before, else for the same roots.
+        Raises: OffloadedError.
+        """
+        asked, found, near, roots = [], [], [], roots_U
+        for number, (since, before) in enumerate(ranges):
+            if seed is None:
+                got = self.recent(roots, before, k, since)
+            else:
+                got = self.uniform(roots, before, k, seed + number, since_edge=since)
+            asked.append(roots)
+            found.append(got)
+            near.append(np.where(got.mask, got.neighbor, roots[:, None]))
+            if deeper:
+                roots = np.unique(np.concatenate([roots, near[-1].ravel()]))
+        nodes, places = np.unique(np.concatenate([p.ravel() for pair in zip(asked, near, strict=True) for p in pair]),
+                                  return_inverse=True)
+        hops, at = [], 0
+        for root, got in zip(asked, found, strict=True):
+            root_at, at = places[at: at + len(root)], at + len(root)
+            neighbor_at, at = places[at: at + got.eid.size].reshape(got.eid.shape), at + got.eid.size
+            hops.append(ExploredHop(root_at, neighbor_at, got.eid, got.mask))
+        return Explored(nodes, tuple(hops))
+
     def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
         # Fresh arrays, so that kernels are compiled for one kind of array only.
         low = np.maximum(np.broadcast_to(since, len(nodes)), self.since_edge) - self.first_edge
@@ -118,9 +166,12 @@ class BlockGraph:
 
     def _answer(self, out: Neighbors, complete: bool) -> Neighbors:
         if not complete:
-            raise OffloadedError(f"The answer needs edges before {self.offloaded_edge}, which were taken out of memory.",
-                                 "restore them, or ask for less of the past.")
+            raise self._offloaded()
         return out
+
+    def _offloaded(self) -> OffloadedError:
+        return OffloadedError(f"The answer needs edges before {self.offloaded_edge}, which were taken out of memory.",
+                              "restore them, or ask for less of the past.")
 
     def offload(self, before_edge: int) -> int:
         """Take edges before an id out of memory, as far as whole pages hold nothing newer. Returns: bytes given back."""

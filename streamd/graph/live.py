@@ -11,7 +11,7 @@ from streamd.graph.blocks import BlockGraph
 from streamd.graph.facts import PairFacts
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments.reader import LogReader
-from streamd.settings import GraphSettings, ModelSettings
+from streamd.settings import ModelSettings
 from streamd.storage import write_durably
 
 log = structlog.get_logger()
@@ -23,10 +23,10 @@ class LiveGraph:
     A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its place in the log.
     """
 
-    def __init__(self, reader: LogReader, graph: GraphSettings, model: ModelSettings) -> None:
+    def __init__(self, reader: LogReader, graph: BlockGraph, model: ModelSettings) -> None:
+        """graph: empty, from the log's first edge on."""
         assert reader.state is not None
-        self.log = reader
-        self.graph = BlockGraph(reader.first_edge, graph.max_block_entries)
+        self.log, self.graph = reader, graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
         self._nodes_hidden = self._edges_hidden = 0

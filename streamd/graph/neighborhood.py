@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.blocks import BlockGraph, Neighbors
+from streamd.graph.blocks import BlockGraph
 from streamd.graph.gather import edge_features, edge_times, edges_before
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments.columns import EdgeColumns
@@ -73,31 +73,16 @@ def look_around(
     sampling: Sampling
 ) -> Neighborhood:
     """Neighbourhoods of distinct roots among edges below `before_edge`, at query time `query_us`."""
-    asked, found, near = [], [], []
-    since = cutoff = before_edge
+    ranges = [(0, before_edge)] * sampling.hops
     if sampling.strategy == "window":
         back = query_us + 1 - sampling.width_us * np.arange(sampling.hops + 1)
-        starts = np.minimum(edges_before(columns, back), before_edge)
-    roots = roots_U
-    for number in range(sampling.hops):
-        if sampling.strategy == "window":
-            since, cutoff = int(starts[number + 1]), int(starts[number]) if number else before_edge
-            got: Neighbors = graph.recent(roots, cutoff, sampling.count, since)
-        elif sampling.strategy == "uniform":
-            got = graph.uniform(roots, before_edge, sampling.count, sampling.seed + number)
-        else:
-            got = graph.recent(roots, before_edge, sampling.count)
-        asked.append(roots)
-        found.append(got)
-        near.append(np.where(got.mask, got.neighbor, roots[:, None]))
-        if sampling.strategy != "window":
-            roots = np.unique(np.concatenate([roots, near[-1].ravel()]))
-    nodes, places = np.unique(np.concatenate([part.ravel() for pair in zip(asked, near, strict=True) for part in pair]),
-                              return_inverse=True)
-    hops, at = [], 0
-    for root, got, neighbor in zip(asked, found, near, strict=True):
-        root_at, at = places[at: at + len(root)], at + len(root)
-        neighbor_at, at = places[at: at + neighbor.size].reshape(neighbor.shape), at + neighbor.size
-        ago = np.where(got.mask, query_us - edge_times(columns, got.eid, got.mask), 0)
-        hops.append(Hop(root_at, neighbor_at, got.eid, got.mask, ago, edge_features(columns, got.eid, got.mask)))
-    return Neighborhood(nodes, features.of(nodes), tuple(hops), sampling.strategy == "window")
+        starts = np.minimum(edges_before(columns, back), before_edge).tolist()
+        ranges = list(zip(starts[1:], [before_edge, *starts[1:-1]], strict=True))
+    seed = sampling.seed if sampling.strategy == "uniform" else None
+    found = graph.explore(roots_U, ranges, sampling.count, seed, sampling.strategy != "window")
+    hops = []
+    for hop in found.hops:
+        ago = np.where(hop.mask_UK, query_us - edge_times(columns, hop.eid_UK, hop.mask_UK), 0)
+        hops.append(Hop(hop.root_U, hop.neighbor_UK, hop.eid_UK, hop.mask_UK, ago,
+                        edge_features(columns, hop.eid_UK, hop.mask_UK)))
+    return Neighborhood(found.node_M, features.of(found.node_M), tuple(hops), sampling.strategy == "window")

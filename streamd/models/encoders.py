@@ -120,7 +120,7 @@ class Encoder(nn.Module):
 
     def start(self, node_M: Tensor, state_MD: Tensor, node_MD: Tensor) -> Tensor:
         """States before the first layer: memory, node features, id vectors, as far as there are any. float32[M, D]."""
-        h_MD = state_MD if state_MD.shape[1] else torch.zeros(len(node_M), self.dim)
+        h_MD = state_MD if state_MD.shape[1] else state_MD.new_zeros(len(node_M), self.dim)
         if self.node_in is not None:
             h_MD = h_MD + self.node_in(node_MD)
         if self.id_vectors is not None:
@@ -134,13 +134,13 @@ class Encoder(nn.Module):
             per_window = [self._layer(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
             stacked_USD = torch.stack(per_window, 1) + self.position
             newest_UD = stacked_USD[:, 0]
-            all_US = torch.ones(stacked_USD.shape[:2], dtype=torch.bool)
+            all_US = stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)
             out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
             return out
         for number in reversed(range(len(hops))):
             z_UD = self._layer(len(hops) - 1 - number, h_MD, hops[number], edge_stats, gap_us, number == 0)
             if number:
-                h_MD = torch.zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
+                h_MD = h_MD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
         return z_UD
 
     def _layer(

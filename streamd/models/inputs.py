@@ -62,6 +62,12 @@ class LinkInputs:
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
         return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
+    def to(self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]) -> "LinkInputs":
+        """The same elsewhere. send: moves a tensor; edge_rows: edge_UKD of a hop, moved."""
+        hops = tuple(HopInputs(**{f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
+                                  for f in fields(hop)}) for hop in self.hops)
+        return LinkInputs(**{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"}, hops=hops)
+
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
         return dataclasses.replace(self, weight_E=weight_E)
 

@@ -54,6 +54,10 @@ class LinkModel(nn.Module):
         if settings.labels != "none" and schema.label_dim:
             self.label_head = LabelHead(settings, schema.label_dim, d if self.has_graph else 0)
 
+    @property
+    def device(self) -> torch.device:
+        return self.gap_us.device
+
     def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by the first."""
         self.fact_stats.update(inputs.facts_ECF)
@@ -64,7 +68,7 @@ class LinkModel(nn.Module):
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
 
     def new_memory(self, edge: int = 0) -> Memory:
-        return Memory(self.settings.dim if self.has_memory else 0, self.schema.edge_feature_dim, edge)
+        return Memory(self.settings.dim if self.has_memory else 0, self.schema.edge_feature_dim, edge, self.device)
 
     def updated(self, memory: Memory) -> Tensor:
         """States of the nodes with a pending message after the GRU: float32[P, D]."""
@@ -98,14 +102,15 @@ class LinkModel(nn.Module):
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
         """What the label head says of each label, float32[L, T], before `LabelHead.predict`."""
         assert self.label_head is not None
-        z_UD = self.embed(inputs.around, state_MD) if self.has_graph else torch.zeros(len(inputs.around.hops[0].root_U), 0)
+        num_roots = len(inputs.around.hops[0].root_U)
+        z_UD = self.embed(inputs.around, state_MD) if self.has_graph else state_MD.new_zeros(num_roots, 0)
         out: Tensor = self.label_head(z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF))
         return out
 
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
         """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
         if not self.settings.pair_facts:
-            return torch.zeros(facts_ECF.shape[:-1])
+            return facts_ECF.new_zeros(facts_ECF.shape[:-1])
         out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
         return out
 
@@ -130,7 +135,7 @@ class LinkModel(nn.Module):
         return torch.optim.AdamW(groups, foreach=True)
 
     def _gap(self) -> Tensor:
-        return self.gap_us if self.gap_us > 0 else torch.ones_like(self.gap_us)
+        return torch.where(self.gap_us > 0, self.gap_us, 1.0)
 
 
 def sampling_of(settings: ModelSettings) -> Sampling:
@@ -141,10 +146,10 @@ def sampling_of(settings: ModelSettings) -> Sampling:
     return Sampling(strategy, settings.neighbors if settings.name != "pair" else 0, DEPTH[settings.name])
 
 
-def build_model(settings: ModelSettings, schema: Schema, seed: int) -> LinkModel:
-    """A model with weights drawn from `seed`."""
+def build_model(settings: ModelSettings, schema: Schema, seed: int, device: str | torch.device = "cpu") -> LinkModel:
+    """A model with weights drawn from `seed`, the same on any device."""
     torch.manual_seed(seed)
-    return LinkModel(settings, schema)
+    return LinkModel(settings, schema).to(device)
 
 
 def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
@@ -164,6 +169,6 @@ def half_dropout(x: Tensor, training: bool) -> Tensor:
     if not training:
         return x
     count = x.numel()
-    random_bytes = torch.randint(0, 256, ((count + 7) // 8, 1), dtype=torch.uint8)
-    bits = (random_bytes >> torch.arange(8, dtype=torch.uint8)) & 1
+    random_bytes = torch.randint(0, 256, ((count + 7) // 8, 1), dtype=torch.uint8, device=x.device)
+    bits = (random_bytes >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1
     return x * (bits.flatten()[:count].view(x.shape).to(x.dtype) * 2.0)

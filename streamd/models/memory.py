@@ -46,25 +46,29 @@ class Memory:
     taking one in again changes nothing, since a deleted node's id never comes back.
     """
 
-    def __init__(self, dim: int, feature_dim: int, edge: int = 0) -> None:
-        self.state = torch.zeros(0, dim)
-        self.last_us = torch.zeros(0, dtype=torch.int64)
-        self.pending_node = torch.zeros(0, dtype=torch.int64)
-        self.pending_other = torch.zeros(0, dim)
-        self.pending_features = torch.zeros(0, feature_dim)
-        self.pending_us = torch.zeros(0, dtype=torch.int64)
-        self.place = torch.zeros(0, dtype=torch.int64)
+    def __init__(self, dim: int, feature_dim: int, edge: int = 0, device: str | torch.device = "cpu") -> None:
+        def none(*width: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(0, *width, dtype=dtype, device=device)
+
+        self.state, self.last_us = none(dim, dtype=torch.float32), none()
+        self.pending_node, self.pending_other = none(), none(dim, dtype=torch.float32)
+        self.pending_features, self.pending_us = none(feature_dim, dtype=torch.float32), none()
+        self.place = none()
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
 
     def copy(self) -> "Memory":
-        twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge)
+        twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge, self.device)
         for name, tensor in self.tensors().items():
             setattr(twin, name, tensor.clone())
         twin.place = self.place.clone()
         twin.now_us, twin.num_forgotten = self.now_us, self.num_forgotten
         return twin
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.device
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by name, for storing; `edge` and `now_us` are stored beside it."""
@@ -72,13 +76,15 @@ class Memory:
                 ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")}
 
     @classmethod
-    def restored(cls, tensors: dict[str, Tensor], edge: int, now_us: int) -> "Memory":
-        memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge)
+    def restored(
+        cls, tensors: dict[str, Tensor], edge: int, now_us: int, device: str | torch.device = "cpu"
+    ) -> "Memory":
+        memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge, device)
         for name in memory.tensors():
-            setattr(memory, name, tensors[name])
+            setattr(memory, name, tensors[name].to(device))
         memory.now_us = now_us
-        memory.place = torch.full((len(memory.state),), -1, dtype=torch.int64)
-        memory.place[memory.pending_node] = torch.arange(len(memory.pending_node))
+        memory.place = torch.full((len(memory.state),), -1, dtype=torch.int64, device=device)
+        memory._place_pending()
         return memory
 
     def forget(self, deletes: NodeDeletes) -> None:
@@ -87,7 +93,7 @@ class Memory:
         Call it before pending messages are applied. What neighbours took in of a node stays with them.
         """
         due = deletes.until(self.edge).node
-        gone = torch.from_numpy(due[self.num_forgotten:])
+        gone = torch.from_numpy(due[self.num_forgotten:]).to(self.device)
         self.num_forgotten = len(due)
         gone = gone[gone < len(self.state)]
         if not len(gone):
@@ -98,12 +104,12 @@ class Memory:
         self.place[self.pending_node] = -1
         for name in ("pending_node", "pending_other", "pending_features", "pending_us"):
             setattr(self, name, getattr(self, name)[kept])
-        self.place[self.pending_node] = torch.arange(len(self.pending_node))
+        self._place_pending()
 
     def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
         if not len(self.state):
-            return torch.zeros(len(node_M), self.state.shape[1])
+            return self.state.new_zeros(len(node_M), self.state.shape[1])
         known = (node_M >= 0) & (node_M < len(self.state))
         inside = torch.where(known, node_M, 0)
         rows = self.state[inside] * known[:, None]
@@ -126,20 +132,23 @@ class Memory:
         place = len(both) - 1 - latest
         other = np.stack([chunk.dst_E, chunk.src_E], 1).ravel()[place]
         event = place // 2
-        self.pending_node = torch.from_numpy(node)
-        self.pending_other = self.state[torch.from_numpy(other)]
-        self.pending_features = torch.from_numpy(chunk.features_ED[event])
-        self.pending_us = torch.from_numpy(chunk.time_E[event])
-        self.place[self.pending_node] = torch.arange(len(node))
+        self.pending_node = torch.from_numpy(node).to(self.device)
+        self.pending_other = self.state[torch.from_numpy(other).to(self.device)]
+        self.pending_features = torch.from_numpy(chunk.features_ED[event]).to(self.device)
+        self.pending_us = torch.from_numpy(chunk.time_E[event]).to(self.device)
+        self._place_pending()
         self.edge, self.now_us = chunk.end_edge, int(chunk.time_E[-1])
 
     def _grow(self, nodes: int) -> None:
         if nodes <= len(self.state):
             return
         more = max(nodes, 2 * len(self.state), 256) - len(self.state)
-        self.state = torch.cat([self.state, torch.zeros(more, self.state.shape[1])])
-        self.last_us = torch.cat([self.last_us, torch.zeros(more, dtype=torch.int64)])
-        self.place = torch.cat([self.place, torch.full((more,), -1, dtype=torch.int64)])
+        self.state = torch.cat([self.state, self.state.new_zeros(more, self.state.shape[1])])
+        self.last_us = torch.cat([self.last_us, self.last_us.new_zeros(more)])
+        self.place = torch.cat([self.place, self.place.new_full((more,), -1)])
+
+    def _place_pending(self) -> None:
+        self.place[self.pending_node] = torch.arange(len(self.pending_node), device=self.device)
 
 
 class MemoryUpdater(nn.Module):

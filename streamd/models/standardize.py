@@ -29,15 +29,15 @@ class RunningStandardizer(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in rows [..., dim] (Chan, Golub and LeVeque 1979: pairwise merge of means and variances)."""
+        """Take in rows [..., dim], of any device (Chan, Golub and LeVeque 1979: pairwise merge of means and variances)."""
         if not rows.numel():
             return
-        rows = rows.reshape(-1, len(self.mean)).double()
+        rows = rows.reshape(-1, len(self.mean)).to(self.mean)
         n = len(rows)
         mean, var = rows.mean(0), rows.var(0, unbiased=False)
         total = self.count + n
         delta = mean - self.mean
-        old = self.var * self.count if self.count > 0 else torch.zeros_like(self.var)
+        old = self.var * self.count  # nothing before the first rows, when count is 0
         self.var.copy_((old + var * n + delta**2 * (self.count * n / total)) / total)
         self.mean += delta * (n / total)
         self.count.copy_(total)

@@ -17,6 +17,7 @@ import structlog
 import torch
 
 from streamd.errors import StreamdError
+from streamd.gpu import choose_device
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
@@ -202,7 +203,7 @@ class Engine:
 
         def load() -> None:
             try:
-                served = Served.restored(self._registry.load(champion))
+                served = Served.restored(self._registry.load(champion), choose_device(self._settings.server.device))
                 served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
                 future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
             except (StreamdError, OSError, RuntimeError, ValueError) as error:

@@ -1,5 +1,6 @@
 """A version as it serves: weights, and memory carried along the log; swapped as one reference."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.nn.functional import embedding
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.models import EdgeRows, LinkModel, Memory, build_model, sampling_of
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, sampling_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
 from streamd.registry.registry import Manifest, Version
@@ -37,19 +38,20 @@ class Served:
     _updated: Tensor | None = None
 
     @classmethod
-    def restored(cls, version: Version) -> "Served":
-        """Build model and memory from what the registry holds."""
-        model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0)
+    def restored(cls, version: Version, device: str = "cpu") -> "Served":
+        """Build model and memory, on a device, from what the registry holds."""
+        model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0, device)
         model.load_state_dict(version.weights)
         model.eval()
-        memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us)
+        memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
         return cls(version.manifest, model, memory)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
         """Go on from stored memory where it is this version's, and further than the version's own."""
         own = stored is not None and stored.version == self.manifest.name
         if stored is not None and own and self.memory.edge < stored.memory.edge <= num_edges:
-            self.memory = stored.memory
+            kept = stored.memory
+            self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
 
     def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
         """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how many it advanced."""
@@ -115,14 +117,14 @@ class Served:
         top = int(nodes.max()) + 2
         if top > len(self._is_kept):
             size = max(top, 2 * len(self._is_kept), 1024)
-            self._kept = torch.zeros(3, size, self.model.settings.dim)
+            self._kept = torch.zeros(3, size, self.model.settings.dim, device=self.model.device)
             self._is_kept = np.zeros(size, np.bool_)
         missing = nodes[~self._is_kept[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
                                  sampling_of(self.model.settings))
-            z_UD, at = self._embed(around), torch.from_numpy(missing + 1)
+            z_UD, at = self._embed(around), self._up(missing + 1)
             for kept, rows in zip(self._kept, (z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)), strict=True):
                 kept[at] = rows
             self._is_kept[missing + 1] = True
@@ -141,15 +143,23 @@ class Served:
         z_D = self.embedding_of(node, live)
         known = pool[pool + 1 < len(self._is_kept)]
         known = known[self._is_kept[known + 1]]
-        z_PD = self._kept[0, torch.from_numpy(known + 1)]
+        z_PD = self._kept[0, self._up(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
-        found: Int64 = known[likeness.topk(min(count, len(known))).indices.numpy()]
+        found: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
         return found
 
     def _embed(self, around: Neighborhood) -> Tensor:
         none = np.zeros((0, 1), np.int64)
-        inputs = link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
+        inputs = self._there(link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around))
         return self.model.embed(inputs, self._states(inputs.node_M))
+
+    def _there(self, inputs: LinkInputs) -> LinkInputs:
+        """Inputs on the model's device."""
+        device = self.model.device
+        return inputs if device.type == "cpu" else inputs.to(lambda t: t.to(device), lambda hop: hop.edge_UKD.to(device))
+
+    def _up(self, array: Int64 | Float32) -> Tensor:
+        return torch.from_numpy(array).to(self.model.device)
 
     def _states(self, node_M: Tensor) -> Tensor:
         """Memory of nodes with pending messages applied: those are applied once for each cut of the memory."""
@@ -164,16 +174,18 @@ class Served:
             return None
         inputs = label_inputs(live, sampling_of(self.model.settings), np.array([node]), np.zeros(1, np.int64),
                               np.zeros((1, self.model.schema.label_dim), np.float32), self.memory.edge, self.memory.now_us)
+        inputs = dataclasses.replace(inputs, around=self._there(inputs.around), node_L=inputs.node_L.to(self.model.device),
+                                     facts_LF=inputs.facts_LF.to(self.model.device))
         state = self._states(inputs.around.node_M)
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
-        out = self.model.pair_logits(torch.from_numpy(facts_RF))
+        out = self.model.pair_logits(self._up(facts_RF))
         if self.model.has_graph:
             self.embed(np.concatenate([src_R, dst_R]), live)
-            src, dst = torch.from_numpy(src_R + 1), torch.from_numpy(dst_R + 1)
+            src, dst = self._up(src_R + 1), self._up(dst_R + 1)
             out = out + self.model.residual_of(embedding(src, self._kept[1]), embedding(dst, self._kept[2]))
-        found: Float32 = out.numpy()
+        found: Float32 = out.cpu().numpy()
         return found

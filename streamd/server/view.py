@@ -7,6 +7,7 @@ import numpy as np
 import structlog
 
 from streamd.events import Int64, Key
+from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
 from streamd.models import Memory
@@ -30,7 +31,7 @@ class LogView:
         """model: of the version that is served; half-lives and bound of the facts are its."""
         self.log, self.model = reader, model
         begin_hold(settings.data_dir, ROLE, reader.first_edge)
-        self.live = LiveGraph(reader, settings.graph, model)
+        self.live = LiveGraph(reader, make_graph(settings, choose_device(settings.server.device), reader.first_edge), model)
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
         self._hold = Hold(-1, -1)

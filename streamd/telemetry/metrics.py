@@ -50,6 +50,13 @@ memory_lag = Gauge("streamd_memory_lag_edges", "Edges taken in that memory has n
 swaps = Counter("streamd_swaps", "Model versions swapped in")
 swap_seconds = Histogram("streamd_swap_seconds", "Seconds from noticing a version to serving it", buckets=SLOW)
 gpu_in_use = Gauge("streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU")
+gpu_placement = Gauge("streamd_gpu_placement", "1 for where the graph's entries are: resident on the GPU, or hybrid",
+                      ["placement"])
+gpu_graph_bytes = Gauge("streamd_gpu_graph_bytes", "GPU memory that the graph takes")
+gpu_memory = Gauge("streamd_gpu_memory_bytes", "GPU memory that the role's tensors take")
+gpu_transfer_bytes = Counter("streamd_gpu_transfer_bytes", "Bytes sent to the GPU and back", ["direction"])
+gpu_kernel_seconds = Counter("streamd_gpu_kernel_seconds", "Seconds of the GPU in sampling kernels", ["kernel"])
+gpu_cache_rows = Counter("streamd_gpu_cache_rows", "Feature rows asked of the cache on the GPU", ["result"])
 
 
 def clamped_total() -> float:

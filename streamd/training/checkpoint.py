@@ -88,7 +88,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
         number, key = name.split(".")
         optimizer["state"].setdefault(int(number), {})[key] = tensor
     learner.optimizer.load_state_dict(optimizer)
-    learner.memory = Memory.restored(parts["memory"], cursor.memory_edge, cursor.memory_us)
+    learner.memory = Memory.restored(parts["memory"], cursor.memory_edge, cursor.memory_us, learner.model.device)
     learner.tail = []
     for i, edge in enumerate(cursor.tail):
         fields = {k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)}

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.gpu import choose_device
 from streamd.models import Memory, build_model
 from streamd.models.candidate import StoredVersion
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings, Settings
+from streamd.training.carry import Carrier
 from streamd.training.keeping import FACTS
 from streamd.training.recorder import Recorder
 from streamd.training.shadow import Shadow
@@ -27,10 +29,12 @@ class Incumbent:
         own = settings.model_copy(update={
             "model": ModelSettings(**stored.model),
             "windows": settings.windows.model_copy(update={"width_seconds": stored.window_seconds})})
-        model = build_model(own.model, log.state.schema, 0)
+        carrier = Carrier(choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim)
+        model = build_model(own.model, log.state.schema, 0, carrier.device)
         model.load_state_dict(stored.weights)
         self.name, self._log, self._width_us = name, log, stored.window_seconds * 1_000_000
-        self._shadow = Shadow(name, model.eval(), Memory.restored(stored.memory, stored.edge, stored.memory_us))
+        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, carrier.device)
+        self._shadow = Shadow(name, model.eval(), memory, carrier)
         self._recorder = Recorder(own, log)
         self._recorder.live.restore_facts(settings.data_dir / FACTS, stored.edge)
         self._recorder.rebuild(stored.edge, on_slice=on_slice)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, Schema
+from streamd.gpu import choose_device
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
+from streamd.training.carry import Carrier
 from streamd.training.recorder import RecordedChunk
 from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
@@ -33,7 +35,8 @@ class Learner:
         """standing: memory moves from window to window only, as a nightly model's does, in scoring and learning."""
         self.standing = standing
         self._settings, self._training = settings, settings.training
-        self.model: LinkModel = build_model(settings.model, schema, settings.training.seed)
+        self.carrier = Carrier(choose_device(settings.device), settings.gpu, schema.edge_feature_dim)
+        self.model: LinkModel = build_model(settings.model, schema, settings.training.seed, self.carrier.device)
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
         self.memory: Memory = self.model.new_memory(first_edge)
         self.replay = replay
@@ -68,13 +71,15 @@ class Learner:
         logits = np.zeros((0, 0), np.float32)
         seen = None
         if chunk.score is not None and chunk.learn is not None:
-            logits = self.model(chunk.score, self.memory.rows(chunk.score.node_M, updated)).numpy()
-            seen = Recorded(chunk.edges.first_edge, chunk.learn, self.memory.rows(chunk.learn.node_M, updated))
+            logits = self.carrier.logits(self.model, self.memory, chunk.score, updated)
+            state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated).cpu()
+            seen = Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
             self._logits.append(logits[:, : chunk.learn.candidate_EC.shape[1]])
         if chunk.labels is not None and self.model.label_head is not None:
-            state_MD = self.memory.rows(chunk.labels.around.node_M, updated)
-            said = self.model.label_head.predict(self.model.labels(chunk.labels, state_MD))
-            constant = self.model.label_head.constant(len(said))
+            labels = self.carrier.labels(chunk.labels)
+            state_MD = self.memory.rows(labels.around.node_M, updated)
+            said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
+            constant = self.model.label_head.constant(len(said)).cpu()
             self.label_scores.append((said.numpy(), constant.numpy(), chunk.labels.target_LT.numpy()))
         self._labels.append(chunk.labels)
         self._edges.append(chunk.edges)
@@ -116,6 +121,7 @@ class Learner:
         for chunk in seen:
             self.replay.offer(chunk)
         self.num_learned += 1
+        self.carrier.report()
         return Learned(loss, finite, before, after, count)
 
     def take_over(self, other: "Learner") -> None:
@@ -129,7 +135,7 @@ class Learner:
         """Forgetting: scores of the present weights, true destination among 11, on a part of the past that stays the same
         for as long as replay holds it. None without one."""
         chunks = sorted(self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little")))[:RECALLED_CHUNKS]
-        kept = [self.model(c.inputs, c.state_MD).numpy()[c.inputs.weight_E.numpy() > 0] for c in chunks]
+        kept = [self._logits_of(c) for c in chunks]
         return measures(np.concatenate(kept)) if kept else None
 
     def hide_deleted(self, deletions: Deletions) -> None:
@@ -175,19 +181,18 @@ class Learner:
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
-        for edges, seen, weight, past, labels in zip(
-                self._edges, self._seen, weights, replayed, self._labels, strict=True):
+        steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
+        for edges, seen, past, labels, events in self.carrier.ahead(steps, self._prepared):
             if not self.standing:
                 memory.forget(edges.deletes)
             updated = self.model.updated(memory)
-            parts = list(past)
-            if seen is not None and weight.any():
-                parts.append((seen.inputs.weighted(weight), memory.rows(seen.inputs.node_M, updated)))
-            events = sum(float(inputs.weight_E.sum()) for inputs, _ in parts)
+            parts = [*past, (seen, memory.rows(seen.node_M, updated))] if seen is not None else past
             losses = []
             if events:
                 inputs, state_MD = joined(parts)
-                loss = link_loss(self.model(inputs, state_MD), inputs.weight_E)
+                with self.carrier.autocast():
+                    logits = self.model(inputs, state_MD)
+                loss = link_loss(logits.float(), inputs.weight_E)
                 losses.append(loss / events)
                 total, count = total + float(loss.detach()), count + events
             if labels is not None and self.model.label_head is not None:
@@ -203,6 +208,18 @@ class Learner:
             self.on_progress(*self._steps)
         return total / count if count else math.nan
 
+    def _prepared(
+        self, step: tuple[EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None]
+    ) -> tuple[EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float]:
+        """What a training step needs, on the device: edges, the chunk if any of it is learned, what of the past joins it,
+        labels; and the events that count."""
+        edges, seen, weight, past, labels = step
+        own = seen.inputs.weighted(weight) if seen is not None and weight.any() else None
+        events = sum(float(inputs.weight_E.sum()) for inputs in (*(p for p, _ in past), *([own] if own is not None else [])))
+        return (edges, None if own is None else self.carrier.inputs(own),
+                [(self.carrier.inputs(inputs), self.carrier.send(state_MD)) for inputs, state_MD in past],
+                None if labels is None else self.carrier.labels(labels), events)
+
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:
         return [Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
                 for s, w in zip(self._seen, weights, strict=True) if s is not None and not w.all()]
@@ -211,11 +228,19 @@ class Learner:
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int]:
         held = [(w == 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
         before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
-        after = [self.model(t.inputs, t.state_MD).numpy()[t.inputs.weight_E.numpy() > 0] for t in self.tail]
+        after = [self._logits_of(t) for t in self.tail]
         if not before:
             return math.nan, math.nan, 0
         return (float((1 / ranks(np.concatenate(before))).mean()), float((1 / ranks(np.concatenate(after))).mean()),
                 sum(len(x) for x in before))
+
+    def _logits_of(self, chunk: Recorded) -> Float32:
+        """Of a recorded chunk's events that weigh something."""
+        found: Float32 = self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        return found
+
+    def _carried(self, chunk: Recorded) -> tuple[LinkInputs, Tensor]:
+        return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
         """The inference pass: memory from the window's start to its end under the present weights."""

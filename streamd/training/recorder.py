@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.gpu import choose_device, make_graph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.models import EdgeRows, LinkInputs, sampling_of
@@ -46,7 +47,8 @@ class Recorder:
 
     def __init__(self, settings: Settings, log: LogReader) -> None:
         self._settings, self._log = settings, log
-        self.live = LiveGraph(log, settings.graph, settings.model)
+        graph = make_graph(settings, choose_device(settings.device), log.first_edge)
+        self.live = LiveGraph(log, graph, settings.model)
         self._sampling = sampling_of(settings.model)
 
     @property

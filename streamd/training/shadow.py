@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from streamd.events import Float32
 from streamd.models import LinkModel, Memory
+from streamd.training.carry import Carrier
 from streamd.training.learner import Learner
 from streamd.training.recorder import RecordedChunk
 
@@ -24,11 +25,12 @@ class Shadow:
     name: str
     model: LinkModel
     memory: Memory
+    carrier: Carrier
 
     @classmethod
     def of(cls, name: str, learner: Learner) -> "Shadow":
         """What the learner is now, before it learns on."""
-        return cls(name, copy.deepcopy(learner.model).eval(), learner.memory.copy())
+        return cls(name, copy.deepcopy(learner.model).eval(), learner.memory.copy(), learner.carrier)
 
     @torch.no_grad()
     def score(self, chunk: RecordedChunk) -> Float32 | None:
@@ -37,7 +39,7 @@ class Shadow:
         updated = self.model.updated(self.memory)
         out = None
         if chunk.score is not None:
-            out = self.model(chunk.score, self.memory.rows(chunk.score.node_M, updated)).numpy()
+            out = self.carrier.logits(self.model, self.memory, chunk.score, updated)
         self.memory.commit(updated, chunk.edges)
         return out
 

@@ -308,13 +308,13 @@ class Trainer:
             return None
         model = copy.deepcopy(self._learner.model)
         model.load_state_dict(stored.weights)
-        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us)
+        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, model.device)
         while memory.edge < self.edge:
             window = next_window(self._log, memory.edge, self._width_us)
             assert window is not None
             for chunk in self._recorder.cut(window):
                 model.advance(memory, chunk)
-        return Shadow(name, model.eval(), memory)
+        return Shadow(name, model.eval(), memory, self._learner.carrier)
 
     def _checkpoint(self) -> None:
         self._save()

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import leaky_relu
 
 from streamd.events import Schema
+from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.models import build_model, sampling_of
@@ -23,7 +24,7 @@ def live(tmp_path_factory):
     write_log(path, *stream(600), SCHEMA)
     log = LogReader(path)
     log.refresh()
-    graph = LiveGraph(log, settings(path).graph, settings(path).model)
+    graph = LiveGraph(log, BlockGraph(), settings(path).model)
     while graph.step(600, 1000):
         pass
     return graph

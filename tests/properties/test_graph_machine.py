@@ -20,9 +20,12 @@ class GraphMachine(RuleBasedStateMachine):
     @initialize(tau=st.sampled_from([1, 2, 4, 8, 64]), first=st.sampled_from([0, 1000]), directed=st.booleans())
     def begin(self, tau, first, directed):
         self.first, self.directed = first, directed
-        self.graph = BlockGraph(first, tau, directed)
+        self.graph = self.make(first, tau, directed)
         self.src = self.dst = self.time = np.zeros(0, np.int64)
         self.hidden, self.gone, self.offloaded = set(), set(), first
+
+    def make(self, first, tau, directed):
+        return BlockGraph(first, tau, directed)
 
     @rule(count=st.integers(0, 40), seed=st.integers(0, 2**20), scale=st.sampled_from([1, 4]))
     def insert(self, count, seed, scale):

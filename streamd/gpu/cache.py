@@ -1,0 +1,120 @@
+"""Feature rows kept on the GPU, by id (GNNFlow, section 4.3): what is asked for again is not sent again.
+
+All of it is vectorised over the ids of a fetch, and runs on tensors of any device.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from streamd.telemetry import metrics
+
+Policy = Literal["lru", "lfu", "fifo"]
+SHARE = 0.2
+"""Most of the capacity that one update replaces (the paper's lambda): a batch of strangers does not empty the cache."""
+
+Source = Callable[[Tensor], Tensor]
+"""Distinct ids int64[n], on the device -> their rows float32[n, dim], on the device."""
+
+
+class FeatureCache:
+    """capacity rows of `dim` float32 on a device. A row never changes while its id is held: `forget` what does.
+
+    policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least often; fifo, those held
+    the longest. Contents are kept from window to window; `mark` and `restore` bring back those of an epoch's start.
+    Owner: one thread.
+    """
+
+    def __init__(self, capacity: int, dim: int, policy: Policy, device: str | torch.device) -> None:
+        if capacity < 1:
+            raise ValueError(f"a cache of {capacity} rows holds nothing")
+        self.capacity, self.policy = capacity, policy
+        self._rows = torch.zeros(capacity, dim, device=device)
+        self._held = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._rank = torch.zeros(capacity, dtype=torch.int64, device=device)
+        """By slot: when it was last asked for, how often, or when it was filled; the lowest make room first."""
+        self._slot = torch.zeros(0, dtype=torch.int32, device=device)
+        """By id: its slot + 1, 0 for none."""
+        self._clock = 0
+        self.mark()
+
+    @property
+    def num_bytes(self) -> int:
+        held = (self._rows, self._held, self._rank, self._slot, self._marked, self._marked_rank)
+        return sum(t.numel() * t.element_size() for t in held)
+
+    @property
+    def ids(self) -> Tensor:
+        """Ids held, int64, ascending."""
+        return self._held[self._held >= 0].sort().values
+
+    def fetch(self, ids: Tensor, source: Source) -> Tensor:
+        """Rows of ids int64[n] >= 0, float32[n, dim]; those not held come from `source`, each once, and some stay."""
+        if not len(ids):
+            return self._rows[:0]
+        self._clock += 1
+        wanted, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
+        self._grow(int(wanted[-1]) + 1)
+        slot = self._slot[wanted].long() - 1
+        hit = slot >= 0
+        rows = torch.empty(len(wanted), self._rows.shape[1], device=self._rows.device)
+        rows[hit] = self._rows[slot[hit]]
+        missed = wanted[~hit]
+        metrics.gpu_cache_rows.labels("hit").inc(len(wanted) - len(missed))
+        metrics.gpu_cache_rows.labels("miss").inc(len(missed))
+        if self.policy == "lru":
+            self._rank[slot[hit]] = self._clock
+        elif self.policy == "lfu":
+            self._rank[slot[hit]] += count[hit]
+        if len(missed):
+            rows[~hit] = source(missed)
+            self._keep(missed, rows[~hit], count[~hit], slot[hit])
+        return rows[place]
+
+    def forget(self, ids: Tensor) -> None:
+        """Drop ids, whether held or not."""
+        known = ids[ids < len(self._slot)]
+        slots = self._slot[known].long() - 1
+        slots = slots[slots >= 0]
+        self._slot[known] = 0
+        self._held[slots] = -1
+        self._rank[slots] = 0
+
+    def mark(self) -> None:
+        """Remember what is held now, as an epoch begins."""
+        self._marked, self._marked_rank = self._held.clone(), self._rank.clone()
+
+    def restore(self, source: Source) -> None:
+        """Hold again what `mark` saw: an epoch asks for what the last one did, so the start's contents serve it best."""
+        lost = torch.nonzero((self._marked >= 0) & (self._marked != self._held))[:, 0]
+        if not len(lost):
+            return
+        replaced = self._held[lost]
+        self._slot[replaced[replaced >= 0]] = 0
+        ids = self._marked[lost]
+        self._rows[lost], self._held[lost] = source(ids), ids
+        self._slot[ids] = (lost + 1).int()
+        self._rank = torch.where(self._marked >= 0, self._marked_rank, self._rank)
+
+    def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
+        """Take in missed rows, at most SHARE of the capacity, those asked for most first; never for a row just used."""
+        limit = min(len(ids), max(1, int(SHARE * self.capacity)), self.capacity - len(used))
+        if limit < 1:
+            return
+        chosen = torch.sort(count, descending=True, stable=True).indices[:limit]
+        rank = torch.where(self._held < 0, -1, self._rank)
+        rank[used] = torch.iinfo(torch.int64).max
+        slots = torch.sort(rank, stable=True).indices[:limit]
+        old = self._held[slots]
+        self._slot[old[old >= 0]] = 0
+        self._rows[slots], self._held[slots] = rows[chosen], ids[chosen]
+        self._slot[ids[chosen]] = (slots + 1).int()
+        self._rank[slots] = count[chosen] if self.policy == "lfu" else self._clock
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._slot):
+            grown = torch.zeros(max(size, 2 * len(self._slot), 1024), dtype=torch.int32, device=self._slot.device)
+            grown[: len(self._slot)] = self._slot
+            self._slot = grown

@@ -1,0 +1,54 @@
+"""What of the block graph's arrays changed since it was last sent to the GPU: found from the nodes touched, by numba."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Int64
+from streamd.graph.jit import inner, kernel
+from streamd.graph.kernels import DEGREE, DIRECTORY, GONE, BlockArrays, block_of, entries_before, num_blocks
+
+
+@inner
+def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
+    """Slots of a node's directory that were sent and lie where they did."""
+    if sent[4 * node + DIRECTORY] != g.nodes[4 * node + DIRECTORY]:
+        return np.int64(0)
+    return num_blocks(g, sent[4 * node + DEGREE])
+
+
+@kernel
+def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
+    """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as they were sent."""
+    blocks = entries = np.int64(0)
+    for node in touched:
+        degree = g.nodes[4 * node + DEGREE]
+        blocks += num_blocks(g, degree) - _old_blocks(g, sent, node)
+        entries += degree - sent[4 * node + DEGREE]
+    return blocks, entries
+
+
+@kernel
+def list_changes(
+    g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any], block_at: NDArray[Any], entry_at: NDArray[Any]
+) -> None:
+    """Their places in `blocks` and `entries`, as many as `count_changes` said."""
+    b = e = np.int64(0)
+    for node in touched:
+        at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
+        for block in range(_old_blocks(g, sent, node), num_blocks(g, degree)):
+            block_at[b] = at + block
+            b += 1
+        for number in range(sent[4 * node + DEGREE], degree):
+            block = block_of(g, np.int64(number))
+            entry_at[e] = (g.blocks[at + block] & GONE) + number - entries_before(g, block)
+            e += 1
+
+
+def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
+    """Places of directory slots and entries to be sent, int64, each ascending within a node."""
+    blocks, entries = count_changes(g, sent, touched)
+    block_at, entry_at = np.empty(blocks, np.int64), np.empty(entries, np.int64)
+    list_changes(g, sent, touched, block_at, entry_at)
+    return block_at, entry_at

@@ -1,0 +1,77 @@
+"""Compiles and launches the CUDA kernels, through cupy; memory is torch's, and so is the stream they run on."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamd.errors import DeviceError
+from streamd.telemetry import metrics
+
+KERNELS = Path(__file__).parent / "kernels"
+OPTIONS = ("--std=c++17",)
+BLOCK = 256
+"""Threads of a block: 30 registers a thread leave a multiprocessor full with eight of them."""
+
+Launch = Callable[[str, int, Sequence[int]], None]
+"""(kernel, threads, arguments): pointers and integers, each eight bytes. Work goes to the current stream."""
+
+
+class CudaLauncher:
+    """The kernels of `streamd/gpu/kernels` on the current device, compiled once and kept in cupy's cache
+    (`CUPY_CACHE_DIR`). Seconds on the device go to metrics, read once a kernel is done, never waited for."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy: Any = cupy
+        self._module = cupy.RawModule(code=(KERNELS / "sampling.cu").read_text(), options=OPTIONS)
+        self._kernels: dict[str, Any] = {}
+        self._timed: deque[tuple[str, Any, Any]] = deque()
+
+    def __call__(self, name: str, threads: int, args: Sequence[int]) -> None:
+        if not threads:
+            return
+        stream = torch.cuda.current_stream()
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        with self._cupy.cuda.ExternalStream(stream.cuda_stream, stream.device_index):
+            begin.record(stream)
+            wide = tuple(self._cupy.uint64(a & 2**64 - 1) for a in args)
+            if name not in self._kernels:
+                self._kernels[name] = self._module.get_function(name)
+            self._kernels[name]((-(-threads // BLOCK),), (BLOCK,), wide)
+            end.record(stream)
+        self._timed.append((name, begin, end))
+        while self._timed and self._timed[0][2].query():
+            done, first, last = self._timed.popleft()
+            metrics.gpu_kernel_seconds.labels(done).inc(first.elapsed_time(last) / 1e3)
+
+
+class PageLock:
+    """Page-locks host memory and maps it into the GPU's address space, where it has the address it has here.
+
+    Raises: DeviceError where it would have another there.
+    """
+
+    MAPPED, SAME_ADDRESS = 2, 91
+    """cudaHostRegisterMapped, cudaDevAttrCanUseHostPointerForRegisteredMem."""
+
+    def __init__(self) -> None:
+        from cupy.cuda import runtime
+
+        self._runtime: Any = runtime
+
+    def _check(self) -> None:
+        if not self._runtime.deviceGetAttribute(self.SAME_ADDRESS, self._runtime.getDevice()):
+            raise DeviceError("This GPU does not reach page-locked host memory by its address here.",
+                              "set gpu.placement: resident and raise gpu.graph_bytes, or set device: cpu.")
+
+    def lock(self, address: int, size: int) -> None:
+        self._check()
+        self._runtime.hostRegister(address, size, self.MAPPED)
+
+    def unlock(self, address: int) -> None:
+        self._runtime.hostUnregister(address)

@@ -1,0 +1,104 @@
+"""Takes recorded inputs to where the model is: on a CPU they are there; to a GPU they are sent a step ahead."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from streamd.events import Float32
+from streamd.gpu.cache import FeatureCache
+from streamd.models import LinkInputs, LinkModel, Memory
+from streamd.models.inputs import HopInputs
+from streamd.models.labels import LabelInputs
+from streamd.settings import GpuSettings
+from streamd.telemetry import metrics
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Carrier:
+    """Owner: the thread that learns, and while it prepares a step ahead, a thread of its own.
+
+    Edge features go through a cache on the device: rows never change, and recent edges are seen by many chunks.
+    """
+
+    def __init__(self, device: str, settings: GpuSettings, edge_feature_dim: int) -> None:
+        self.device = torch.device(device)
+        self._mixed = settings.mixed_precision
+        self._cache = None
+        if device != "cpu" and settings.cache_rows and edge_feature_dim:
+            self._cache = FeatureCache(settings.cache_rows, edge_feature_dim, settings.cache_policy, device)
+
+    def inputs(self, inputs: LinkInputs) -> LinkInputs:
+        """The same on the device."""
+        return inputs if self.device.type == "cpu" else inputs.to(self.send, self._edge_rows)
+
+    def labels(self, labels: LabelInputs) -> LabelInputs:
+        """The same on the device."""
+        if self.device.type == "cpu":
+            return labels
+        return LabelInputs(self.inputs(labels.around), *map(self.send, (labels.node_L, labels.facts_LF, labels.target_LT)))
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """A copy on the device, sent from page-locked memory, so that it need not be waited for."""
+        if tensor.device.type == self.device.type:
+            return tensor
+        metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
+        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(self.device, non_blocking=True)
+
+    def logits(self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor) -> Float32:
+        """What a model says of recorded inputs with its memory as it stands, float32[E, C]. updated_PD: `model.updated`."""
+        there = self.inputs(inputs)
+        found: Float32 = model(there, memory.rows(there.node_M, updated_PD)).cpu().numpy()
+        return found
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Matrix products in bfloat16 where `gpu.mixed_precision` says so; weights and sums stay float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed and self.device.type != "cpu")
+
+    def ahead(self, steps: Iterable[T], prepare: Callable[[T], R]) -> Iterator[R]:
+        """`prepare` of each step, in order. On a GPU the next one's runs meanwhile, in a thread and on a stream apart."""
+        if self.device.type != "cuda":
+            yield from map(prepare, steps)
+            return
+        side: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        coming = iter(steps)
+
+        def work() -> list[R]:
+            with torch.cuda.stream(side):
+                return [prepare(step) for step in islice(coming, 1)]
+
+        with ThreadPoolExecutor(1, "carrier") as pool:
+            next_one = pool.submit(work)
+            while done := next_one.result():
+                # What was allocated on the side is used here: neither stream runs ahead of the other by more than a step.
+                torch.cuda.current_stream().wait_stream(side)
+                side.wait_stream(torch.cuda.current_stream())
+                next_one = pool.submit(work)
+                yield done[0]
+
+    def report(self) -> None:
+        """Set the metric of device memory."""
+        if self.device.type == "cuda":
+            metrics.gpu_memory.set(torch.cuda.memory_allocated(self.device))
+
+    def _edge_rows(self, hop: HopInputs) -> Tensor:
+        """float32[U, K, D] on the device; from the host only rows that the cache does not hold, each once."""
+        if self._cache is None:
+            return self.send(hop.edge_UKD)
+        flat, order = torch.sort(hop.eid_UK[hop.mask_UK])
+        rows = hop.edge_UKD[hop.mask_UK]
+
+        def source(missed: Tensor) -> Tensor:
+            return self.send(rows[order[torch.searchsorted(flat, missed.cpu())]])
+
+        mask = self.send(hop.mask_UK)
+        out = torch.zeros(hop.edge_UKD.shape, device=self.device)
+        out[mask] = self._cache.fetch(self.send(hop.eid_UK)[mask], source)
+        return out

@@ -1,0 +1,45 @@
+"""The CUDA kernels on the CPU: the same source, compiled by g++ with a shim in which blocks and threads are loops."""
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from streamd.gpu.launch import BLOCK, KERNELS
+
+SHIM = Path(__file__).parent / "shim.cpp"
+
+
+@cache
+def library():
+    source = KERNELS / "sampling.cu"
+    name = hashlib.sha256(source.read_bytes() + SHIM.read_bytes()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"streamd-kernels-{name}.so"
+    if not path.exists():
+        scratch = tempfile.mktemp(suffix=".so", dir=path.parent)
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f'-DKERNELS="{source}"', "-x", "c++", str(SHIM),
+                        "-o", scratch], check=True, capture_output=True, text=True)
+        Path(scratch).replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def launch(name, threads, args):
+    lib = library()
+    wide = (ctypes.c_uint64 * len(args))(*(a & 2**64 - 1 for a in args))
+    lib.launch(ctypes.cast(getattr(lib, name), ctypes.c_void_p), -(-threads // BLOCK), BLOCK, wide, len(args))
+
+
+class Pages:
+    """Notes what would be page-locked."""
+
+    def __init__(self):
+        self.locked = {}
+
+    def lock(self, address, size):
+        assert address not in self.locked
+        self.locked[address] = size
+
+    def unlock(self, address):
+        del self.locked[address]

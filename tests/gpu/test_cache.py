@@ -1,0 +1,106 @@
+"""The feature cache's logic, on CPU tensors, against a dictionary; on a GPU the same."""
+
+import collections
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamd.gpu.cache import SHARE, FeatureCache
+from streamd.telemetry import metrics
+
+
+class Log:
+    """Where rows come from: row of id i is [i, 2 i]; every id asked for is noted."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, ids):
+        self.asked += ids.tolist()
+        assert len(set(ids.tolist())) == len(ids)
+        return torch.stack([ids, 2 * ids], 1).float()
+
+
+class PlainCache:
+    """The policies with a dictionary: id -> rank."""
+
+    def __init__(self, capacity, policy):
+        self.capacity, self.policy, self.slots, self.clock = capacity, policy, [None] * capacity, 0
+
+    def fetch(self, ids):
+        self.clock += 1
+        counts = collections.Counter(sorted(ids))
+        held = {slot[0]: slot for slot in self.slots if slot}
+        for i, n in counts.items():
+            if i in held and self.policy != "fifo":
+                held[i][1] = self.clock if self.policy == "lru" else held[i][1] + n
+        missed = [i for i, _ in counts.most_common() if i not in held]
+        missed.sort(key=lambda i: -counts[i])
+        order = sorted((s for s in range(self.capacity) if not (self.slots[s] and self.slots[s][0] in counts)),
+                       key=lambda s: self.slots[s][1] if self.slots[s] else -1)
+        for i, slot in zip(missed[: max(1, int(SHARE * self.capacity))], order, strict=False):
+            self.slots[slot] = [i, counts[i] if self.policy == "lfu" else self.clock]
+        return missed
+
+
+@settings(max_examples=80, deadline=None)
+@given(policy=st.sampled_from(["lru", "lfu", "fifo"]), capacity=st.integers(1, 30),
+       batches=st.lists(st.lists(st.integers(0, 40), max_size=60), max_size=12))
+def test_what_is_held_and_asked_of_the_log_is_what_the_policy_says(policy, capacity, batches):
+    cache, plain, log = FeatureCache(capacity, 2, policy, "cpu"), PlainCache(capacity, policy), Log()
+    for batch in batches:
+        log.asked.clear()
+        rows = cache.fetch(torch.tensor(batch, dtype=torch.int64), log)
+        assert rows.tolist() == [[i, 2 * i] for i in batch]
+        assert sorted(log.asked) == sorted(plain.fetch(batch))
+        assert cache.ids.tolist() == sorted(s[0] for s in plain.slots if s)
+
+
+def test_an_update_replaces_at_most_a_share_of_the_cache(on):
+    cache, log = FeatureCache(100, 2, "lru", on), Log()
+    for start in range(0, 100, 20):
+        cache.fetch(torch.arange(start, start + 20, device=on), log)
+    assert cache.ids.tolist() == list(range(100))
+    cache.fetch(torch.arange(1000, 1090, device=on), log)
+    left = set(cache.ids.tolist())
+    assert len(left & set(range(100))) == 80 and left & set(range(20)) == set()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
+def test_an_epoch_begins_with_what_the_one_before_began_with_and_hits_as_often(on, policy):
+    cache, log = FeatureCache(50, 2, policy, on), Log()
+    batches = [torch.arange(s, s + 10, device=on) for s in (0, 10, 20, 30, 40, 200, 220, 0, 240)]
+    for batch in batches[:5]:
+        cache.fetch(batch, log)
+    cache.mark()
+    began = cache.ids.tolist()
+    asked = []
+    for _ in range(2):
+        log.asked.clear()
+        for batch in batches:
+            assert cache.fetch(batch, log)[:, 0].tolist() == batch.tolist()
+        asked.append(sorted(log.asked))
+        log.asked.clear()
+        cache.restore(log)
+        assert cache.ids.tolist() == began and len(log.asked) < 50, "only what was lost is asked for again"
+    assert asked[0] == asked[1]
+
+
+def test_hits_and_misses_are_counted_and_what_is_forgotten_is_asked_for_again(on):
+    cache, log = FeatureCache(10, 2, "lfu", on), Log()
+    counts = [metrics.gpu_cache_rows.labels(r)._value.get() for r in ("hit", "miss")]
+    cache.fetch(torch.tensor([7, 7, 8], device=on), log)
+    cache.fetch(torch.tensor([7, 9], device=on), log)
+    hits, misses = (metrics.gpu_cache_rows.labels(r)._value.get() - n for r, n in zip(("hit", "miss"), counts, strict=True))
+    assert (hits, misses) == (1, 3)
+    cache.forget(torch.tensor([7, 5000], device=on))
+    log.asked.clear()
+    cache.fetch(torch.tensor([7], device=on), log)
+    assert log.asked == [7] and cache.fetch(torch.zeros(0, dtype=torch.int64, device=on), log).shape == (0, 2)
+
+
+def test_a_cache_without_room_is_refused():
+    with pytest.raises(ValueError, match="holds nothing"):
+        FeatureCache(0, 2, "lru", "cpu")

@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from streamd.errors import DeviceError
+from streamd.gpu import choose_device, device, make_graph
+from streamd.graph import BlockGraph
+from tests.builders import settings
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    choose_device.cache_clear()
+    yield
+    choose_device.cache_clear()
+
+
+def gpu(monkeypatch, cupy):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(device, "find_spec", lambda name: cupy)
+
+
+def test_a_cpu_is_taken_where_it_is_asked_for_or_nothing_else_is_proven(monkeypatch, capsys):
+    assert choose_device("cpu") == choose_device("auto") == "cpu" and capsys.readouterr().out == ""
+    choose_device.cache_clear()
+    gpu(monkeypatch, cupy=True)
+    assert choose_device("auto") == "cpu"
+    assert "gpu_idle" in capsys.readouterr().out, "an idle GPU is said"
+
+
+def test_cuda_without_a_gpu_or_without_cupy_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"torch .* (is built without CUDA|sees no GPU).*set device: cpu"):
+        choose_device("cuda")
+    gpu(monkeypatch, cupy=None)
+    with pytest.raises(DeviceError, match=r"cupy.*is not installed.*pip install 'streamd\[gpu\]'"):
+        choose_device("cuda")
+
+
+def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
+    gpu(monkeypatch, cupy=True)
+    assert choose_device("cuda") == "cuda" and "gpu_unproven" in capsys.readouterr().out
+
+
+def test_the_cpu_has_the_plain_graph(tmp_path):
+    graph = make_graph(settings(tmp_path), "cpu", 70)
+    assert type(graph) is BlockGraph and graph.num_edges == 70
+
+
+def test_importing_streamd_and_learning_on_a_cpu_never_ask_for_cupy():
+    code = ("import sys; sys.modules['cupy'] = None; import streamd.daemon, streamd.doctor, streamd.gpu, streamd.gpu.blocks, "
+            "streamd.gpu.launch, streamd.training.trainer, streamd.server.app; print('ok')")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"

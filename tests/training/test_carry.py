@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+
+from streamd.events import Schema
+from streamd.gpu.cache import FeatureCache
+from streamd.segments.reader import LogReader
+from streamd.settings import GpuSettings
+from streamd.telemetry import metrics
+from streamd.training.carry import Carrier
+from streamd.training.learner import Learner
+from streamd.training.recorder import Recorder
+from streamd.training.replay import ReplayStore
+from streamd.windows import next_window
+from tests.builders import HOUR, settings, stream, write_log
+
+SCHEMA = Schema(2, 0, 0)
+
+
+@pytest.fixture
+def world(tmp_path):
+    write_log(tmp_path, *stream(900), SCHEMA, watermark=100 * HOUR)
+    log = LogReader(tmp_path)
+    log.refresh()
+    return settings(tmp_path, stream__edge_feature_dim=2, training__epochs=3), log
+
+
+def chunks(s, log):
+    recorder, edge = Recorder(s, log), 0
+    while (window := next_window(log, edge, HOUR)) is not None:
+        yield window, list(recorder.chunks(window))
+        edge = window.end_edge
+
+
+def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_once(world, on):
+    carrier = Carrier(on, GpuSettings(), 2)
+    carrier._cache = FeatureCache(2000, 2, "lru", on)
+    recorded = [c.score for _, part in chunks(*world) for c in part if c.score is not None]
+    for again in range(2):
+        before = metrics.gpu_cache_rows.labels("miss")._value.get()
+        for inputs in recorded:
+            moved = inputs.to(carrier.send, carrier._edge_rows)
+            for a, b in zip(inputs.hops, moved.hops, strict=True):
+                assert torch.equal(torch.where(a.mask_UK[..., None], a.edge_UKD, 0), b.edge_UKD.cpu())
+            for name, tensor in inputs.tensors().items():
+                assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
+        asked = metrics.gpu_cache_rows.labels("miss")._value.get() - before
+        assert asked == 0 if again else asked > 100
+
+
+def test_steps_come_in_order_and_an_error_in_one_reaches_the_caller(on):
+    carrier = Carrier(on, GpuSettings(), 2)
+    assert list(carrier.ahead(range(20), lambda x: carrier.send(torch.full((3,), x)).sum().item())) == [3 * x for x in range(20)]
+    assert list(carrier.ahead([], lambda x: x)) == []
+    with pytest.raises(ZeroDivisionError):
+        list(carrier.ahead([1, 0], lambda x: 1 // x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixed", [False, True])
+def test_training_on_a_gpu_and_on_a_cpu_agree(world, mixed, monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    s, log = world
+    parts, said = list(chunks(s, log)), {}
+    for device in ("cpu", "cuda"):
+        own = s.model_copy(update={"device": device, "gpu": GpuSettings(cache_rows=100, mixed_precision=mixed)})
+        learner, logits = Learner(own, SCHEMA, ReplayStore(None, 10, 0)), []
+        for window, part in parts:
+            learner.begin()
+            logits += [x for c in part if (x := learner.score(c)).size]
+            learner.learn(window.first_edge)
+        said[device] = np.concatenate(logits)
+    torch.testing.assert_close(torch.as_tensor(said["cuda"]), torch.as_tensor(said["cpu"]), rtol=0.1 if mixed else 0.01, atol=0.1 if mixed else 0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    s, log = world
+    learner = Learner(s.model_copy(update={"device": "cuda"}), SCHEMA, ReplayStore(None, 10, 0))
+    window, part = next(x for x in chunks(s, log) if any(c.score is not None for c in x[1]))
+    taken = []
+    for number in range(1000):
+        learner.memory = learner.model.new_memory(window.first_edge)
+        learner.begin()
+        for chunk in part:
+            learner.score(chunk)
+        learner.learn(number)
+        taken.append(torch.cuda.memory_allocated())
+    assert max(taken[900:]) < 1.01 * max(taken[100:200])
+
+
+def test_mixed_precision_is_for_a_gpu_and_leaves_a_cpu_as_it_is():
+    carrier = Carrier("cpu", GpuSettings(mixed_precision=True), 2)
+    with carrier.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert carrier._cache is None
