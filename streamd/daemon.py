@@ -276,6 +276,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _fix_torch(threads: int) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's products refuse to be deterministic
     import torch
 
     torch.set_num_threads(threads)

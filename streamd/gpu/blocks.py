@@ -103,23 +103,30 @@ class DeviceGraph(BlockGraph):
 
     def recent(self, nodes_R: Int64, before_edge: int | Int64, k: int, since_edge: int | Int64 = 0) -> Neighbors:
         since, cutoff = self._range(nodes_R, since_edge, before_edge)
-        return self._home(self._recent(self._up(nodes_R), self._up(since), self._up(cutoff), k))
+        return self._home(self._recent(self._up(nodes_R.astype(np.int64)), self._up(since), self._up(cutoff), k))
 
     def uniform(
         self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
         since_edge: int | Int64 = 0
     ) -> Neighbors:
         since, cutoff = self._range(nodes_R, since_edge, before_edge)
-        return self._home(self._uniform(self._up(nodes_R), self._up(since), self._up(cutoff), k, seed, replace))
+        return self._home(self._uniform(self._up(nodes_R.astype(np.int64)), self._up(since), self._up(cutoff), k, seed, replace))
 
     def explore(
         self, roots_U: Int64, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
     ) -> Explored:
         """As the host's; the hops and the renumbering of what they reach stay on the device, and come home together."""
-        asked, found, near, roots = [], [], [], self._up(roots_U)
-        for number, (since, before) in enumerate(ranges):
-            bounds = self._range(roots_U[:1], since, before)
-            low, high = (torch.full((len(roots),), int(b[0]) if len(b) else 0, device=self._device) for b in bounds)
+        nodes, hops = self.explore_there(self._up(roots_U.astype(np.int64)), ranges, k, seed, deeper)
+        return Explored(_numpy(nodes), tuple(ExploredHop(*map(_numpy, hop)) for hop in hops))
+
+    def explore_there(
+        self, roots: Tensor, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
+        """`explore` from and to the device: node_M, and of each hop root_U, neighbor_UK, eid_UK, mask_UK."""
+        asked, found, near = [], [], []
+        for number, bounds in enumerate(ranges):
+            one = np.zeros(1, np.int64)
+            low, high = (torch.full((len(roots),), int(b[0]), device=self._device) for b in self._range(one, *bounds))
             if seed is None:
                 got = self._recent(roots, low, high, k)
             else:
@@ -129,12 +136,10 @@ class DeviceGraph(BlockGraph):
             near.append(torch.where(got[2], got[0], roots[:, None]))
             if deeper:
                 roots = torch.unique(torch.cat([roots, near[-1].flatten()]))
-        nodes, places = torch.unique(torch.cat([p.flatten() for pair in zip(asked, near, strict=True) for p in pair]),
-                                     return_inverse=True)
-        parts = torch.split(places, [p.numel() for pair in zip(asked, near, strict=True) for p in pair])
-        hops = [ExploredHop(*(_numpy(t) for t in (parts[2 * i], parts[2 * i + 1].view(got[0].shape), got[1], got[2])))
-                for i, got in enumerate(found)]
-        return Explored(_numpy(nodes), tuple(hops))
+        both = [p.flatten() for pair in zip(asked, near, strict=True) for p in pair]
+        nodes, places = torch.unique(torch.cat(both), return_inverse=True)
+        part = torch.split(places, [len(p) for p in both])
+        return nodes, [(part[2 * i], part[2 * i + 1].view(got[0].shape), got[1], got[2]) for i, got in enumerate(found)]
 
     def _recent(self, root: Tensor, since: Tensor, cutoff: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._sample("sample_recent", root, since, cutoff, k, ())

@@ -140,7 +140,7 @@ class Encoder(nn.Module):
         for number in reversed(range(len(hops))):
             z_UD = self._layer(len(hops) - 1 - number, h_MD, hops[number], edge_stats, gap_us, number == 0)
             if number:
-                h_MD = h_MD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
+                h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
         return z_UD
 
     def _layer(

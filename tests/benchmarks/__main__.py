@@ -7,9 +7,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, graph, ingest, serving, training
+from tests.benchmarks import files, gpu, graph, ingest, serving, training
 
-ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving}
+ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "gpu": gpu}
 
 if __name__ == "__main__":
     console = Console(width=150)
@@ -19,7 +19,7 @@ if __name__ == "__main__":
         console.print(f"{name} ...")
         rows = ALL[name].run()
         if not rows:
-            console.print(f"{name}: skipped, its peer is not on this machine (KAFKA_HOME, or the benchmark peers' folder)")
+            console.print(f"{name}: skipped, what it needs is not on this machine (KAFKA_HOME, a GPU, or the benchmark peers' folder)")
         for row in rows:
             peer = "" if row.peer is None else f"{row.peer:,.1f} ({row.peer_name})"
             ratio = "" if row.peer is None else f"{row.ours / row.peer:.2f}"

@@ -137,3 +137,14 @@ def test_several_inputs_joined_answer_as_each_alone(live, name):
     whole, state = joined(parts)
     torch.testing.assert_close(model(whole, state), torch.cat([model(*part) for part in parts]))
     assert joined(parts[:1]) is parts[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mixed_precision_gives_nearly_the_same_embeddings_and_finite_gradients(live, name):
+    model, roots = model_of(name), np.array([0, 3, 21, 25, 99])
+    plain = embedded(model, live, roots)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = embedded(model, live, roots)
+        mixed.float().square().sum().backward()
+    assert 0 < (plain - mixed).abs().max() < 0.1 * plain.abs().max()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

@@ -1,0 +1,169 @@
+"""The graph, the features and the training on a GPU, beside the CPU and the device's memory bandwidth in the same run.
+
+`python -m tests.benchmarks gpu`; nothing where there is no GPU. tests/gpu runs the same functions, small, on a CPU.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from streamd.gpu.blocks import DeviceGraph
+from streamd.gpu.cache import FeatureCache
+from streamd.graph import BlockGraph
+from streamd.segments.reader import LogReader
+from streamd.telemetry import metrics
+from streamd.training.learner import Learner
+from streamd.training.recorder import Recorder, one_ahead
+from streamd.training.replay import ReplayStore
+from streamd.windows import Window
+from tests.benchmarks.measure import Row, load_synth, write_edges
+from tests.builders import settings
+
+DAY_EDGES, EPOCHS, FEATURES, LARGE_EDGES, LARGE_NODES = 96_000, 3, 172, 200_000_000, 10_000_000
+Make = Callable[[str], DeviceGraph]
+
+
+def run() -> list[Row]:
+    if not torch.cuda.is_available():
+        return []
+    from streamd.gpu.launch import CudaLauncher, PageLock
+
+    launch, pages = CudaLauncher(), PageLock()
+
+    def make(placement: str) -> DeviceGraph:
+        return DeviceGraph(launch, pages, "cuda", placement)
+
+    rows = [Row("memory bandwidth, copy", bandwidth("cuda"), "GB/s")]
+    synth = load_synth()
+    for preset in ("reddit", "gdelt", "netflix") if synth is not None else ():
+        g = synth.make(preset)
+        rows += sampling(preset, make, g["src"].astype(np.int64), g["dst"].astype(np.int64), rows[0].ours, "cuda")
+        if preset == "gdelt":
+            rows += turnaround(g, "cuda")
+    rng = np.random.default_rng(0)
+    src, dst = ((rng.random(LARGE_EDGES) ** 3 * LARGE_NODES).astype(np.int64) for _ in range(2))
+    return rows + sampling("200 M edges", make, src, dst, rows[0].ours, "cuda") + fetching("cuda")
+
+
+def seconds_of(work: Callable[[], object], device: str, rounds: int = 5) -> float:
+    """Least wall time, the device waited for."""
+    out = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        out.append(time.perf_counter() - begun)
+    return min(out)
+
+
+def bandwidth(device: str, size: int = 2**28) -> float:
+    """GB/s read and written by one large copy."""
+    a, b = (torch.zeros(size, dtype=torch.float32, device=device) for _ in range(2))
+    return 2 * 4 * size / seconds_of(lambda: b.copy_(a), device) / 1e9
+
+
+def sampling(
+    name: str, make: Make, src, dst, gb_a_second: float, device: str, batches: tuple[int, ...] = (600, 4000),
+    placements: tuple[str, ...] = ("resident", "hybrid"), slice_edges: int = DAY_EDGES
+) -> list[Row]:
+    """Insert and sampling in the middle of a stream, three roots an event, beside our CPU sampler; and the share of the
+    bandwidth's limit: a sample must touch node row, directory line and entries of a root, and write its answer."""
+    rows, cpu = [], BlockGraph()
+    for a in range(0, len(src), 2_000_000):
+        cpu.insert(src[a: a + 2_000_000], dst[a: a + 2_000_000])
+    middle, rng = len(src) // 2, np.random.default_rng(0)
+    for placement in placements:
+        graph = make(placement)
+        begun = time.perf_counter()
+        for a in range(0, len(src), slice_edges):
+            graph.insert(src[a: a + slice_edges], dst[a: a + slice_edges])
+        rows.append(Row(f"{name}, {placement}: insert, {slice_edges} at a time", len(src) / (time.perf_counter() - begun) / 1e6, "M events/s"))
+        rows.append(Row(f"{name}, {placement}: device memory", graph.device_bytes / 1e9, "GB"))
+        for batch in batches:
+            roots = np.unique(np.concatenate([src[middle: middle + batch], dst[middle: middle + batch], rng.choice(dst, batch)]))
+            there = torch.from_numpy(roots).to(device)
+            for strategy, seed in (("recent", None), ("uniform", 0)):
+                for hops in (1, 2):
+                    ranges = [(0, middle)] * hops
+                    answer = graph.explore_there(there, ranges, 10, seed, True)[1]
+                    count = sum(int(hop[3].sum()) for hop in answer)
+                    asked = sum(len(hop[0]) for hop in answer)
+                    ours = seconds_of(lambda s=seed, r=ranges, t=there, g=graph: g.explore_there(t, r, 10, s, True), device)
+                    theirs = seconds_of(lambda s=seed, r=ranges, u=roots: cpu.explore(u, r, 10, s, True), "cpu", 3)
+                    floor = (asked * (32 + 64 + 10 * 17) + 8 * count) / gb_a_second / 1e9
+                    label = f"{name}, {placement}: {strategy} {[10] * hops}, batch {batch}"
+                    rows += [Row(label, count / ours / 1e6, "M edges/s", count / theirs / 1e6, "our CPU sampler"),
+                             Row(f"{label}: of the bandwidth's limit", 100 * floor / ours, "%")]
+        del graph
+    return rows
+
+
+def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEATURES, dim: int = 100) -> list[Row]:
+    """A day of events recorded and learned for three epochs, where the time goes; TGN and TGAT."""
+    rows = []
+    middle = len(g["src"]) // 2
+    span = slice(middle, middle + 2 * edges)
+    src, dst = g["src"][span], g["dst"][span]
+    when = np.maximum.accumulate((g["t"][span] * 1e6).astype(np.int64)) + np.arange(len(src))
+    msg = np.random.default_rng(0).normal(size=(len(src), features)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        write_edges(Path(folder), list(range(g["num_nodes"])), src, dst, when, msg, int(when[-1]) + 10**12)
+        log = LogReader(Path(folder))
+        log.refresh()
+        for model in ("tgn", "tgat"):
+            s = settings(Path(folder), stream__edge_feature_dim=features, model__name=model, model__dim=dim, model__time_dim=dim,
+                         model__neighbors=10, model__memory_chunk=600, training__epochs=EPOCHS, training__replay_events=0,
+                         windows__max_events=10**6, device=device)
+            recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), edges)
+            recorder.rebuild(edges)
+            window = Window(int(when[edges]), int(when[-1]) + 1, edges, 2 * edges)
+            kernels = _kernel_seconds()
+            begun = time.perf_counter()
+            for chunk in one_ahead(recorder.chunks(window)):
+                learner.score(chunk)
+            scored = time.perf_counter()
+            learner.learn(edges)
+            learned = time.perf_counter()
+            rows += [Row(f"{model}, a day of {edges} events: recorded and scored", scored - begun, "s"),
+                     Row(f"{model}: of which sampling kernels", _kernel_seconds() - kernels, "s"),
+                     Row(f"{model}: learned, {EPOCHS} epochs", learned - scored, "s"),
+                     Row(f"{model}: training", EPOCHS * edges / (learned - scored), "edges/s"),
+                     Row(f"{model}: in all", learned - begun, "s", 30.0, "GNNFlow, 8 T4, about")]
+    return rows
+
+
+def fetching(device: str, num_ids: int = 2_000_000, batch: int = 6_000, dim: int = FEATURES, batches: int = 200) -> list[Row]:
+    """Seconds to have the features of skewed ids on the device: sent each time, cached, an epoch again, and restored."""
+    log = np.random.default_rng(0).normal(size=(num_ids, dim)).astype(np.float32)
+    rng = np.random.default_rng(1)
+    asked = [torch.from_numpy((num_ids * (1 - rng.random(batch) ** 4)).astype(np.int64).clip(0, num_ids - 1)).to(device)
+             for _ in range(batches)]
+
+    def source(ids):
+        rows = torch.from_numpy(log[ids.cpu().numpy()])
+        return (rows.pin_memory() if device == "cuda" else rows).to(device, non_blocking=True)
+
+    def epoch(fetch):
+        return 1e3 * seconds_of(lambda: [fetch(ids) for ids in asked], device, 1)
+
+    plain = epoch(source)
+    rows = []
+    for policy in ("lru", "lfu", "fifo"):
+        cache = FeatureCache(max(1, num_ids // 20), dim, policy, device)
+        first = epoch(lambda ids, c=cache: c.fetch(ids, source))
+        cache.mark()
+        again = epoch(lambda ids, c=cache: c.fetch(ids, source))
+        cache.restore(source)
+        restored = epoch(lambda ids, c=cache: c.fetch(ids, source))
+        for what, ms in (("empty", first), ("reused", again), ("reused and restored", restored)):
+            rows.append(Row(f"features of {batches} batches, {policy} of 5%, {what}", ms, "ms", plain, "without a cache"))
+    return rows
+
+
+def _kernel_seconds() -> float:
+    return sum(metrics.gpu_kernel_seconds.labels(k)._value.get() for k in ("sample_recent", "sample_uniform"))

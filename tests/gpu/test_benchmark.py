@@ -1,0 +1,19 @@
+"""The GPU's benchmark, small and on a CPU: a session with a GPU should spend its minutes measuring, not mending this."""
+
+import numpy as np
+
+from streamd.gpu.blocks import DeviceGraph
+from tests.benchmarks import gpu
+from tests.builders import stream
+from tests.gpu import host
+
+
+def test_every_part_of_the_gpu_benchmark_runs():
+    src, dst, time = stream(4000, 60, 40)
+    rows = gpu.sampling("small", lambda p: DeviceGraph(host.launch, host.Pages(), "cpu", p), src, dst, 10.0, "cpu", (50,), slice_edges=500)
+    assert len(rows) == 2 * (2 + 8) and all(np.isfinite(r.ours) and r.ours > 0 for r in rows if "device memory" not in r.what)
+    made = {"src": src, "dst": dst, "t": time / 1e6, "num_nodes": 100}
+    rows = gpu.turnaround(made, "cpu", 900, 3, 8)
+    assert [r.unit for r in rows] == ["s", "s", "s", "edges/s", "s"] * 2
+    rows = gpu.fetching("cpu", 2000, 60, 3, 5)
+    assert len(rows) == 9 and gpu.bandwidth("cpu", 1000) > 0
