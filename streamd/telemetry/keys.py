@@ -8,7 +8,7 @@ import structlog
 from pydantic import SecretStr
 
 from streamd.errors import SettingsError
-from streamd.settings import ServerSettings
+from streamd.settings import ServerSettings, has_keys
 
 log = structlog.get_logger()
 
@@ -25,9 +25,6 @@ class Keys:
             self._read()
             if not self._rotated:
                 raise SettingsError(f"{file} holds no key.", "write one key a line, or unset the setting that names it.")
-
-    def __bool__(self) -> bool:
-        return bool(self._fixed or self._file)
 
     def holds(self, given: str | None) -> bool:
         """Whether it is one of them, compared in constant time."""
@@ -59,7 +56,7 @@ class ApiKeys:
     def __init__(self, settings: ServerSettings) -> None:
         self._keys = Keys(settings.api_keys, settings.api_keys_file)
         self._admin = Keys(settings.admin_keys, settings.admin_keys_file)
-        self._open = not self._keys and not self._admin
+        self._open = not has_keys(settings)
 
     def allows(self, key: str | None) -> bool:
         """Whether a key may ask."""

@@ -154,7 +154,7 @@ def test_keys_of_a_file_are_rotated_without_a_restart_and_survive_its_absence(tm
         Keys((), path)
     path.write_text("one\ntwo\n")
     keys = Keys((), path)
-    assert keys and keys.holds("two") and not keys.holds("three") and not keys.holds("") and not keys.holds(None)
+    assert keys.holds("two") and not keys.holds("three") and not keys.holds("") and not keys.holds(None)
     new = tmp_path / "new"
     new.write_text("three\n")
     new.replace(path)
