@@ -102,15 +102,13 @@ class DeviceGraph(BlockGraph):
             metrics.gpu_placement.labels(name).set(name == self.placement)
 
     def recent(self, nodes_R: Int64, before_edge: int | Int64, k: int, since_edge: int | Int64 = 0) -> Neighbors:
-        since, cutoff = self._range(nodes_R, since_edge, before_edge)
-        return self._home(self._recent(self._up(nodes_R.astype(np.int64)), self._up(since), self._up(cutoff), k))
+        return self._home(self._recent(*self._asked(nodes_R, since_edge, before_edge), k))
 
     def uniform(
         self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
         since_edge: int | Int64 = 0
     ) -> Neighbors:
-        since, cutoff = self._range(nodes_R, since_edge, before_edge)
-        return self._home(self._uniform(self._up(nodes_R.astype(np.int64)), self._up(since), self._up(cutoff), k, seed, replace))
+        return self._home(self._uniform(*self._asked(nodes_R, since_edge, before_edge), k, seed, replace))
 
     def explore(
         self, roots_U: Int64, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
@@ -140,6 +138,10 @@ class DeviceGraph(BlockGraph):
         nodes, places = torch.unique(torch.cat(both), return_inverse=True)
         part = torch.split(places, [len(p) for p in both])
         return nodes, [(part[2 * i], part[2 * i + 1].view(got[0].shape), got[1], got[2]) for i, got in enumerate(found)]
+
+    def _asked(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Tensor, Tensor, Tensor]:
+        low, high = self._range(nodes, since, before)
+        return self._up(nodes.astype(np.int64)), self._up(low), self._up(high)
 
     def _recent(self, root: Tensor, since: Tensor, cutoff: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._sample("sample_recent", root, since, cutoff, k, ())
