@@ -19,6 +19,9 @@ def daemon_on(tmp_path):
     for daemon in made:
         if daemon.process is not None and daemon.process.poll() is None:
             daemon.kill()
+    for daemon in made:
+        if daemon.process is not None:  # pytest shows it where the test failed
+            print(f"--- {daemon.path.name}, ended with {daemon.process.poll()}\n{daemon.output()[-6000:]}")
 
 
 @pytest.fixture
