@@ -206,7 +206,7 @@ class Engine:
                 served = Served.restored(self._registry.load(champion), choose_device(self._settings.server.device))
                 served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
                 future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
-            except (StreamdError, OSError, RuntimeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - raised in `_build`: lost here, nothing would end the wait
                 future.set_exception(error)
 
         self._loading_name = champion

@@ -221,6 +221,16 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     assert ask(world)["scores"] == before
 
 
+def test_an_error_nobody_foresaw_while_a_version_is_loaded_ends_the_server_rather_than_its_answers(world, monkeypatch):
+    ended = []
+    world.engine._on_failure = lambda: ended.append(True)
+    monkeypatch.setattr(Registry, "load", lambda self, name: {}["nothing"])
+    world.train(2)
+    world.run()
+    wait(lambda: ended)
+    assert not world.engine.status.ready and "the engine failed" in world.client.get("/readyz").json()["why"]
+
+
 def test_an_event_is_visible_in_the_next_answers(world):
     world.train()
     world.start()
