@@ -2,14 +2,18 @@
 
 import ctypes
 import hashlib
+import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from streamd.gpu.launch import BLOCK, KERNELS
 
 SHIM = Path(__file__).parent / "shim.cpp"
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels for the CPU with")
 
 
 @cache

@@ -7,6 +7,8 @@ from tests.benchmarks import gpu
 from tests.builders import stream
 from tests.gpu import host
 
+pytestmark = host.needs_compiler
+
 
 def test_every_part_of_the_gpu_benchmark_runs():
     src, dst, time = stream(4000, 60, 40)

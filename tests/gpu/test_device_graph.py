@@ -16,6 +16,8 @@ from tests.builders import stream
 from tests.gpu import host
 from tests.properties import test_graph_machine as machine
 
+pytestmark = host.needs_compiler
+
 
 class DeviceGraphMachine(machine.GraphMachine):
     """The same machine, its entries moved between device and host now and then."""

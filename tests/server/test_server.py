@@ -221,16 +221,6 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     assert ask(world)["scores"] == before
 
 
-def test_an_error_nobody_foresaw_while_a_version_is_loaded_ends_the_server_rather_than_its_answers(world, monkeypatch):
-    ended = []
-    world.engine._on_failure = lambda: ended.append(True)
-    monkeypatch.setattr(Registry, "load", lambda self, name: {}["nothing"])
-    world.train(2)
-    world.run()
-    wait(lambda: ended)
-    assert not world.engine.status.ready and "the engine failed" in world.client.get("/readyz").json()["why"]
-
-
 def test_an_event_is_visible_in_the_next_answers(world):
     world.train()
     world.start()
@@ -333,19 +323,6 @@ def test_pages_and_metrics_need_nothing_from_outside(world):
     assert "streamd_served_edges 500.0" in world.client.get("/metrics").text
     status = world.client.get("/status.json").json()
     assert status["edges"] == 500 and status["roles"]["serve"]["alive"]
-
-
-def test_health_says_why(tmp_path):
-    waiting = World(tmp_path)
-    waiting.run()
-    assert waiting.client.get("/livez").status_code == 200
-    ready = waiting.client.get("/readyz")
-    assert ready.status_code == 503 and "ingest" in ready.json()["why"]
-    assert waiting.client.post("/v1/score", json={"src": 1, "dst": [2]}).status_code == 503
-    waiting.engine.status.beat -= 100
-    waiting.stop()
-    waiting.engine.status.beat -= 100
-    assert waiting.client.get("/livez").status_code == 503
 
 
 def test_with_keys_set_only_health_is_open(tmp_path):
