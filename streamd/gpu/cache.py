@@ -20,7 +20,7 @@ Source = Callable[[Tensor], Tensor]
 
 
 class FeatureCache:
-    """capacity rows of `dim` float32 on a device. A row never changes while its id is held: `forget` what does.
+    """capacity rows of `dim` float32 on a device. The row of an id never changes.
 
     policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least often; fifo, those held
     the longest. Contents are kept from window to window; `mark` and `restore` bring back those of an epoch's start.
@@ -39,11 +39,6 @@ class FeatureCache:
         """By id: its slot + 1, 0 for none."""
         self._clock = 0
         self.mark()
-
-    @property
-    def num_bytes(self) -> int:
-        held = (self._rows, self._held, self._rank, self._slot, self._marked, self._marked_rank)
-        return sum(t.numel() * t.element_size() for t in held)
 
     @property
     def ids(self) -> Tensor:
@@ -72,15 +67,6 @@ class FeatureCache:
             rows[~hit] = source(missed)
             self._keep(missed, rows[~hit], count[~hit], slot[hit])
         return rows[place]
-
-    def forget(self, ids: Tensor) -> None:
-        """Drop ids, whether held or not."""
-        known = ids[ids < len(self._slot)]
-        slots = self._slot[known].long() - 1
-        slots = slots[slots >= 0]
-        self._slot[known] = 0
-        self._held[slots] = -1
-        self._rank[slots] = 0
 
     def mark(self) -> None:
         """Remember what is held now, as an epoch begins."""

@@ -11,8 +11,6 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 
 #define GONE 0xFFFFFFFFLL
-#define TAIL 0
-#define FREE 1
 #define DEGREE 2
 #define DIRECTORY 3
 #define MAX_FANOUT 128
