@@ -132,7 +132,7 @@ class DeviceGraph(BlockGraph):
             asked.append(roots)
             found.append(got)
             near.append(torch.where(got[2], got[0], roots[:, None]))
-            if deeper:
+            if deeper and number + 1 < len(ranges):
                 roots = torch.unique(torch.cat([roots, near[-1].flatten()]))
         both = [p.flatten() for pair in zip(asked, near, strict=True) for p in pair]
         nodes, places = torch.unique(torch.cat(both), return_inverse=True)

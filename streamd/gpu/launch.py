@@ -19,6 +19,16 @@ Launch = Callable[[str, int, Sequence[int]], None]
 """(kernel, threads, arguments): pointers and integers, each eight bytes. Work goes to the current stream."""
 
 
+class SharedStream:
+    """torch's current stream by CUDA's stream protocol, which torch's own class speaks only in newer versions."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.current_stream()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.stream.cuda_stream
+
+
 class CudaLauncher:
     """The kernels of `streamd/gpu/kernels` on the current device, compiled once and kept in cupy's cache
     (`CUPY_CACHE_DIR`). Seconds on the device go to metrics, read once a kernel is done, never waited for."""
@@ -34,16 +44,16 @@ class CudaLauncher:
     def __call__(self, name: str, threads: int, args: Sequence[int]) -> None:
         if not threads:
             return
-        stream = torch.cuda.current_stream()
+        shared = SharedStream()
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
-        with self._cupy.cuda.ExternalStream(stream.cuda_stream, stream.device_index):
-            begin.record(stream)
+        with self._cupy.cuda.Stream.from_external(shared):
+            begin.record(shared.stream)
             wide = tuple(self._cupy.uint64(a & 2**64 - 1) for a in args)
             if name not in self._kernels:
                 self._kernels[name] = self._module.get_function(name)
             self._kernels[name]((-(-threads // BLOCK),), (BLOCK,), wide)
-            end.record(stream)
+            end.record(shared.stream)
         self._timed.append((name, begin, end))
         while self._timed and self._timed[0][2].query():
             done, first, last = self._timed.popleft()

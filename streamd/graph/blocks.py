@@ -144,7 +144,7 @@ class BlockGraph:
             asked.append(roots)
             found.append(got)
             near.append(np.where(got.mask, got.neighbor, roots[:, None]))
-            if deeper:
+            if deeper and number + 1 < len(ranges):
                 roots = np.unique(np.concatenate([roots, near[-1].ravel()]))
         nodes, places = np.unique(np.concatenate([p.ravel() for pair in zip(asked, near, strict=True) for p in pair]),
                                   return_inverse=True)
@@ -157,8 +157,12 @@ class BlockGraph:
 
     def _range(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Int64, Int64]:
         # Fresh arrays, so that kernels are compiled for one kind of array only.
-        low = np.maximum(np.broadcast_to(since, len(nodes)), self.since_edge) - self.first_edge
-        high = np.clip(np.broadcast_to(before, len(nodes)), self.first_edge, self.num_edges) - self.first_edge
+        low, high = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
+        low[:], high[:] = since, before
+        np.maximum(low, self.since_edge, out=low)
+        np.minimum(np.maximum(high, self.first_edge, out=high), self.num_edges, out=high)
+        low -= self.first_edge
+        high -= self.first_edge
         return low, high
 
     def _resident(self) -> int:

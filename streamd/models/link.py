@@ -74,7 +74,7 @@ class LinkModel(nn.Module):
         """States of the nodes with a pending message after the GRU: float32[P, D]."""
         if not self.has_memory:
             return memory.pending_other
-        out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self._gap())
+        out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self.gap())
         return out
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class LinkModel(nn.Module):
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
         """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""
         h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
-        out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self._gap())
+        out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self.gap())
         return out
 
     def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
@@ -134,7 +134,8 @@ class LinkModel(nn.Module):
             groups.append({"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY})
         return torch.optim.AdamW(groups, foreach=True)
 
-    def _gap(self) -> Tensor:
+    def gap(self) -> Tensor:
+        """What time differences are divided by, microseconds, float64."""
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
 
 

@@ -13,10 +13,14 @@ ERRORS = {
     "422": "what was asked does not fit", "429": "too many requests wait; come again",
     "503": "not ready, or too late; come again"}
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+OPEN = (*PLAIN, "/v2")
+"""What `require_key` does not guard."""
+KEYS = {"HTTPBearer": {"type": "http", "scheme": "bearer"},
+        "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app.openapi()` tell the errors that all routes share, which FastAPI does not know of."""
+    """Let `app.openapi()` tell of keys, and of the errors that all routes share, which FastAPI does not know of."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -26,9 +30,12 @@ def describe(app: FastAPI) -> None:
         schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         schema["components"]["schemas"]["InferenceError"] = {
             "type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+        schema["components"]["securitySchemes"] = KEYS
         for path, routes in schema["paths"].items():
             kind, form = (("application/json", "InferenceError") if path.startswith("/v2") else (MEDIA_TYPE, "Problem"))
             for operation in routes.values():
+                if path not in OPEN:
+                    operation["security"] = [{name: []} for name in KEYS]
                 for status, said in ERRORS.items():
                     if path in PLAIN and status == "503":
                         continue

@@ -14,6 +14,7 @@ from streamd.graph.neighborhood import Neighborhood, look_around
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, sampling_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
+from streamd.models.numpy_tgn import NumpyTGN
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import StoredMemory
@@ -36,6 +37,10 @@ class Served:
     _followed: tuple[int, int] = (-1, -1)
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        on_cpu = self.model.device.type == "cpu"
+        self._numpy = NumpyTGN(self.model) if self.model.settings.name == "tgn" and on_cpu else None
 
     @classmethod
     def restored(cls, version: Version, device: str = "cpu") -> "Served":
@@ -124,9 +129,10 @@ class Served:
             missing = np.unique(missing)
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
                                  sampling_of(self.model.settings))
-            z_UD, at = self._embed(around), self._up(missing + 1)
-            for kept, rows in zip(self._kept, (z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)), strict=True):
-                kept[at] = rows
+            if self._numpy is not None:
+                self._kept.numpy()[:, missing + 1] = self._numpy.embed(self.memory, self._pending(), around)
+            else:
+                self._kept[:, self._up(missing + 1)] = self._embed(around)
             self._is_kept[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
@@ -149,9 +155,11 @@ class Served:
         return found
 
     def _embed(self, around: Neighborhood) -> Tensor:
+        """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and as destinations."""
         none = np.zeros((0, 1), np.int64)
         inputs = self._there(link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around))
-        return self.model.embed(inputs, self._states(inputs.node_M))
+        z_UD = self.model.embed(inputs, self._states(inputs.node_M))
+        return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
 
     def _there(self, inputs: LinkInputs) -> LinkInputs:
         """Inputs on the model's device."""
@@ -162,10 +170,14 @@ class Served:
         return torch.from_numpy(array).to(self.model.device)
 
     def _states(self, node_M: Tensor) -> Tensor:
-        """Memory of nodes with pending messages applied: those are applied once for each cut of the memory."""
+        """Memory of nodes with pending messages applied."""
+        return self.memory.rows(node_M, self._pending())
+
+    def _pending(self) -> Tensor:
+        """States of the nodes with pending messages, which are applied once for each cut of the memory."""
         if self._updated is None:
             self._updated = self.model.updated(self.memory)
-        return self.memory.rows(node_M, self._updated)
+        return self._updated
 
     @torch.no_grad()
     def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
@@ -182,9 +194,13 @@ class Served:
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
-        out = self.model.pair_logits(self._up(facts_RF))
         if self.model.has_graph:
             self.embed(np.concatenate([src_R, dst_R]), live)
+        if self._numpy is not None:
+            kept = self._kept.numpy()
+            return self._numpy.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+        out = self.model.pair_logits(self._up(facts_RF))
+        if self.model.has_graph:
             src, dst = self._up(src_R + 1), self._up(dst_R + 1)
             out = out + self.model.residual_of(embedding(src, self._kept[1]), embedding(dst, self._kept[2]))
         found: Float32 = out.cpu().numpy()

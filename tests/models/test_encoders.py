@@ -7,9 +7,12 @@ from streamd.events import Schema
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
+from streamd.graph.node_features import NodeFeatures
 from streamd.models import build_model, sampling_of
 from streamd.models.encoders import GATLayer, SAGELayer
 from streamd.models.inputs import joined, link_inputs
+from streamd.models.memory import EdgeRows
+from streamd.models.numpy_tgn import NumpyTGN
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
 from tests.builders import settings, stream, write_log
@@ -148,3 +151,32 @@ def test_mixed_precision_gives_nearly_the_same_embeddings_and_finite_gradients(l
         mixed.float().square().sum().backward()
     assert 0 < (plain - mixed).abs().max() < 0.1 * plain.abs().max()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("values", [{}, {"id_rows": 0, "pair_facts": False}])
+@pytest.mark.parametrize("node_dim", [0, 3])
+def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
+    made = ModelSettings(**{"name": "tgn", "dim": 8, "time_dim": 4, "neighbors": 3, "id_rows": 64} | values)
+    model, rng = build_model(made, Schema(2, node_dim, 0), 1).eval(), np.random.default_rng(3)
+    for tensor in (*model.parameters(), *model.fact_stats.buffers(), *model.edge_stats.buffers(), *model.node_stats.buffers()):
+        torch.nn.init.uniform_(tensor, -0.3, 0.3)
+    memory, log = model.new_memory(), live.log
+    for a in range(0, 500, 100):
+        rows = EdgeRows(a, *log.edges(a, a + 100), log.features_of(np.arange(a, a + 100)))
+        model.advance(memory, rows)
+    features = NodeFeatures(node_dim)
+    features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
+    roots = np.arange(-1, 60)
+    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, sampling_of(made))
+    assert len(memory.pending_node) and (memory.place < 0).any() and not around.hops[0].mask_UK.all()
+    facts, src, dst = rng.normal(size=(40, 19)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
+    with torch.no_grad():
+        updated, t = model.updated(memory), torch.from_numpy
+        inputs = link_inputs(np.arange(40), facts[:, None], src, dst, around)
+        state_MD = memory.rows(inputs.node_M, updated)
+        z_UD = model.embed(inputs, state_MD)
+        numpy = NumpyTGN(model)
+        got = numpy.embed(memory, updated, around)
+        for ours, its in zip(got, (z_UD, model.head_src(z_UD), model.head_dst(z_UD)), strict=True):
+            torch.testing.assert_close(t(ours), its, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(t(numpy.logits(facts, got[1, src], got[2, dst[:, 0]])), model(inputs, state_MD)[:, 0], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -335,6 +336,10 @@ def test_with_keys_set_only_health_is_open(tmp_path):
         assert get(path, headers={"X-API-Key": "two"}).status_code == 200
         assert get(path, headers={"Authorization": "Bearer one"}).status_code == 200
     assert get("/livez").status_code == get("/readyz").status_code == 200
+    for path, operations in get("/openapi.json").json()["paths"].items():
+        for method, told in operations.items():
+            answer = world.client.request(method, re.sub(r"{\w+}", "x", path), json={})
+            assert (answer.status_code == 401) == ("security" in told), (method, path)
     world.stop()
 
 
