@@ -143,6 +143,8 @@ class IngestLoop:
 
     def _step(self, source: KafkaSource) -> bool:
         """One turn. Returns: False where the source must begin again."""
+        if self._merger.num_buffered and self._merger.all_at_end and (wait := self._until_commit()) > 0:
+            self._clock.sleep(wait)  # what comes meanwhile is polled at once rather than a few records at a time
         try:
             polled = source.poll(self._patience(), MAX_COMMIT_EVENTS)
         except OutOfRange:
@@ -174,9 +176,12 @@ class IngestLoop:
         """Seconds a poll may wait: not beyond the moment when a buffered event may be committed."""
         if not self._merger.num_buffered:
             return POLL_SECONDS
-        now = self._clock.monotonic()
-        commit_due = self._last_commit + self._settings.ingest.commit_interval_seconds - now
-        return min(POLL_SECONDS, max(MIN_POLL_SECONDS, commit_due, self._merger.next_due(now)))
+        due = self._merger.next_due(self._clock.monotonic())
+        return min(POLL_SECONDS, max(MIN_POLL_SECONDS, self._until_commit(), due))
+
+    def _until_commit(self) -> float:
+        """Seconds until the next commit may be made."""
+        return self._last_commit + self._settings.ingest.commit_interval_seconds - self._clock.monotonic()
 
     def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
         position = source.position(number)
