@@ -227,11 +227,13 @@ class DeviceGraph(BlockGraph):
     def _room(self, name: str, size: int) -> Tensor | None:
         """A larger array; None where it would exceed the budget, which entries alone can do without."""
         have = self._on_gpu[name]
-        for rows in (max(size, 2 * len(have), 1024), size):
-            more = (rows - len(have)) * have.element_size()
-            if name != "entries" or self.device_bytes + more <= self._budget:
-                return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
-        return None
+        rows = max(size, 2 * len(have), 1024)
+        if name == "entries":
+            most = len(have) + (self._budget - self.device_bytes) // have.element_size()
+            if size > most:
+                return None
+            rows = min(rows, most)
+        return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
     def _lock_pages(self) -> None:
         """Page-lock the entries in use, and the rest of the piece they end in."""

@@ -30,6 +30,8 @@ class Served:
     manifest: Manifest
     model: LinkModel
     memory: Memory
+    numpy: NumpyTGN | None = None
+    """What embeds and scores in the model's stead, where it is a TGN on a CPU."""
     _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
     """By node id + 1: the embedding, and what the head makes of it as a source and as a destination."""
     _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -38,10 +40,6 @@ class Served:
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        on_cpu = self.model.device.type == "cpu"
-        self._numpy = NumpyTGN(self.model) if self.model.settings.name == "tgn" and on_cpu else None
-
     @classmethod
     def restored(cls, version: Version, device: str = "cpu") -> "Served":
         """Build model and memory, on a device, from what the registry holds."""
@@ -49,7 +47,8 @@ class Served:
         model.load_state_dict(version.weights)
         model.eval()
         memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
-        return cls(version.manifest, model, memory)
+        suits = model.settings.name == "tgn" and model.device.type == "cpu"
+        return cls(version.manifest, model, memory, NumpyTGN(model) if suits else None)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
         """Go on from stored memory where it is this version's, and further than the version's own."""
@@ -96,7 +95,7 @@ class Served:
         if not closed:
             return self
         if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
-            twin = Served(self.manifest, self.model, self.memory.copy())
+            twin = Served(self.manifest, self.model, self.memory.copy(), self.numpy)
             twin._advance(log, first, closed)
             self._ahead = twin
         return self._ahead
@@ -129,8 +128,8 @@ class Served:
             missing = np.unique(missing)
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
                                  sampling_of(self.model.settings))
-            if self._numpy is not None:
-                self._kept.numpy()[:, missing + 1] = self._numpy.embed(self.memory, self._pending(), around)
+            if self.numpy is not None:
+                self._kept.numpy()[:, missing + 1] = self.numpy.embed(self.memory, self._pending(), around)
             else:
                 self._kept[:, self._up(missing + 1)] = self._embed(around)
             self._is_kept[missing + 1] = True
@@ -196,9 +195,9 @@ class Served:
         """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
         if self.model.has_graph:
             self.embed(np.concatenate([src_R, dst_R]), live)
-        if self._numpy is not None:
+        if self.numpy is not None:
             kept = self._kept.numpy()
-            return self._numpy.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+            return self.numpy.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
         out = self.model.pair_logits(self._up(facts_RF))
         if self.model.has_graph:
             src, dst = self._up(src_R + 1), self._up(dst_R + 1)

@@ -1,7 +1,6 @@
 """The CUDA kernels on the CPU: the same source, compiled by g++ with a shim in which blocks and threads are loops."""
 
 import ctypes
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -18,15 +17,11 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 
 @cache
 def library():
-    source = KERNELS / "sampling.cu"
-    name = hashlib.sha256(source.read_bytes() + SHIM.read_bytes()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"streamd-kernels-{name}.so"
-    if not path.exists():
-        scratch = tempfile.mktemp(suffix=".so", dir=path.parent)
-        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f'-DKERNELS="{source}"', "-x", "c++", str(SHIM),
-                        "-o", scratch], check=True, capture_output=True, text=True)
-        Path(scratch).replace(path)
-    return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "kernels.so"
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f'-DKERNELS="{KERNELS / "sampling.cu"}"', "-x", "c++",
+                        str(SHIM), "-o", str(made)], check=True, capture_output=True, text=True)
+        return ctypes.CDLL(str(made))
 
 
 def launch(name, threads, args):

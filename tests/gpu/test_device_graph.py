@@ -100,9 +100,12 @@ def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
 def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, capsys):
     name, launch, pages = device
     graph = DeviceGraph(launch, pages, name, budget_bytes=200_000)
-    plain, (src, dst, _) = BlockGraph(), stream(30_000, 300, 200)
-    for at in range(0, 30_000, 1000):
-        graph.insert(src[at:at + 1000], dst[at:at + 1000])
+    plain, (src, dst, _), sizes = BlockGraph(), stream(30_000, 300, 200), set()
+    for at in range(0, 30_000, 100):
+        graph.insert(src[at:at + 100], dst[at:at + 100])
+        sizes.add(len(graph._on_gpu["entries"]))
+        assert graph.device_bytes <= 200_000
+    assert len(sizes) < 8, "near its budget too it grows in large steps"
     plain.insert(src, dst)
     assert graph.placement == "hybrid" and "graph_moved_to_host" in capsys.readouterr().out
     assert metrics.gpu_placement.labels("hybrid")._value.get() == 1
