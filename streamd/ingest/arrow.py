@@ -111,17 +111,17 @@ def _features(column: Any, dim: int, count: int, pa: Any) -> Float32 | None:
 
 
 def _numbers(column: Any, sink: EventSink, pa: Any) -> Int64 | None:
-    """Numbers of keys in the key table: each distinct key is looked up once."""
-    if not pa.types.is_dictionary(column.type):
-        kind = column.type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)
-                or (pa.types.is_integer(kind) and kind != pa.uint64())):
+    """Numbers of keys in the key table, each looked up once where the sender made a dictionary of them."""
+    if pa.types.is_dictionary(column.type):
+        if column.dictionary.null_count:
             return None
-        column = column.dictionary_encode()
-    if column.dictionary.null_count:
+        numbers = sink.key_numbers(column.dictionary.to_pylist())
+        return None if numbers is None else numbers[column.indices.to_numpy()]
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            or (pa.types.is_integer(kind) and kind != pa.uint64())):
         return None
-    numbers = sink.key_numbers(column.dictionary.to_pylist())
-    return None if numbers is None else numbers[column.indices.to_numpy()]
+    return sink.key_numbers(column.to_pylist())
 
 
 def _refuse_compressed(value: bytes, pa: Any) -> None:
