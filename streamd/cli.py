@@ -107,14 +107,15 @@ def backtest(
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
     from streamd.ingest.produce import Columns
-    from streamd.maintenance import backtest_file
+    from streamd.maintenance import ages_of_facts, backtest_file
+    from streamd.training.backtest import Plan
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    plan = Plan(initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut)
     with _progress() as bar:
         task = bar.add_task("reading", total=None)
-        table = backtest_file(settings, file, columns, (initial, initial_epochs, stale, from_cut), report,
-                              lambda said: bar.update(task, description=said))
+        table = backtest_file(settings, file, columns, plan, report, lambda said: bar.update(task, description=said))
     out.print(table)
     if report is not None:
         out.print(f"report: {report}", soft_wrap=True)

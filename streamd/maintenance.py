@@ -24,6 +24,8 @@ from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 from streamd.storage import write_durably
+from streamd.training.backtest import COLUMNS, Plan, backtest
+from streamd.training.report import write_report
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
@@ -112,17 +114,12 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
 
 
 def backtest_file(
-    settings: Settings, file: Path | None, columns: Columns, planned: tuple[float, int, str, bool], report: Path | None,
-    say: Callable[[str], None]
+    settings: Settings, file: Path | None, columns: Columns, plan: Plan, report: Path | None, say: Callable[[str], None]
 ) -> Table:
-    """Backtest a file, or the log of data_dir where there is none. planned: `Plan` in its order, the ages of facts as text.
+    """Backtest a file, or the log of data_dir where there is none.
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
-    from streamd.training.backtest import COLUMNS, Plan, backtest
-    from streamd.training.report import write_report
-
-    plan = Plan(planned[0], planned[1], _ages(planned[2], settings.model.memory_chunk), planned[3])
     torch.set_num_threads(settings.training.threads)
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:
@@ -153,7 +150,8 @@ def backtest_file(
     return table
 
 
-def _ages(text: str, chunk: int) -> tuple[int | None, ...]:
+def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
+    """`Plan.stale` from "5,50,window". Raises: SettingsError."""
     ages: list[int | None] = []
     for part in (p.strip() for p in text.split(",") if p.strip()):
         if part != "window" and not (part.isdigit() and int(part) <= chunk):

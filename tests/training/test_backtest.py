@@ -6,7 +6,7 @@ import pytest
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.ingest.produce import Columns
-from streamd.maintenance import backtest_file
+from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
 from streamd.training.backtest import Plan, backtest
 from streamd.training.regimes import Regimes
@@ -65,7 +65,7 @@ def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
 def test_a_report_has_every_regime_every_plot_and_loads_nothing(tmp_path):
     write_log(tmp_path / "log", *stream(900, hours=HOURS), Schema(2, 0, 0))
     said = []
-    table = backtest_file(settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair"), None, Columns(), (0.3, 2, "10,window", False),
+    table = backtest_file(settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair"), None, Columns(), Plan(0.3, 2, (10, None)),
                           tmp_path / "report.html", said.append)
     assert table.row_count == 9 and "fresh facts: 900 of 900 events, 0 s left in this run" in said
     page = (tmp_path / "report.html").read_text()
@@ -79,14 +79,15 @@ def test_a_file_is_backtested_without_a_data_directory(tmp_path):
     rows = "".join(f"{u},{v},{t // 1_000_000}\n" for u, v, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True))
     (tmp_path / "events.csv").write_text("who,what,when\n" + rows)
     s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
-    table = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), (0.3, 0, "", False), None, lambda _: None)
+    table = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), None, lambda _: None)
     assert table.row_count == 7 and not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("stale", ["5,x", "-1", "41"])
-def test_an_age_that_cannot_be_is_named(tmp_path, stale):
+def test_an_age_that_cannot_be_is_named(stale):
+    assert ages_of_facts("5, 40,window", 40) == (5, 40, None)
     with pytest.raises(SettingsError, match="--stale"):
-        backtest_file(settings(tmp_path), None, Columns(), (0.3, 0, stale, False), None, lambda _: None)
+        ages_of_facts(stale, 40)
 
 
 def test_windows_can_begin_with_the_first_event_reported_on(tmp_path):
@@ -100,7 +101,7 @@ def test_windows_can_begin_with_the_first_event_reported_on(tmp_path):
 def test_too_few_events_are_said(tmp_path):
     write_log(tmp_path, *stream(5, hours=1), Schema(2, 0, 0))
     with pytest.raises(StreamdError, match="No window could be scored"):
-        backtest_file(settings(tmp_path, stream__edge_feature_dim=2), None, Columns(), (0.3, 0, "", False), None, lambda _: None)
+        backtest_file(settings(tmp_path, stream__edge_feature_dim=2), None, Columns(), Plan(), None, lambda _: None)
 
 
 def test_the_measures_of_a_window_weigh_as_many_events_as_it_has(tmp_path):
