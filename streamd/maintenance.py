@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 from streamd.storage import write_durably
-from streamd.training.backtest import COLUMNS, Plan, backtest
-from streamd.training.report import write_report
+
+if TYPE_CHECKING:
+    from streamd.training.backtest import Plan
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
@@ -114,12 +116,15 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
 
 
 def backtest_file(
-    settings: Settings, file: Path | None, columns: Columns, plan: Plan, report: Path | None, say: Callable[[str], None]
+    settings: Settings, file: Path | None, columns: Columns, plan: "Plan", report: Path | None, say: Callable[[str], None]
 ) -> Table:
     """Backtest a file, or the log of data_dir where there is none.
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
+    from streamd.training.backtest import COLUMNS, backtest
+    from streamd.training.report import write_report
+
     torch.set_num_threads(settings.training.threads)
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:

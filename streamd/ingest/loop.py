@@ -144,7 +144,7 @@ class IngestLoop:
     def _step(self, source: KafkaSource) -> bool:
         """One turn. Returns: False where the source must begin again."""
         if self._merger.num_buffered and self._merger.all_at_end and (wait := self._until_commit()) > 0:
-            self._clock.sleep(wait)  # what comes meanwhile is polled at once rather than a few records at a time
+            self._clock.sleep(min(wait, POLL_SECONDS))  # what comes meanwhile is polled together
         try:
             polled = source.poll(self._patience(), MAX_COMMIT_EVENTS)
         except OutOfRange:

