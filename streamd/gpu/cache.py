@@ -16,15 +16,15 @@ SHARE = 0.2
 """Most of the capacity that one update replaces (the paper's lambda): a batch of strangers does not empty the cache."""
 
 Source = Callable[[Tensor], Tensor]
-"""Distinct ids int64[n], on the device -> their rows float32[n, dim], on the device."""
+"""Places int64[n] among the ids of a fetch, one for each id missed, on the device -> rows float32[n, dim], on the device."""
 
 
 class FeatureCache:
     """capacity rows of `dim` float32 on a device. The row of an id never changes.
 
     policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least often; fifo, those held
-    the longest. Contents are kept from window to window; `mark` and `restore` bring back those of an epoch's start.
-    Owner: one thread.
+    the longest. Contents are kept from window to window and from epoch to epoch. The paper brings an epoch's first contents
+    back for the next one; here that lowers the share of hits (docs/benchmarks.md), so it is not done. Owner: one thread.
     """
 
     def __init__(self, capacity: int, dim: int, policy: Policy, device: str | torch.device) -> None:
@@ -38,7 +38,6 @@ class FeatureCache:
         self._slot = torch.zeros(0, dtype=torch.int32, device=device)
         """By id: its slot + 1, 0 for none."""
         self._clock = 0
-        self.mark()
 
     @property
     def ids(self) -> Tensor:
@@ -51,6 +50,7 @@ class FeatureCache:
             return self._rows[:0]
         self._clock += 1
         wanted, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
+        asked_at = torch.empty_like(wanted).scatter_(0, place, torch.arange(len(ids), device=ids.device))
         self._grow(int(wanted[-1]) + 1)
         slot = self._slot[wanted].long() - 1
         hit = slot >= 0
@@ -64,25 +64,9 @@ class FeatureCache:
         elif self.policy == "lfu":
             self._rank[slot[hit]] += count[hit]
         if len(missed):
-            rows[~hit] = source(missed)
+            rows[~hit] = source(asked_at[~hit])
             self._keep(missed, rows[~hit], count[~hit], slot[hit])
         return rows[place]
-
-    def mark(self) -> None:
-        """Remember what is held now, as an epoch begins."""
-        self._marked, self._marked_rank = self._held.clone(), self._rank.clone()
-
-    def restore(self, source: Source) -> None:
-        """Hold again what `mark` saw: an epoch asks for what the last one did, so the start's contents serve it best."""
-        lost = torch.nonzero((self._marked >= 0) & (self._marked != self._held))[:, 0]
-        if not len(lost):
-            return
-        replaced = self._held[lost]
-        self._slot[replaced[replaced >= 0]] = 0
-        ids = self._marked[lost]
-        self._rows[lost], self._held[lost] = source(ids), ids
-        self._slot[ids] = (lost + 1).int()
-        self._rank = torch.where(self._marked >= 0, self._marked_rank, self._rank)
 
     def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
         """Take in missed rows, at most SHARE of the capacity, those asked for most first; never for a row just used."""

@@ -92,11 +92,11 @@ class Carrier:
         """float32[U, K, D] on the device; from the host only rows that the cache does not hold, each once."""
         if self._cache is None:
             return self.send(hop.edge_UKD)
-        flat, order = torch.sort(hop.eid_UK[hop.mask_UK])
-        rows = hop.edge_UKD[hop.mask_UK]
+        recorded_ND, asked_N = hop.edge_UKD.flatten(0, 1), hop.mask_UK.flatten().nonzero()[:, 0]
 
         def source(missed: Tensor) -> Tensor:
-            return self.send(rows[order[torch.searchsorted(flat, missed.cpu())]])
+            staged = torch.empty(len(missed), recorded_ND.shape[1], pin_memory=self.device.type == "cuda")
+            return self.send(torch.index_select(recorded_ND, 0, asked_N[missed.cpu()], out=staged))
 
         mask = self.send(hop.mask_UK)
         out = torch.zeros(hop.edge_UKD.shape, device=self.device)

@@ -3,6 +3,7 @@
 `python -m tests.benchmarks gpu`; nothing where there is no GPU. tests/gpu runs the same functions, small, on a CPU.
 """
 
+import copy
 import tempfile
 import time
 from collections.abc import Callable
@@ -151,15 +152,16 @@ def fetching(device: str, num_ids: int = 2_000_000, batch: int = 6_000, dim: int
     def epoch(fetch):
         return 1e3 * seconds_of(lambda: [fetch(ids) for ids in asked], device, 1)
 
+    def through(cache):
+        return epoch(lambda ids: cache.fetch(ids, lambda at: source(ids[at])))
+
     plain = epoch(source)
     rows = []
     for policy in ("lru", "lfu", "fifo"):
         cache = FeatureCache(max(1, num_ids // 20), dim, policy, device)
-        first = epoch(lambda ids, c=cache: c.fetch(ids, source))
-        cache.mark()
-        again = epoch(lambda ids, c=cache: c.fetch(ids, source))
-        cache.restore(source)
-        restored = epoch(lambda ids, c=cache: c.fetch(ids, source))
+        first = through(cache)
+        began = copy.deepcopy(cache)
+        again, restored = through(cache), through(began)
         for what, ms in (("empty", first), ("reused", again), ("reused and restored", restored)):
             rows.append(Row(f"features of {batches} batches, {policy} of 5%, {what}", ms, "ms", plain, "without a cache"))
     return rows

@@ -66,16 +66,23 @@ def write_edges(path: Path, keys: list, src, dst, time_E, msg, watermark: int) -
     return schema
 
 
-def wikipedia_log(path: Path) -> Schema:
-    """The demo's month as a log, every window closed."""
+def wikipedia_edges() -> dict:
+    """The demo's month as synth has its presets: src, dst, t (seconds), num_nodes; and keys."""
     ids: dict[str, int] = {}
     columns: list[list[int]] = [[], [], []]
     for event in wikipedia_events():
         for column, key in zip(columns, (event["src"], event["dst"]), strict=False):
             column.append(ids.setdefault(key, len(ids)))
-        columns[2].append(event["time"] * 1_000_000)
-    src, dst, when = (np.array(c, np.int64) for c in columns)
-    return write_edges(path, list(ids), src, dst, when, np.zeros((len(src), 0), np.float32), int(when[-1]) + 10**12)
+        columns[2].append(event["time"])
+    src, dst, seconds = (np.array(c, np.int64) for c in columns)
+    return {"src": src, "dst": dst, "t": seconds, "num_nodes": len(ids), "keys": list(ids)}
+
+
+def wikipedia_log(path: Path) -> Schema:
+    """The demo's month as a log, every window closed."""
+    g = wikipedia_edges()
+    when = g["t"] * 1_000_000
+    return write_edges(path, g["keys"], g["src"], g["dst"], when, np.zeros((len(when), 0), np.float32), int(when[-1]) + 10**12)
 
 
 def wikipedia_events() -> Iterator[dict]:

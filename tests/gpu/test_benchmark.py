@@ -3,7 +3,7 @@
 import numpy as np
 
 from streamd.gpu.blocks import DeviceGraph
-from tests.benchmarks import gpu
+from tests.benchmarks import cache, gpu
 from tests.builders import stream
 from tests.gpu import host
 
@@ -19,3 +19,12 @@ def test_every_part_of_the_gpu_benchmark_runs():
     assert [r.unit for r in rows] == ["s", "s", "s", "edges/s", "s"] * 2
     rows = gpu.fetching("cpu", 2000, 60, 3, 5)
     assert len(rows) == 9 and gpu.bandwidth("cpu", 1000) > 0
+
+
+def test_a_cache_of_all_rows_holds_all_in_an_epoch_and_a_small_one_does_not():
+    src, dst, time = stream(2000, 60, 40)
+    made = {"src": src, "dst": dst, "t": time / 1e6, "num_nodes": 100}
+    rows = cache.hits("small", made, 400, 300, (30, 1000))
+    assert len(rows) == 12 and all(0 <= r.ours <= 100 for r in rows)
+    last = [r.ours for r in rows if "epoch" in r.what]
+    assert last[3:] == [100, 100, 100] and max(last[:3]) < 90
