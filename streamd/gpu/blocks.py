@@ -5,7 +5,8 @@ read entries from page-locked host memory, by their address there. What an inser
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -28,6 +29,21 @@ MAX_FANOUT = 128
 SEND_ENTRIES = 2**22
 LOCK_BYTES = 64 * 2**20
 """Entries are page-locked in pieces of this many bytes, as they come to be used."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def apart(method: "Callable[Concatenate[DeviceGraph, P], R]") -> "Callable[Concatenate[DeviceGraph, P], R]":
+    """The method, its copies and kernels on the graph's own stream: a query does not wait for what a model computes."""
+
+    @wraps(method)
+    def on_own_stream(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.on_stream():
+            return method(self, *args, **kwargs)
+
+    return on_own_stream
 
 
 class Pages(Protocol):
@@ -57,6 +73,9 @@ class DeviceGraph(BlockGraph):
         self._on_gpu["nodes"] = torch.zeros(0, 4, dtype=torch.int64, device=self._device)
         self._on_gpu["hidden"] = torch.zeros(0, dtype=torch.uint8, device=self._device)
         self._locked: list[int] = []
+        own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
+        self.on_stream = partial(torch.cuda.stream, own)
+        """Makes the graph's stream the current one, as `explore_there` needs; all else that is public does it itself."""
         self.place(placement)
 
     @property
@@ -64,14 +83,17 @@ class DeviceGraph(BlockGraph):
         """Device memory that the graph takes."""
         return sum(t.numel() * t.element_size() for t in self._on_gpu.values())
 
+    @apart
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         super().insert(src_E, dst_E)
         self._send(np.unique(np.concatenate([src_E, dst_E])))
 
+    @apart
     def hide(self, src_E: Int64, dst_E: Int64, edge_E: Int64) -> None:
         super().hide(src_E, dst_E, edge_E)
         self._send_hidden()
 
+    @apart
     def hide_nodes(self, nodes: Int64) -> None:
         super().hide_nodes(nodes)
         self._send_hidden()
@@ -79,12 +101,14 @@ class DeviceGraph(BlockGraph):
     def offload(self, before_edge: int) -> int:
         return super().offload(before_edge) if self.placement == "resident" else 0
 
+    @apart
     def restore(self, since_edge: int, read: Callable[[int, int], tuple[Int64, Int64, Bools]]) -> None:
         offloaded = self.offloaded_edge
         super().restore(since_edge, read)
         if self.offloaded_edge != offloaded:
             self._send_all_entries()
 
+    @apart
     def place(self, placement: Placement) -> None:
         """Move the entries to the GPU, or from it to page-locked host memory. Raises: DeviceError where neither fits."""
         if placement != self.placement:
@@ -101,15 +125,18 @@ class DeviceGraph(BlockGraph):
         for name in ("resident", "hybrid"):
             metrics.gpu_placement.labels(name).set(name == self.placement)
 
+    @apart
     def recent(self, nodes_R: Int64, before_edge: int | Int64, k: int, since_edge: int | Int64 = 0) -> Neighbors:
         return self._home(self._recent(*self._asked(nodes_R, since_edge, before_edge), k))
 
+    @apart
     def uniform(
         self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
         since_edge: int | Int64 = 0
     ) -> Neighbors:
         return self._home(self._uniform(*self._asked(nodes_R, since_edge, before_edge), k, seed, replace))
 
+    @apart
     def explore(
         self, roots_U: Int64, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
     ) -> Explored:

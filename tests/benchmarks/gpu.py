@@ -83,6 +83,8 @@ def sampling(
         begun = time.perf_counter()
         for a in range(0, len(src), slice_edges):
             graph.insert(src[a: a + slice_edges], dst[a: a + slice_edges])
+        if device == "cuda":
+            torch.cuda.synchronize()
         rows.append(Row(f"{name}, {placement}: insert, {slice_edges} at a time", len(src) / (time.perf_counter() - begun) / 1e6, "M events/s"))
         rows.append(Row(f"{name}, {placement}: device memory", graph.device_bytes / 1e9, "GB"))
         for batch in batches:

@@ -88,6 +88,58 @@ def test_what_a_model_looks_at_is_explored_on_the_device_as_on_the_host(device, 
             np.testing.assert_array_equal(getattr(x, column), getattr(y, column))
 
 
+def test_all_that_the_graph_does_on_the_device_is_on_its_own_stream(monkeypatch):
+    current = []
+
+    class Stream:
+        def __enter__(self):
+            current.append(1)
+
+        def __exit__(self, *error):
+            current.pop()
+
+    def on_own_stream(done):
+        def checked(*args):
+            assert current
+            calls.append(done)
+            return done(*args)
+        return checked
+
+    calls = []
+    graph = DeviceGraph(on_own_stream(host.launch), host.Pages(), "cpu")
+    graph.on_stream = Stream
+    monkeypatch.setattr(graph, "_up", on_own_stream(graph._up))
+    monkeypatch.setattr(blocks, "_numpy", on_own_stream(blocks._numpy))
+    src, dst, _ = stream(3000)
+    roots = np.arange(9)
+    asked = (lambda: graph.insert(src, dst), lambda: graph.recent(roots, 3000, 5), lambda: graph.uniform(roots, 3000, 5, 0),
+             lambda: graph.explore(roots, [(0, 3000)], 5, None, True), lambda: graph.hide(src[:1], dst[:1], np.array([0])),
+             lambda: graph.hide_nodes(np.array([3])), lambda: graph.place("hybrid"), lambda: graph.place("resident"))
+    for ask in asked:
+        count = len(calls)
+        ask()
+        assert len(calls) > count or graph.placement == "hybrid", "it did something there"
+        assert not current
+
+
+@pytest.mark.gpu
+def test_a_query_does_not_wait_for_what_a_model_computes():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    from streamd.gpu.launch import CudaLauncher, PageLock
+    graph = DeviceGraph(CudaLauncher(), PageLock(), "cuda")
+    src, dst, _ = stream(3000)
+    graph.insert(src, dst)
+    graph.explore(np.arange(9), [(0, 3000)], 5, None, True)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)
+    done = torch.cuda.Event()
+    done.record()
+    graph.explore(np.arange(9), [(0, 3000)], 5, None, True)
+    assert not done.query()
+    torch.cuda.synchronize()
+
+
 def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
     _, gpu = twins(device)
     src, dst, _ = stream(50_000, 300, 200)
