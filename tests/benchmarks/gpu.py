@@ -6,16 +6,20 @@
 import copy
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
-from streamd.graph import BlockGraph
+from streamd.graph import BlockGraph, neighborhood
 from streamd.segments.reader import LogReader
+from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, one_ahead
@@ -56,10 +60,14 @@ def seconds_of(work: Callable[[], object], device: str, rounds: int = 5) -> floa
     for _ in range(rounds):
         begun = time.perf_counter()
         work()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait(device)
         out.append(time.perf_counter() - begun)
     return min(out)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def bandwidth(device: str, size: int = 2**28) -> float:
@@ -83,8 +91,7 @@ def sampling(
         begun = time.perf_counter()
         for a in range(0, len(src), slice_edges):
             graph.insert(src[a: a + slice_edges], dst[a: a + slice_edges])
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait(device)
         rows.append(Row(f"{name}, {placement}: insert, {slice_edges} at a time", len(src) / (time.perf_counter() - begun) / 1e6, "M events/s"))
         rows.append(Row(f"{name}, {placement}: device memory", graph.device_bytes / 1e9, "GB"))
         for batch in batches:
@@ -137,7 +144,39 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
                      Row(f"{model}: learned, {EPOCHS} epochs", learned - scored, "s"),
                      Row(f"{model}: training", EPOCHS * edges / (learned - scored), "edges/s"),
                      Row(f"{model}: in all", learned - begun, "s", 30.0, "GNNFlow, 8 T4, about")]
+            rows += shares(model, s, log, window, device)
     return rows
+
+
+def shares(name: str, s: Settings, log: LogReader, window: Window, device: str) -> list[Row]:
+    """Where a window's time goes when nothing overlaps, each part waited for: the paper's Figure 9, and the pair facts."""
+    recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), window.first_edge)
+    recorder.rebuild(window.first_edge)
+    spent: Counter[str] = Counter()
+
+    def timed(part: str, owner: object, name: str) -> AbstractContextManager[object]:
+        work = getattr(owner, name)
+
+        def measured(*args, **kwargs):
+            begun = time.perf_counter()
+            out = work(*args, **kwargs)
+            wait(device)
+            spent[part] += time.perf_counter() - begun
+            return out
+
+        return patch.object(owner, name, measured)
+
+    with (timed("sampling", recorder.live.graph, "explore"), timed("gathering features from the log", neighborhood, "edge_features"),
+          timed("gathering on the device", learner.carrier, "inputs"), timed("pair facts", recorder.live, "advance_scoring"),
+          patch.object(learner.carrier, "ahead", lambda steps, prepare: map(prepare, steps))):
+        begun = time.perf_counter()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        learner.learn(window.first_edge)
+        wait(device)
+        whole = time.perf_counter() - begun
+    spent["compute and the rest"] = whole - spent.total()
+    return [Row(f"{name}, one after the other: {part}", 100 * seconds / whole, "%") for part, seconds in spent.items()]
 
 
 def fetching(device: str, num_ids: int = 2_000_000, batch: int = 6_000, dim: int = FEATURES, batches: int = 200) -> list[Row]:

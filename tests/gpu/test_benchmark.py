@@ -16,7 +16,9 @@ def test_every_part_of_the_gpu_benchmark_runs():
     assert len(rows) == 2 * (2 + 8) and all(np.isfinite(r.ours) and r.ours > 0 for r in rows if "device memory" not in r.what)
     made = {"src": src, "dst": dst, "t": time / 1e6, "num_nodes": 100}
     rows = gpu.turnaround(made, "cpu", 900, 3, 8)
-    assert [r.unit for r in rows] == ["s", "s", "s", "edges/s", "s"] * 2
+    assert [r.unit for r in rows] == ["s", "s", "s", "edges/s", "s", *"%%%%%"] * 2
+    for part in (rows[5:10], rows[15:]):
+        assert abs(sum(r.ours for r in part) - 100) < 0.1 and all(r.ours > 0 for r in part)
     rows = gpu.fetching("cpu", 2000, 60, 3, 5)
     assert len(rows) == 9 and gpu.bandwidth("cpu", 1000) > 0
 
