@@ -58,8 +58,12 @@ class LogView:
         return self.live.edge
 
     def follow(self) -> tuple[int, bool]:
-        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes."""
-        if not self.log.refresh() and self._began and self.caught_up:
+        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes.
+
+        What the reader knows is read to its end before it looks for more: its segments stay mapped until then, while
+        retention may drop them.
+        """
+        if self.caught_up and not self.log.refresh() and self._began:
             return 0, False
         self._began = True
         deleted = self.live.hide_deleted()

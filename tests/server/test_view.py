@@ -1,0 +1,42 @@
+import numpy as np
+
+from streamd.events import Progress, Schema
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.server import view
+from streamd.server.view import LogView
+from tests.builders import batch, settings, stream, write_log
+
+
+def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(view, "SLICE_EDGES", 50)
+    src, dst, time = stream(400)
+    write_log(tmp_path, src[:300], dst[:300], time[:300], segment_edges=64)
+    s = settings(tmp_path)
+
+    def opened():
+        reader = LogReader(tmp_path)
+        reader.refresh()
+        return LogView(s, reader, s.model)
+
+    def read(server):
+        while not server.caught_up or server.follow()[0]:
+            server.follow()
+
+    before = opened()
+    read(before)
+    before._store(before.facts.copy())
+    restarted = opened()
+    assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
+    writer = LogWriter(tmp_path, Schema(), 64)
+    writer.drop_before(192)
+    writer.commit(batch(Schema(), src[300:310], dst[300:310], time[300:310]), Progress(), int(time[309]))
+    writer.close()
+    read(restarted)
+    assert restarted.edge == 310 and restarted.log.first_edge == 192
+    after = opened()
+    read(after)
+    nodes = np.arange(35)
+    for asked in (310, 250):
+        a, b = (v.live.graph.recent(nodes, asked, 10) for v in (restarted, after))
+        assert (a.mask == b.mask).all() and (a.eid[a.mask] == b.eid[b.mask]).all() and a.eid[a.mask].min() >= 192
