@@ -17,7 +17,7 @@ from streamd.server.envelope import Envelope
 from streamd.server.inference import router as inference
 from streamd.server.openapi import describe
 from streamd.server.problems import add_handlers
-from streamd.server.routes import router
+from streamd.server.routes import direct, router
 from streamd.server.state import ServerState, State, require_key
 
 STATIC = Path(__file__).parent / "static"
@@ -37,6 +37,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="streamd", version=__version__, docs_url=None, redoc_url=None, lifespan=life,
                   description="Answers from a temporal graph model that learns while events arrive.")
     app.state.streamd = state
+    app.include_router(direct)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.include_router(inference)

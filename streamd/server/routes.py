@@ -10,6 +10,7 @@ from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.registry import read_manifests
 from streamd.server.answers import Answer, Asked
+from streamd.server.direct import DirectRoute
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
@@ -31,16 +32,17 @@ from streamd.server.schemas import (
 from streamd.server.state import ServerState, State, require_admin_key, require_key
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
 
-@router.post("/score", tags=["answers"], response_model=ScoreResponse)
+@direct.post("/score", tags=["answers"], response_model=ScoreResponse)
 async def score(body: ScoreRequest, state: State) -> Response:
     """Score candidate destinations of a source with the model of this moment."""
     return _json(_scored(state, body.src, await state.engine.ask(_to_score(state, body))))
 
 
-@router.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
+@direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def score_batch(body: ScoreBatch, state: State) -> Response:
     """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
@@ -48,13 +50,13 @@ async def score_batch(body: ScoreBatch, state: State) -> Response:
     return _json([_scored(state, one.src, answer) for one, answer in zip(body.requests, answers, strict=True)])
 
 
-@router.post("/recommend", tags=["answers"], response_model=ScoreResponse)
+@direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
 async def recommend(body: RecommendRequest, state: State) -> Response:
     """The k likeliest next destinations of a source, best first."""
     return _json(_scored(state, body.src, await state.engine.ask(_to_recommend(state, body))))
 
 
-@router.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
+@direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def recommend_batch(body: RecommendBatch, state: State) -> Response:
     """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))

@@ -41,6 +41,8 @@ class Served:
     _followed: tuple[int, int] = (-1, -1)
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
+    _closed_for: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=lambda: ((-1, -1, -1), []))
+    """What a query closes, and for which memory, events and time: most queries are of the same."""
 
     @classmethod
     def restored(cls, version: Version, device: str = "cpu") -> "Served":
@@ -88,19 +90,27 @@ class Served:
 
         Returns: itself where that changes nothing, else a copy, kept until the log goes on.
         """
-        first = self.memory.edge
-        times = log.edges(first, until_edge)[2] if until_edge > first else np.zeros(0, np.int64)
-        if not len(times) or as_of_us <= times[-1]:
-            return self
-        with_query = closed_chunks(np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges)
-        closed = [(a, b) for a, b in with_query if b <= len(times)]
+        asked = (self.memory.edge, until_edge, as_of_us)
+        if asked != self._closed_for[0]:
+            self._closed_for = asked, self._closed_by(log, until_edge, as_of_us)
+        closed = self._closed_for[1]
         if not closed:
             return self
+        first = self.memory.edge
         if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
             twin = Served(self.manifest, self.model, self.memory.copy(), self.numpy)
             twin._advance(log, first, closed)
             self._ahead = twin
         return self._ahead
+
+    def _closed_by(self, log: LogReader, until_edge: int, as_of_us: int) -> list[tuple[int, int]]:
+        """Chunks behind memory's cut that a query closes."""
+        first = self.memory.edge
+        times = log.edges(first, until_edge)[2] if until_edge > first else np.zeros(0, np.int64)
+        if not len(times) or as_of_us <= times[-1]:
+            return []
+        with_query = closed_chunks(np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges)
+        return [(a, b) for a, b in with_query if b <= len(times)]
 
     @property
     def _width_us(self) -> int:

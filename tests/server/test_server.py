@@ -312,6 +312,9 @@ def test_bodies_that_are_not_json_or_too_large_are_refused(world):
     for junk in (b"\xff{", b"[" * 5000, b"", b"17", b"null"):
         assert post("/v1/score", content=junk, headers={"content-type": "application/json"}).status_code in (400, 422)
     assert post("/v1/score", content=b"x" * 1_100_000, headers={"content-type": "application/json"}).status_code == 413
+    for kind, status in (("application/json; charset=utf-8", 200), ("application/x+json", 200), ("text/plain", 422), ("", 422)):
+        answer = post("/v1/score", content=b'{"src": "n:1", "dst": ["n:21"]}', headers={"content-type": kind})
+        assert answer.status_code == status and (status == 200 or "content-type" in answer.json()["detail"])
 
 
 def test_pages_and_metrics_need_nothing_from_outside(world):
