@@ -18,6 +18,7 @@ class DirectRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         route, model = self.endpoint, get_type_hints(self.endpoint)["body"]
+        assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
         async def handle(request: Request) -> Response:
             await require_key(request)
