@@ -18,7 +18,7 @@ from types import FrameType
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.errors import DataLossError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
+from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
 from streamd.processes import collect_garbage_rarely, end_with_parent
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
@@ -138,7 +138,7 @@ def run_role(settings: Settings, role: str) -> int:
             _run_serve(settings, stop, at_once)
         else:
             {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
-    except (LockedError, DiskError, KafkaError) as error:
+    except (LockedError, DiskError, KafkaError, DeviceMemoryError) as error:
         log.error("refused", error=str(error), kind=type(error).__name__)
         return REFUSED if isinstance(error, DataLossError) else 1
     except StreamdError as error:

@@ -15,6 +15,7 @@
     |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |-- DeviceError            the device asked for cannot be used
+    |   `-- DeviceMemoryError  it has no memory left
     `-- DemoError              the demo did not reach its end as promised
 
 Each message says what, where, and after "Operator action:" what to do. `docs/errors.md` lists them.
@@ -89,6 +90,10 @@ class VersionError(StreamdError):
 
 class DeviceError(StreamdError):
     """When the device asked for is absent or unsupported. The operator sets `device: cpu` or installs what is missing."""
+
+
+class DeviceMemoryError(DeviceError):
+    """When the GPU lacks memory for what must be on it. The operator moves something off it; the role starts again."""
 
 
 class DemoError(StreamdError):

@@ -1,5 +1,5 @@
 """The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of features."""
 
-from streamd.gpu.device import choose_device, make_graph
+from streamd.gpu.device import choose_device, make_graph, make_room, memory_for
 
-__all__ = ["choose_device", "make_graph"]
+__all__ = ["choose_device", "make_graph", "make_room", "memory_for"]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamd.errors import DeviceError
+from streamd.errors import DeviceMemoryError
 from streamd.events import Bools, Int64
 from streamd.gpu.changes import changed
 from streamd.gpu.launch import Launch
@@ -110,7 +110,7 @@ class DeviceGraph(BlockGraph):
 
     @apart
     def place(self, placement: Placement) -> None:
-        """Move the entries to the GPU, or from it to page-locked host memory. Raises: DeviceError where neither fits."""
+        """Move the entries to the GPU, or from it to page-locked host memory. Raises: DeviceMemoryError."""
         if placement != self.placement:
             self.placement = placement
             log.info("graph_placed", placement=placement, entries=int(self._arrays.used[0]))
@@ -237,8 +237,8 @@ class DeviceGraph(BlockGraph):
                 grown = self._room(name, size)
             except torch.cuda.OutOfMemoryError as error:
                 if name != "entries":
-                    raise DeviceError(f"The GPU has no room for {name} of {size} rows of the graph: {error}",
-                                      "lower retention, shard the topic, or set device: cpu.") from None
+                    raise DeviceMemoryError(f"The GPU has no room for {name} of {size} rows of the graph: {error}",
+                                            "lower retention, shard the topic, or set device: cpu.") from None
                 grown = None
             if grown is None:
                 log.warning("graph_moved_to_host", reason="the GPU has no room for its entries", entries=size,

@@ -1,11 +1,13 @@
 """Chooses where models run and graphs answer: the only code that reads the `device` settings."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
 import structlog
 
-from streamd.errors import DeviceError
+from streamd.errors import DeviceError, DeviceMemoryError
 from streamd.graph.blocks import BlockGraph
 from streamd.settings import Settings
 
@@ -53,3 +55,31 @@ def make_graph(settings: Settings, device: str, first_edge: int) -> BlockGraph:
 
     budget = settings.gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
     return DeviceGraph(CudaLauncher(), PageLock(), device, settings.gpu.placement, budget, first_edge, tau)
+
+
+def make_room(graph: BlockGraph) -> bool:
+    """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were any."""
+    from streamd.gpu.blocks import DeviceGraph
+
+    if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
+        return False
+    import torch
+
+    log.warning("graph_moved_to_host", reason="the GPU has no room for a training step beside it",
+                do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or model.memory_chunk")
+    graph.place("hybrid")
+    torch.cuda.empty_cache()
+    return True
+
+
+@contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Around work on a GPU. Raises: DeviceMemoryError, which says what to do, where it lacks memory."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(f"The GPU has no memory for {what}: {error}", "set gpu.placement: hybrid, lower "
+                                "gpu.graph_bytes, gpu.cache_rows or model.memory_chunk, end what else uses the GPU, or set "
+                                "device: cpu.") from None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, Schema
-from streamd.gpu import choose_device
+from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
 from streamd.models.inputs import joined
@@ -44,6 +44,8 @@ class Learner:
         self.num_learned = 0
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Told after each training step: steps done and in all."""
+        self.make_room: Callable[[], bool] = lambda: False
+        """Asked where the GPU lacks memory for learning: whether something was moved off it, so that a retry is worth it."""
         self.model.eval()
         self.begin()
 
@@ -63,6 +65,7 @@ class Learner:
         """Of each chunk with labels so far: what the head said, what a constant would, and the targets."""
 
     @torch.no_grad()
+    @memory_for("scoring a window")
     def score(self, chunk: RecordedChunk) -> Float32:
         """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
         if not self.standing:
@@ -105,11 +108,17 @@ class Learner:
         past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
         replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
                     for step in range(len(self._edges))]
-        loss, passes = math.nan, epochs or self._training.epochs
-        self._steps = (0, passes * len(self._edges))
-        for epoch in range(passes):
-            torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
-            loss = self._epoch(weights, replayed)
+        with memory_for("learning a window"):
+            loss = None
+            try:
+                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
+            except torch.OutOfMemoryError:
+                if not self.make_room():
+                    raise
+            if loss is None:
+                self.restore_weights(*backup)
+                self.observe()
+                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
         self.model.eval()
         finite = math.isfinite(loss) and all(bool(p.isfinite().all()) for p in self.model.parameters())
         if not finite:
@@ -154,7 +163,7 @@ class Learner:
         if optimizer is None:
             self.optimizer = self.model.optimizer(self._training.learning_rate)
         else:
-            self.optimizer.load_state_dict(optimizer)
+            self.optimizer.load_state_dict(copy.deepcopy(optimizer))  # it would go on in the tensors it is given
         self.model.eval()
 
     def observe(self) -> None:
@@ -175,6 +184,15 @@ class Learner:
             out.append((torch.arange(count) < left).float())
             left -= count
         return out
+
+    def _passes(
+        self, passes: int, window_edge: int, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]
+    ) -> float:
+        loss, self._steps = math.nan, (0, passes * len(self._edges))
+        for epoch in range(passes):
+            torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
+            loss = self._epoch(weights, replayed)
+        return loss
 
     def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]) -> float:
         """One pass from the memory at the window's start. replayed: what of the past joins each step."""

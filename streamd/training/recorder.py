@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.events import Float32, Int64
-from streamd.gpu import choose_device, make_graph
+from streamd.gpu import choose_device, make_graph, make_room
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.models import EdgeRows, LinkInputs, sampling_of
@@ -63,6 +63,10 @@ class Recorder:
         self.live.hide_deleted()
         while self.live.step(until_edge, slice_edges):
             on_slice(self.live.graph.num_edges)
+
+    def make_room(self) -> bool:
+        """Move what need not be there off the GPU, for learning. Returns: whether there was anything."""
+        return make_room(self.live.graph)
 
     def rows(self, first: int, end: int) -> EdgeRows:
         src, dst, time = self._log.edges(first, end)

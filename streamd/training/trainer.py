@@ -39,8 +39,7 @@ from streamd.windows.history import WindowRecord, append_record, truncate_record
 
 log = structlog.get_logger()
 FOLDER = "train"
-POLL_SECONDS = 0.05
-KEEP_SECONDS = 1.0
+POLL_SECONDS, KEEP_SECONDS = 0.05, 1.0
 POPULARITY_HALF_LIFE = 3
 
 
@@ -65,6 +64,7 @@ class Trainer:
         self._learner = Learner(settings, reader.state.schema, replay, reader.first_edge)
         self._learner.on_progress = self._on_progress
         self._recorder = Recorder(settings, reader)
+        self._learner.make_room = self._recorder.make_room
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._version, self._champion = "", ""
         self._shadow: Shadow | None = None

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from streamd.errors import DeviceError, OffloadedError
-from streamd.gpu import blocks
+from streamd.errors import DeviceMemoryError, OffloadedError
+from streamd.gpu import blocks, make_room
 from streamd.gpu.blocks import DeviceGraph
 from streamd.graph import BlockGraph
 from streamd.telemetry import metrics
@@ -181,8 +181,18 @@ def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_
     graph.insert(src, dst)
     assert graph.placement == "hybrid" and graph.recent(np.array([3]), 3000, 5).mask.all()
     full.add("nodes")
-    with pytest.raises(DeviceError, match=r"lower retention.*device: cpu"):
+    with pytest.raises(DeviceMemoryError, match=r"lower retention.*device: cpu"):
         graph.insert(src + 5000, dst + 5000)
+
+
+def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
+    graph = DeviceGraph(host.launch, host.Pages(), "cpu")
+    graph.insert(*stream(3000)[:2])
+    before = graph.device_bytes
+    assert make_room(graph) and graph.placement == "hybrid" and graph.device_bytes < before / 2
+    assert "graph_moved_to_host" in capsys.readouterr().out
+    assert not make_room(graph) and not make_room(BlockGraph())
+    assert graph.recent(np.array([3]), 3000, 5).mask.all()
 
 
 def test_pages_are_locked_as_they_come_into_use_and_unlocked_when_entries_move(monkeypatch):

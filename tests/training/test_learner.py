@@ -1,9 +1,11 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from streamd.errors import DeviceMemoryError
 from streamd.events import Schema
 from streamd.models import link_loss
 from streamd.segments.reader import LogReader
@@ -130,6 +132,40 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path):
     assert not learned.finite
     for name, value in learner.model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
+    s, log = world(tmp_path, training__epochs=2)
+    recorder = Recorder(s, log)
+    chunks = [(w, list(recorder.chunks(w))) for w in windows(log)][:3]
+
+    def learned(failures, room):
+        learner, step = Learner(s, SCHEMA, ReplayStore(None, 10, 0)), itertools.count()
+        forward = learner.model.forward
+
+        def short(*args):
+            if learner.model.training and next(step) in failures:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return forward(*args)
+
+        monkeypatch.setattr(learner.model, "forward", short)
+        learner.make_room = lambda: room.pop(0)
+        for window, part in chunks:
+            learner.begin()
+            for chunk in part:
+                learner.score(chunk)
+            learner.learn(window.first_edge)
+        states = [{n: t.clone() for n, t in learner.model.state_dict().items()}]
+        learner.refuse()
+        return [*states, learner.model.state_dict(), *(v for v in learner.optimizer.state_dict()["state"].values())]
+
+    second_epoch_of_the_last = 2 * len(chunks[1][1]) + len(chunks[2][1]) + 1
+    for a, b in zip(learned((), []), learned((second_epoch_of_the_last,), [True]), strict=True):
+        assert all(torch.equal(a[n], b[n]) for n in a)
+    with pytest.raises(DeviceMemoryError, match=r"learning a window.*set gpu.placement: hybrid"):
+        learned((second_epoch_of_the_last,), [False])
+    with pytest.raises(DeviceMemoryError, match="out of memory"):
+        learned((second_epoch_of_the_last, second_epoch_of_the_last + 1), [True])
 
 
 def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
