@@ -1,6 +1,5 @@
 """A disk that stops, tears, refuses or loses writes at a chosen system call, as kill -9 and power loss do."""
 
-import contextlib
 import errno
 import itertools
 import os
@@ -111,9 +110,8 @@ class FaultyDisk(Disk):
 
     def abandon(self, log) -> None:
         """Close what the dead process had open, its lock included, as the kernel does."""
-        for fd in (*self._paths, *([] if log is None else [log._lock])):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        for fd in (*self._paths, *([] if log is None or log._closed else [log._lock])):
+            os.close(fd)
         for path, *_ in self._entries:
             for kept in path.glob("stash-*"):
                 kept.unlink()

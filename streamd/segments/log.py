@@ -12,7 +12,7 @@ import structlog
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from streamd.errors import CapacityError, DataDirectoryError, DiskError, JournalError
+from streamd.errors import DataDirectoryError, DiskError, JournalError
 from streamd.events import DELETION, EventBatch, Gap, Key, Progress, Schema
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
@@ -27,6 +27,8 @@ from streamd.segments.journal import (
 from streamd.segments.layout import APPENDED, DELETIONS, EDGES, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.recovery import drop_journals, finish_replacements, lock_directory, recover, replacement, sweep
+from streamd.segments.tguf import open_tguf
+from streamd.segments.verify import rows_crc
 from streamd.segments.writer import TGUFWriter
 from streamd.storage import DISK, Disk
 
@@ -67,7 +69,7 @@ class LogWriter:
                 "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.")
         self.state = state
         self._segment: TGUFWriter | None = None
-        self._segment_first = 0
+        self._segment_first = self._segment_revision = 0
         self._files: dict[str, int] = {}
         self._open_files()
         self._open_segment()
@@ -123,7 +125,6 @@ class LogWriter:
             self._commit(batch, progress, watermark, gaps)
 
     def _commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap]) -> None:
-        seq = self.state.seq + 1
         changes: list[dict[str, Any]] = []
         segments: list[SegmentState] = []
         touched: list[int] = []
@@ -134,8 +135,9 @@ class LogWriter:
             # Step 1: write the rows.
             segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
             segment.append_labels(batch.label_node_L, batch.label_time_L, batch.label_target_L)
-            segments.append(SegmentState(first, segment.num_edges, segment.num_labels, segment.edge_capacity))
-        for path, data in self._appends(seq, batch):
+            segments.append(SegmentState(first, segment.num_edges, segment.num_labels, segment.edge_capacity,
+                                         self._segment_revision))
+        for path, data in self._appends(self.state.seq + 1, batch):
             old = self._committed(path)
             self.disk.write(self._files[path], data, old.num_bytes)
             changes.append({"path": path, "bytes": [old.num_bytes, old.num_bytes + len(data)], "crc": crc32c(data),
@@ -185,7 +187,10 @@ class LogWriter:
                 self._line([SegmentState(self._segment_first, 0, 0, self._segment.edge_capacity)], {})
 
     def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
-        """Put a copy in the place of a sealed segment. write: makes the copy at a path and returns its rows' CRC32C."""
+        """Put a copy in the place of a segment that nothing is appended to meanwhile.
+
+        write: makes the copy at a path and returns its rows' CRC32C.
+        """
         with self._steps():
             new = replace(old, revision=self.state.seq + 1)
             crc = write(replacement(self.data_dir / new.path, new.revision))
@@ -205,7 +210,7 @@ class LogWriter:
             crc = crc32c(data)
             self._line([], {"files": [{"path": path, "bytes": [0, len(data)], "crc": crc, "total": crc,
                                        "revision": revision}]}, replaces=True)
-            os.close(self._files[path])
+            self.disk.close(self._files[path])
             self._files[path] = fd
 
     def close(self) -> None:
@@ -215,8 +220,9 @@ class LogWriter:
         self._closed = True
         try:
             with ExitStack() as stack:
-                for fd in (self._lock, self._published, *self._files.values()):
-                    stack.callback(os.close, fd)
+                stack.callback(os.close, self._lock)
+                for fd in (self._published, *self._files.values()):
+                    stack.callback(self.disk.close, fd)
                 stack.callback(self._journal.close)
                 if self._segment is not None:
                     stack.callback(self._segment.close)
@@ -266,10 +272,29 @@ class LogWriter:
         if (segment is None or segment.num_edges + batch.num_edges > segment.edge_capacity
                 or segment.num_labels + len(batch.label_node_L) > segment.label_capacity):
             if segment is not None and not segment.num_edges and segment.num_labels:
-                raise CapacityError(f"A segment of {self.data_dir} is full of labels, and no edge came that begins another.",
-                                    "raise ingest.segment_edges, which is the room for labels too.")
+                return self._larger_segment(segment, len(batch.label_node_L))
             segment = self._begin_segment()
         return segment
+
+    def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
+        """A copy with more room in the place of a segment that is full of labels before it has an edge, which would name
+        the next one."""
+        old = self.state.segments[-1]
+        capacity = 2 * max(old.capacity, num_labels)
+        full.close()
+
+        def write(path: Path) -> int:
+            schema = TGUFSchema(capacity, self.schema.edge_feature_dim, capacity, self.schema.label_dim)
+            file = open_tguf(self.data_dir / old.path, check_rows=False)
+            with TGUFWriter(path, schema, self.disk) as new:
+                new.append_labels(*(file.column(n, old.num_labels) for n in ("label_n_id", "label_time", "label_target")))
+                new.commit()
+            return rows_crc(open_tguf(path), (0, 0), (0, old.num_labels))
+
+        self.replace_segment(replace(old, capacity=capacity), write)
+        self._open_segment()
+        assert self._segment is not None
+        return self._segment
 
     def _begin_segment(self) -> TGUFWriter:
         first = self.state.num_edges
@@ -282,7 +307,7 @@ class LogWriter:
             self._segment.close()
             self._journal.roll(self.state)
             log.info("segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges)
-        self._segment, self._segment_first = new, first
+        self._segment, self._segment_first, self._segment_revision = new, first, 0
         return new
 
     def _open_files(self) -> None:
@@ -290,7 +315,7 @@ class LogWriter:
             committed = self._committed(name).num_bytes
             fd = self.disk.open(self.data_dir / name, os.O_RDWR | os.O_CREAT)
             if os.fstat(fd).st_size < committed:
-                os.close(fd)
+                self.disk.close(fd)
                 raise DataDirectoryError(f"{name} is shorter than the journal says.", "restore it from a backup.")
             self.disk.truncate(fd, committed)
             self.disk.sync(fd)
@@ -303,7 +328,7 @@ class LogWriter:
         last = self.state.segments[-1]
         if not (self.data_dir / last.path).exists():
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
-        self._segment_first = last.first_edge
+        self._segment_first, self._segment_revision = last.first_edge, last.revision
         labels = last.capacity if self.schema.label_dim else 0
         self._segment = TGUFWriter.reopen(self.data_dir / last.path, last.num_edges, last.num_labels, last.capacity,
                                           labels, self.disk)

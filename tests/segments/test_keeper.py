@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from streamd.errors import CapacityError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.segments.keeper import Keeper
@@ -154,8 +153,28 @@ def test_labels_that_no_edge_follows_are_neither_lost_nor_overwritten(tmp_path):
     reader.refresh()
     assert reader.labels()[0].tolist() == [0, 2] and reader.keys[2] is None and not verify_log(tmp_path)[1]
     log.close()
-    log = LogWriter(tmp_path / "full", schema, 2)
-    log.commit(labels, Progress(), 5)
-    with pytest.raises(CapacityError, match="full of labels"):
-        log.commit(dataclasses.replace(labels, new_keys=()), Progress(), 5)
+
+
+def test_labels_without_an_edge_find_room_in_a_larger_segment_and_a_restart_goes_on_in_it(tmp_path):
+    schema = Schema(0, 0, 1)
+    labels = dataclasses.replace(empty_batch(schema), label_node_L=np.array([0, 1]), label_time_L=np.array([5, 5]),
+                                 label_target_L=np.ones((2, 1), np.float32))
+    log, early = LogWriter(tmp_path, schema, 2), LogReader(tmp_path)
+    log.commit(dataclasses.replace(labels, new_keys=("a", "b")), Progress(), 5)
+    early.refresh()
+    for count in (2, 3, 4, 5, 6):
+        log.commit(labels, Progress(), 5)
+        if count == 4:
+            log.close()
+            log = LogWriter(tmp_path, schema, 2)
+        reader = LogReader(tmp_path)
+        reader.refresh()
+        assert reader.labels()[0].tolist() == [0, 1] * count and not verify_log(tmp_path)[1]
+    early.refresh()
+    assert early.labels()[0].tolist() == [0, 1] * 6
+    edges = batch(schema, np.array([0, 1]), np.array([1, 0]), np.array([6, 6]))
+    for _ in range(9):
+        log.commit(edges, Progress(), 6)
+    early.refresh()
+    assert early.num_edges == 18 and [s.first_edge for s in log.state.segments] == [0, 16] and not verify_log(tmp_path)[1]
     log.close()
