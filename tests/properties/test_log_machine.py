@@ -60,6 +60,8 @@ class LogMachine(RuleBasedStateMachine):
             operation()
         except Crash:
             self.disk.abandon(self.log)
+            if self.disk.mode == "power":
+                self.reader = LogReader(self.path)  # no reader outlives the power
             self.open()
 
     @rule(edges=st.integers(0, 5), labels=st.integers(0, 2), delete=st.sampled_from(["", "", "node", "edge"]),
