@@ -47,14 +47,15 @@ def build_facts() -> dict[str, Any]:
 
 
 def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
-    """Write `folder/<edge>` durably, then drop older ones."""
+    """Write `folder/<edge>.<number>` durably, then drop older ones. number: from 0, counts those written at one edge."""
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
     for number, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
     tensors |= {f"memory.{k}": v for k, v in learner.memory.tensors().items()}
     for i, chunk in enumerate(learner.tail):
         tensors |= {f"tail.{i}.{k}": v for k, v in chunk.tensors().items()}
-    name = f"{cursor.edge:020d}"
+    before = [int(p.suffix[1:] or 0) for p in folder.glob(f"{cursor.edge:020d}*")]
+    name = f"{cursor.edge:020d}.{max(before, default=-1) + 1:06d}"
     write_folder_durably(folder / name, {
         "state.safetensors": save({k: v.contiguous() for k, v in tensors.items()}),
         "cursor.json": msgspec.json.encode(asdict(cursor))})
@@ -65,16 +66,21 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
 
 def read_cursor(folder: Path) -> Cursor | None:
     """Of the newest checkpoint; None where there is none."""
-    folders = sorted(p for p in folder.glob("[0-9]*") if p.is_dir())
-    return msgspec.json.decode((folders[-1] / "cursor.json").read_bytes(), type=Cursor) if folders else None
+    path = _newest(folder)
+    return msgspec.json.decode((path / "cursor.json").read_bytes(), type=Cursor) if path else None
+
+
+def _newest(folder: Path) -> Path | None:
+    return max((p for p in folder.glob("[0-9]*") if p.is_dir()), default=None)
 
 
 def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> None:
-    """Restore the checkpoint of a cursor into `learner`.
+    """Restore the newest checkpoint, whose cursor was read, into `learner`.
 
     Raises: VersionError where it lies beyond the log, as after a log was replaced.
     """
-    path = folder / f"{cursor.edge:020d}"
+    path = _newest(folder)
+    assert path is not None
     if not log.first_edge <= cursor.edge <= log.num_edges:
         raise VersionError(f"The trainer's checkpoint {path.name} is at edge {cursor.edge}, the log holds "
                            f"[{log.first_edge}, {log.num_edges}).", "remove train/ and models/, or restore the log.")

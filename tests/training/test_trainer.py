@@ -13,6 +13,7 @@ from streamd.clock import SystemClock
 from streamd.errors import VersionError
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
+from streamd.segments.holds import ask_to_compact
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
@@ -169,6 +170,21 @@ def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart
     again, _, _ = make(tmp_path, registry__gate_events=100)
     assert again._shadow.name == trainer._shadow.name == registry.shadow() and again._compared == trainer._compared
     assert (again._shadow.memory.state == trainer._shadow.memory.state).all() and again._shadow.memory.edge == again.edge
+
+
+def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_restart(tmp_path):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, log = make(tmp_path)
+    process_all(trainer, log)
+    old = registry.shadow()
+    assert old != registry.champion()
+    ask_to_compact(tmp_path, registry.manifest(old).edge)
+    trainer._renew_shadow()
+    assert registry.shadow() == registry.champion() and old not in registry.names()
+    again, _, _ = make(tmp_path)
+    assert again._shadow.name == registry.champion() and len(list((tmp_path / "train/checkpoints").iterdir())) == 1
+    for name, tensor in trainer._learner.model.state_dict().items():
+        assert torch.equal(tensor, again._learner.model.state_dict()[name])
 
 
 def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_the_proven_one(tmp_path, monkeypatch):
