@@ -29,8 +29,6 @@ MAX_FANOUT = 128
 SEND_ENTRIES = 2**22
 LOCK_BYTES = 64 * 2**20
 """Entries are page-locked in pieces of this many bytes, as they come to be used."""
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
