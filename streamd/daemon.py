@@ -160,6 +160,8 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         keeper = Keeper(writer, settings.retention, letters.purge)
         open_port(settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows)
         collect_garbage_rarely()
+        beat.touch("starting")
+        beat.end_when_stalled()
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()

@@ -65,7 +65,7 @@ class Record(NamedTuple):
 
     value: bytes | None
     offset: int = 42
-    timestamp: int = 1_600_000_000_000
+    timestamp: int = 1_690_000_000_000
     timestamp_type: int = 0
     headers: tuple = ()
     key: bytes | None = None

@@ -20,6 +20,7 @@ class EventSink(Protocol):
 
     time_unit: str
     dim: int
+    max_feature: float
 
     def check_count(self, count: int) -> None: ...
 
@@ -69,7 +70,7 @@ def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
     if any(column.null_count for column in columns.values()):
         return False
     time = _times(columns["time"], sink.time_unit, pa)
-    values = _features(columns.get("features"), sink.dim, table.num_rows, pa)
+    values = _features(columns.get("features"), sink.dim, table.num_rows, sink.max_feature, pa)
     src = None if time is None or values is None else _numbers(columns["src"], sink, pa)
     dst = None if src is None else _numbers(columns["dst"], sink, pa)
     if time is None or values is None or src is None or dst is None:
@@ -90,7 +91,7 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
     return time * scale
 
 
-def _features(column: Any, dim: int, count: int, pa: Any) -> Float32 | None:
+def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) -> Float32 | None:
     if column is None or not dim:
         return np.zeros((count, 0), np.float32) if column is None and not dim else None
     if pa.types.is_fixed_size_list(column.type):
@@ -107,7 +108,7 @@ def _features(column: Any, dim: int, count: int, pa: Any) -> Float32 | None:
         return None
     with np.errstate(over="ignore"):
         values: Float32 = flat.to_numpy().astype(np.float32).reshape(count, dim)
-    return values if np.isfinite(values).all() else None
+    return values if (np.abs(values) <= max_feature).all() else None
 
 
 def _numbers(column: Any, sink: EventSink, pa: Any) -> Int64 | None:

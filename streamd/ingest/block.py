@@ -1,20 +1,29 @@
 """Decoded events as columns: what travels from the decoder through the merge to a commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import Float32
+from streamd.events import EDGE, LABEL, Bools, Float32, Int64
 
-ROW = np.dtype([("time", "<i8"), ("source", "<i4"), ("offset", "<i8"), ("item", "<i4"), ("kind", "<i1"), ("a", "<i8"),
-                ("b", "<i8"), ("extra", "<i4")], align=True)
-"""time: int64 microseconds. source: number of the topic-partition in sorted order. item: place in a batched record.
+ROW = np.dtype([("time", "<i8"), ("stamp", "<i8"), ("source", "<i4"), ("offset", "<i8"), ("item", "<i4"), ("kind", "<i1"),
+                ("a", "<i8"), ("b", "<i8"), ("extra", "<i4")], align=True)
+"""time: event time, int64 microseconds; 0 for NODE and DELETE, which have none. stamp: the Kafka record's timestamp in
+microseconds, NO_STAMP without one. source: number of the topic-partition in sorted order. item: place in a batched record.
 kind: EDGE (a = src, b = dst), NODE, LABEL (a = node) or DELETE (a = node, b = -1; or a = src, b = dst); a and b are
-numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none. Time, source, offset, item: the log's order."""
+numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none."""
+NO_STAMP = -1
 Rows = NDArray[np.void]
+
+
+def has_time(rows: Rows) -> Bools:
+    """Which rows carry an event time of their own (edges and labels): bool[n]."""
+    kind = rows["kind"]
+    found: Bools = (kind == EDGE) | (kind == LABEL)
+    return found
 
 
 @dataclass
@@ -41,12 +50,25 @@ class Block:
         rows["extra"][held] = np.arange(len(held))
         return Block(rows, self.values[index], extras)
 
-
     def split(self, count: int) -> tuple["Block", "Block"]:
         """The first `count` events and the others; nothing is copied but what other kinds than edges carry."""
         if self.extras:
             return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
         return Block(self.rows[:count], self.values[:count]), Block(self.rows[count:], self.values[count:])
+
+
+def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:
+    """Change the key numbers of blocks in place.
+
+    renumber: told the distinct numbers in use, ascending; returns the new number of each.
+    """
+    ends = [b.rows[end] for b in blocks for end in ("a", "b")]
+    used = np.unique(np.concatenate([np.zeros(0, np.int64), *ends]))
+    used = used[used >= 0]
+    new = renumber(used)
+    for end in ends:
+        known = end >= 0
+        end[known] = new[np.searchsorted(used, end[known])]
 
 
 def empty_block(dim: int) -> Block:

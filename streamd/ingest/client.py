@@ -52,7 +52,7 @@ def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
 
 def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
     """An admin client under the same client settings; the caller closes it."""
-    return _made(KafkaAdminClient, kafka, {})
+    return _made(KafkaAdminClient, kafka, {"request_timeout_ms": 20_000})
 
 
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:

@@ -1,20 +1,11 @@
-"""Compressed Kafka batches with bounded expansion; one that grows too large, or cannot be read, becomes one dead letter.
-
-kafka-python expands a batch without a limit, and one it cannot expand stops its partition for good. `bound_expansion`
-puts a limit into its batch class; a refused batch is replaced by one record that carries the reason in a header, so that
-it passes through the decoder like any other value that does not fit.
-"""
+"""Compressed Kafka batches, expanded within a limit."""
 
 import zlib
-from typing import Any
 
 import lz4.frame
 import snappy
 import zstandard
-from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.util import encode_varint
 
-REFUSED_HEADER = "streamd-refused-batch"
 ZSTD_WINDOW = 1 << 27
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
@@ -88,38 +79,3 @@ def _snappy_block(data: bytes, limit: int) -> bytes:
         raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit} of which are left")
     out: bytes = snappy.decompress(data)
     return out
-
-
-def bound_expansion(limit: int) -> None:
-    """Let no batch that this process reads expand beyond `limit` bytes."""
-
-    def uncompress(batch: Any) -> None:
-        if batch._decompressed or batch.compression_type == batch.CODEC_NONE:
-            batch._decompressed = True
-            return
-        try:
-            data = expand(batch.compression_type, bytes(memoryview(batch._buffer)[batch._pos:]), limit)
-            batch._buffer = bytearray(data)
-        except ValueError as error:
-            batch._buffer = _refused(f"offsets {batch.base_offset} to {batch.last_offset}: {error}")
-            batch._num_records = 1
-        batch._pos = 0
-        batch._decompressed = True
-
-    DefaultRecordBatch._maybe_uncompress = uncompress
-
-
-def _refused(why: str) -> bytearray:
-    """One Kafka record (message format 2) whose value says why and whose header marks it."""
-    value, name = why.encode()[:1000], REFUSED_HEADER.encode()
-    body = bytearray(b"\x00")
-    for number in (0, 0, -1, len(value)):
-        encode_varint(number, body.append)
-    body += value
-    for number in (1, len(name)):
-        encode_varint(number, body.append)
-    body += name
-    encode_varint(0, body.append)
-    record = bytearray()
-    encode_varint(len(body), record.append)
-    return record + body

@@ -1,6 +1,6 @@
 """Merged events to the columns of one commit: keys become dense ids, late events get the watermark as their time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ from streamd.events import DELETE, DELETION, EDGE, LABEL, MICROSECONDS, NODE, Ev
 from streamd.ingest.block import Block
 
 UNSEEN, NONE = -2, -1
+HasEdge = Callable[[int, int, int], bool]
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,12 @@ class BatchBuilder:
     none is orphaned). A cache from the decoder's key numbers to node ids is kept beside it.
     """
 
-    def __init__(self, schema: Schema, ids: dict[Key, int], max_nodes: int, late_policy: str) -> None:
+    def __init__(
+        self, schema: Schema, ids: dict[Key, int], max_nodes: int, late_policy: str, has_edge: HasEdge
+    ) -> None:
+        """has_edge: whether the log holds an edge with these ends (node ids) and this event time."""
         self._schema, self._ids, self._max_nodes, self._late_policy = schema, ids, max_nodes, late_policy
+        self._has_edge = has_edge
         self._cache = np.zeros(0, np.int64)
         self._epoch = -1
 
@@ -54,6 +59,7 @@ class BatchBuilder:
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
         a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
+        self._refuse_unmatched(block, kept, a, b, refused)
         batch = self._columns(block, time, late & kept, kept, a, b, new_keys)
         moving = kept & ((rows["kind"] == EDGE) | (rows["kind"] == LABEL))
         return batch, max(watermark, int(time[moving][-1])) if moving.any() else watermark, refused
@@ -100,6 +106,31 @@ class BatchBuilder:
                 self._cache[number] = NONE
             start = stop + 1
         return a, b, new_keys
+
+    def _refuse_unmatched(
+        self, block: Block, kept: NDArray[np.bool_], a: Int64, b: Int64, refused: list[Refused]
+    ) -> None:
+        """Refuse deletes of a node or edge that lies neither in the log nor before them in the block (kept: in, out)."""
+        rows = block.rows
+        deletes = np.flatnonzero(rows["kind"] == DELETE)
+        of_edges = deletes[rows["b"][deletes] >= 0]
+        here: dict[tuple[int, int, int], int] = {}
+        if len(of_edges):
+            edges = np.flatnonzero(kept & (rows["kind"] == EDGE))
+            for place, *edge in zip(edges.tolist(), a[edges].tolist(), b[edges].tolist(),
+                                    rows["time"][edges].tolist(), strict=True):
+                here.setdefault((edge[0], edge[1], edge[2]), place)
+        for i in deletes.tolist():
+            src, dst = int(a[i]), int(b[i])
+            if rows["b"][i] < 0:
+                found = src >= 0
+            else:
+                wanted = (src, dst, int(block.extras[int(rows["extra"][i])][0]))
+                found = min(src, dst) >= 0 and (here.get(wanted, len(rows)) < i or self._has_edge(*wanted))
+            if not found:
+                what = "node" if rows["b"][i] < 0 else "edge"
+                refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
+                kept[i] = False
 
     def _columns(
         self, block: Block, time: Int64, late: NDArray[np.bool_], kept: NDArray[np.bool_], a: Int64, b: Int64,
@@ -151,6 +182,9 @@ def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> byte
         event = {"type": "label", "node": a, "time": time, "target": list(carried)}
     elif r["kind"] == NODE:
         event = {"type": "node", "id": a, "features": list(carried)}
+    elif r["b"] >= 0:
+        event = {"type": "delete", "src": a, "dst": keys[int(r["b"])],
+                 "time": int(carried[0]) // MICROSECONDS[time_unit]}
     else:
         event = {"type": "delete", "node": a}
     return msgspec.json.encode(event)

@@ -7,17 +7,21 @@ import structlog
 from crc32c import crc32c
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
-from kafka.errors import OffsetOutOfRangeError
+from kafka.errors import LogTruncationError, OffsetOutOfRangeError
 
 from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.client import make_admin, make_consumer
-from streamd.ingest.codecs import bound_expansion
+from streamd.ingest.kafka_records import make_reading_safe, stable_offsets
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
 
 log = structlog.get_logger()
+ANSWER_MS = 5_000
+"""Longest wait for one answer of the broker: kafka-python's own calls wait for ever where a partition has no leader."""
+UNKNOWN_END = 2**62
+"""End of a partition that nobody can tell: it is not read to its end."""
 
 
 class OutOfRange(Exception):
@@ -29,11 +33,17 @@ class KafkaSource:
 
     def __init__(self, kafka: KafkaSettings, ingest: IngestSettings) -> None:
         self._kafka, self._ingest = kafka, ingest
-        bound_expansion(ingest.max_batch_bytes)
-        self._consumer = make_consumer(kafka)
+        make_reading_safe(ingest.max_batch_bytes)
+        self._open()
         self._topics = Topics("", {}, ())
         self._watch: BrokerWatch | None = None
+        self._end: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
         self.partitions: list[TopicPartition] = []
+
+    def _open(self) -> None:
+        self._consumer = make_consumer(self._kafka)
+        self._stable = stable_offsets(self._consumer)
 
     def discover(self) -> bool:
         """Learn cluster, topics and partitions; False while a topic does not exist. Raises: KafkaError."""
@@ -55,7 +65,7 @@ class KafkaSource:
             self._watch.close()
             # A client that knew the topics before fails on a partition which its metadata do not hold yet.
             self._consumer.close(autocommit=False)
-            self._consumer = make_consumer(self._kafka)
+            self._open()
         self._watch = BrokerWatch(self._kafka, topics)
         return True
 
@@ -76,16 +86,23 @@ class KafkaSource:
                                 "point kafka.bootstrap_servers at that cluster, or start a new data_dir.")
         anew = {t for t, old in stored.topic_ids.items() if old and topics.topic_ids.get(t, old) not in (old, "")}
         self._consumer.assign(self.partitions)
+        led = [tp for tp in self.partitions if tp not in topics.leaderless]
         try:
-            first = self._consumer.beginning_offsets(self.partitions)
-            end = self._consumer.end_offsets(self.partitions)
+            first = self._consumer.beginning_offsets(led, ANSWER_MS)
+            end = self._consumer.end_offsets(led, ANSWER_MS)
         except ClientError as error:
             raise KafkaError(f"The broker does not tell its offsets: {error}.", "ingest goes on trying.") from None
         self._end = dict(end)
+        self._stable.clear()
         begun, gaps = [], []
         for tp in self.partitions:
             position = stored.positions.get(tp.topic, {}).get(tp.partition)
-            if position is None:
+            if tp in topics.leaderless:
+                if position is None:
+                    raise KafkaError(f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying.")
+                log.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
+                self._end[tp] = UNKNOWN_END
+            elif position is None:
                 start = first[tp] if tp.topic in stored.positions else self._first_start(tp, first[tp], end[tp])
                 position = Position(start)
             elif tp.topic in anew:
@@ -104,6 +121,7 @@ class KafkaSource:
                                        f"to {first[tp] - 1} were deleted before they were read."))
                 position = Position(first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp]))
             self._consumer.seek(tp, position.offset)
+            self._positions[tp] = position.offset
             begun.append(position)
         return begun, gaps
 
@@ -120,41 +138,57 @@ class KafkaSource:
             return first if start == "earliest" else end
         time_ms = parse_time_us(start, "ingest.start (earliest, latest or a time)") // 1000
         try:
-            found = self._consumer.offsets_for_times({tp: time_ms})[tp]
+            found = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
         except ClientError as error:
             raise KafkaError(f"The broker does not say what was written at {start}: {error}.",
                              "ingest goes on trying.") from None
         return end if found is None else int(found.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
-        """Records by source. Raises: OutOfRange where retention ran past us, KafkaError while no broker answers."""
+        """Records by source. Raises: OutOfRange where Kafka lost what comes next, KafkaError while no broker answers."""
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
-        except OffsetOutOfRangeError:
+            self._positions = {tp: int(self._consumer.position(tp, ANSWER_MS)) for tp in self.partitions}
+        except (OffsetOutOfRangeError, LogTruncationError):
             raise OutOfRange from None
-        except ClientError as error:
-            raise KafkaError(f"The broker does not answer: {error}.", "ingest goes on trying.") from None
+        except Exception as error:  # noqa: BLE001 - whatever reading raises, the client that raised it may be broken
+            self._begin_anew()
+            raise KafkaError(f"The broker does not answer: {error!r}.", "ingest goes on trying.") from error
         number = {tp: i for i, tp in enumerate(self.partitions)}
         return {number[tp]: records for tp, records in polled.items()}
 
+    def _begin_anew(self) -> None:
+        """Read on with a new client: one that raised an error may go on raising it, or never return."""
+        seen = self._stable
+        self._consumer.close(autocommit=False)
+        self._open()
+        self._stable.update(seen)
+        self._consumer.assign(self.partitions)
+        for tp in self.partitions:
+            self._consumer.seek(tp, self._positions[tp])
+
     def position(self, source: int) -> int:
-        """Next offset to be read; passes over holes left by transactions and compaction."""
-        return int(self._consumer.position(self.partitions[source]))
+        """Next offset to be read, as of the last poll; passes over holes left by transactions and compaction."""
+        return self._positions[self.partitions[source]]
 
     def end(self, source: int) -> int:
-        """End of the partition as last seen."""
+        """End of what can be read of the partition, as last seen: where an open transaction begins, if there is one."""
         tp = self.partitions[source]
-        seen = self._consumer.highwater(tp)
-        return int(self._end[tp] if seen is None else seen)
+        return self._stable.get(tp, self._end[tp])
+
+    @property
+    def answered_at(self) -> float:
+        """When the broker last answered the watch beside us, by the monotonic clock."""
+        return self._watch.answered_at if self._watch is not None else 0.0
 
     def confirm_all_read(self) -> bool:
         """Ask the broker itself whether every partition is read to its end; False where it does not answer."""
         try:
-            end = self._consumer.end_offsets(self.partitions, timeout_ms=5000)
+            end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
         except ClientError as error:
             log.warning("broker_unavailable", error=str(error))
             return False
-        return all(self.position(i) >= int(end[tp]) for i, tp in enumerate(self.partitions))
+        return all(self._positions[tp] >= int(end[tp]) for tp in self.partitions)
 
     def pause(self, sources: Sequence[int]) -> None:
         """Poll all partitions but these."""

@@ -19,13 +19,15 @@ from streamd.storage import write_durably
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
 """Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
+ACKNOWLEDGED_SECONDS = 20.0
+"""Longest wait for a topic to take the letters of a commit; then ingest ends and starts again."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
     "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "bad_arrow",
-    "bad_batch", "tombstone", "unsupported", "node_limit", "late",
+    "bad_batch", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
 )
 
 
@@ -143,13 +145,13 @@ class TopicDeadLetters:
     def flush(self) -> None:
         if not self._sent:
             return
-        self._producer.flush()
-        for future in self._sent:
-            try:
-                future.get(timeout=30)
-            except Exception as error:  # noqa: BLE001 - whatever the client raises, the letter is not acknowledged
-                raise KafkaError(f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
-                                 "check the topic and its permissions; ingest resumes where it stopped.") from error
+        try:
+            self._producer.flush(ACKNOWLEDGED_SECONDS)
+            for future in self._sent:
+                future.get(ACKNOWLEDGED_SECONDS)
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the letter is not acknowledged
+            raise KafkaError(f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
+                             "check the topic and its permissions; ingest resumes where it stopped.") from error
         self._sent.clear()
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import DELETE, EDGE, LABEL, MAX_TIME_US, MICROSECONDS, NODE, Float32, Int64, Key, Schema
-from streamd.ingest.block import ROW, Block, empty_block, joined
-from streamd.ingest.codecs import REFUSED_HEADER
+from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, joined
+from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.keys import KeyTable
 from streamd.ingest.wire import (
     ARROW,
@@ -41,12 +41,15 @@ _columns = operator.attrgetter("src", "dst", "time", "features")
 class Rules:
     """What an event must satisfy. Times in microseconds, sizes in bytes or counts.
 
+    max_ahead_us: how far an event's time may lie ahead of the wall clock and of its record's
+    timestamp. max_feature: largest absolute value of a feature or label target.
     tombstones: whether a null value with a key deletes the node of that key; else it is a dead letter.
     """
 
     schema: Schema
     time_unit: str = "ms"
-    max_ahead_us: int = 600_000_000
+    max_ahead_us: int = 60_000_000
+    max_feature: float = FLOAT32_MAX
     max_key_bytes: int = 256
     max_record_bytes: int = 4_194_304
     max_record_events: int = 100_000
@@ -56,7 +59,8 @@ class Rules:
 def rules_of(settings: Settings, schema: Schema) -> Rules:
     """The rules that the settings make."""
     s = settings.ingest
-    return Rules(schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6), s.max_key_bytes, s.max_record_bytes,
+    return Rules(schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6),
+                 min(s.max_feature, FLOAT32_MAX), s.max_key_bytes, s.max_record_bytes,
                  s.max_record_events, s.tombstones == "delete")
 
 
@@ -81,13 +85,13 @@ class Decoder:
         self._scale = MICROSECONDS[rules.time_unit]
         self._dim = rules.schema.edge_feature_dim
 
-    def decode(self, records: Sequence[Any], source: int, newest_us: int, now_us: int) -> tuple[Block, list[Rejected]]:
-        """Decode records in order (kafka-python's: offset, timestamp, timestamp_type, key, value, headers).
+    def decode(self, records: Sequence[Any], source: int, now_us: int) -> tuple[Block, list[Rejected]]:
+        """Decode records in order (kafka-python's: offset, timestamp, key, value, headers).
 
-        Args: newest_us: the partition's newest event time, which node events and deletes take; now_us: wall clock.
+        Args: now_us: wall clock.
         Returns: valid events, each with its place in its record, and the rejected ones.
         """
-        batch = _Batch(self, source, newest_us, now_us)
+        batch = _Batch(self, source, now_us)
         at = 0
         while at < len(records):
             end = at
@@ -102,23 +106,30 @@ class Decoder:
         return batch.finish()
 
     def edges(
-        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, records: Sequence[Any], horizon: Any
+        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, stamp: Any, now_us: int
     ) -> Block | None:
-        """Edges as a block where every one of them is valid, else None. offset, item, records: one for all, or each."""
+        """Edges as a block where every one of them is valid, else None.
+
+        Args: offset, item, stamp: one for all, or each; stamp: the records' timestamps, microseconds.
+        """
         src, dst, time, features = zip(*map(_columns, wire), strict=True)
-        times = self._times(time, records, horizon)
+        times = self._times(time, stamp, self.horizon(stamp, now_us))
         a = None if times is None else self.keys.numbers(src)
         b = None if a is None else self.keys.numbers(dst)
         values = None if b is None else self._features(features)
         if times is None or a is None or b is None or values is None:
             return None
-        return edge_block(times, a, b, values, offset, item, source)
+        return edge_block(times, a, b, values, offset, item, source, np.minimum(stamp, now_us))
 
-    def _times(self, time: Sequence[int | None], records: Sequence[Any], horizon: Any) -> Int64 | None:
+    def horizon(self, stamp: Any, now_us: int) -> Any:
+        """Latest time that an event may have, given its record's timestamp. Microseconds, shaped as `stamp`."""
+        return np.where(np.equal(stamp, NO_STAMP), now_us, np.minimum(stamp, now_us)) + self.rules.max_ahead_us
+
+    def _times(self, time: Sequence[int | None], stamp: Any, horizon: Any) -> Int64 | None:
         try:
             column = np.fromiter(time, np.int64, len(time))
         except TypeError:
-            stamps = [_stamp(r) for r in records] * (len(time) // len(records))
+            stamps = np.broadcast_to(stamp, len(time)).tolist()
             filled = [s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)]
             if any(not 0 <= t <= MAX_TIME_US for t in filled):
                 return None
@@ -142,7 +153,7 @@ class Decoder:
             return None
         values = itertools.chain.from_iterable(features)  # type: ignore[arg-type]
         flat = np.fromiter(values, np.float64, count * self._dim)
-        return None if (np.abs(flat) > FLOAT32_MAX).any() else flat.astype(np.float32).reshape(count, self._dim)
+        return None if (np.abs(flat) > self.rules.max_feature).any() else flat.astype(np.float32).reshape(count, self._dim)
 
     def checked_time(self, time: int | float | None, stamp_us: int, horizon: int) -> int:
         """Microseconds of one event's time. Raises: BadEvent."""
@@ -157,16 +168,18 @@ class Decoder:
         if not 0 <= time_us <= MAX_TIME_US:
             raise BadEvent("bad_time", f"time {time!r} {self.rules.time_unit} is out of range")
         if time_us > horizon:
-            raise BadEvent("time_ahead", f"time {time_us} us is more than {self.rules.max_ahead_us} us ahead")
+            ahead = (time_us - horizon + self.rules.max_ahead_us) / 1e6
+            raise BadEvent("time_ahead", f"time {time!r} is {ahead:,.0f} s ahead of the wall clock or of its record's "
+                                         f"timestamp, at most {self.rules.max_ahead_us / 1e6:,.0f} s are taken")
         return time_us
 
 
 class _Batch:
     """The records of one partition on their way to one block."""
 
-    def __init__(self, decoder: Decoder, source: int, newest_us: int, now_us: int) -> None:
-        self._decoder, self._rules, self._source = decoder, decoder.rules, source
-        self._newest, self._horizon = newest_us, now_us + decoder.rules.max_ahead_us
+    def __init__(self, decoder: Decoder, source: int, now_us: int) -> None:
+        self._decoder, self._rules, self._source, self._now = decoder, decoder.rules, source, now_us
+        self.max_feature = decoder.rules.max_feature
         self.time_unit, self.dim = decoder.rules.time_unit, decoder.rules.schema.edge_feature_dim
         self.key_numbers = decoder.keys.numbers
         self._blocks: list[Block] = []
@@ -180,11 +193,9 @@ class _Batch:
         """Records that hold one JSON object each."""
         wire = edges_of_lines([r.value for r in records])
         if wire is not None:
-            horizon: Any = self._horizon
-            if records[0].timestamp_type == 1 or records[-1].timestamp_type == 1:
-                horizon = np.array([self._horizon_of(r) for r in records])
             offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-            if self._add(self._decoder.edges(wire, offset, 0, self._source, records, horizon)):
+            stamp = np.fromiter(map(_stamp, records), np.int64, len(records))
+            if self._add(self._decoder.edges(wire, offset, 0, self._source, stamp, self._now)):
                 return
         if len(records) > FEW:
             half = len(records) // 2
@@ -199,7 +210,7 @@ class _Batch:
         value: bytes | None = record.value
         try:
             if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
-                raise BadEvent("bad_batch", (value or b"").decode())
+                raise BadEvent("bad_batch", (value or b"").decode(errors="replace"))
             if value is None:
                 self._tombstone(record)
                 return
@@ -242,19 +253,19 @@ class _Batch:
     def add_edges(self, wire: Sequence[WireEdge], record: Any) -> bool:
         """Take the edges of one record; False, and nothing taken, where one of them is not valid."""
         self.check_count(len(wire))
-        return self._add(self._decoder.edges(wire, record.offset, np.arange(len(wire)), self._source, (record,),
-                                             self._horizon_of(record)))
+        return self._add(self._decoder.edges(
+            wire, record.offset, np.arange(len(wire)), self._source, _stamp(record), self._now))
 
     def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool:
         """Take edges that come as columns, keys as numbers of the key table; False where a time does not fit."""
         if time_E.min() < 0 or time_E.max() > min(MAX_TIME_US, self._horizon_of(record)):
             return False
-        return self._add(edge_block(time_E, src, dst, values_ED, record.offset, np.arange(len(time_E)), self._source))
+        return self._add(edge_block(time_E, src, dst, values_ED, record.offset, np.arange(len(time_E)),
+                                    self._source, min(_stamp(record), self._now)))
 
     def _add(self, block: Block | None) -> bool:
         if block is None:
             return False
-        self._newest = max(self._newest, int(block.rows["time"].max()))
         self._blocks.append(block)
         return True
 
@@ -265,22 +276,21 @@ class _Batch:
         self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any, raw: Callable[[Any], bytes]
     ) -> None:
         """Take the items of one record that `read` makes valid events of; the others are rejected as `raw` bytes."""
-        horizon = self._horizon_of(record)
+        horizon, stamp = self._horizon_of(record), _stamp(record)
         rows: list[tuple[int, ...]] = []
         values: list[Sequence[float]] = []
         extras: list[Sequence[float]] = []
         for index, item in enumerate(items):
             try:
-                time, kind, a, b, carried = self._event(read(item), _stamp(record), horizon)
+                time, kind, a, b, carried = self._event(read(item), stamp, horizon)
             except BadEvent as bad:
                 self._rejected.append(Rejected(record.offset, index, bad.reason, str(bad), raw(item)))
                 continue
-            self._newest = max(self._newest, time)
             extra = -1
             if kind != EDGE and carried:
                 extra = len(extras)
                 extras.append(carried)
-            rows.append((time, self._source, record.offset, index, kind, a, b, extra))
+            rows.append((time, min(stamp, self._now), self._source, record.offset, index, kind, a, b, extra))
             values.append(carried if kind == EDGE else (0.0,) * self.dim)
         if rows:
             matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
@@ -293,24 +303,24 @@ class _Batch:
             if e.id is not None or e.node is not None or e.target is not None:
                 raise BadEvent("wrong_type", "an edge has src, dst, time and features only")
             time = self._decoder.checked_time(e.time, stamp_us, horizon)
-            values = _checked(e.features, schema.edge_feature_dim, "features")
+            values = self._checked(e.features, schema.edge_feature_dim, "features")
             return time, EDGE, number(e.src, "src"), number(e.dst, "dst"), values
         if e.type == "node":
-            values = _checked(e.features, schema.node_feature_dim, "features")
-            return self._newest, NODE, number(e.id, "id"), -1, values
+            values = self._checked(e.features, schema.node_feature_dim, "features")
+            return 0, NODE, number(e.id, "id"), -1, values
         if e.type == "label":
             if schema.label_dim == 0:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
-            values = _checked(e.target, schema.label_dim, "target")
+            values = self._checked(e.target, schema.label_dim, "target")
             return self._decoder.checked_time(e.time, stamp_us, horizon), LABEL, number(e.node, "node"), -1, values
         if e.node is not None:
             if e.src is not None or e.dst is not None:
                 raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
-            return self._newest, DELETE, number(e.node, "node"), -1, ()
+            return 0, DELETE, number(e.node, "node"), -1, ()
         if e.time is None:
             raise BadEvent("missing_field", "a delete of an edge needs its time")
         time = self._decoder.checked_time(e.time, -1, MAX_TIME_US)
-        return self._newest, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
+        return 0, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
 
     def _tombstone(self, record: Any) -> None:
         if not self._rules.tombstones or not record.key:
@@ -323,15 +333,29 @@ class _Batch:
         self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")
 
     def _horizon_of(self, record: Any) -> int:
-        if record.timestamp_type == 1 and record.timestamp >= 0:
-            return min(self._horizon, _stamp(record) + self._rules.max_ahead_us)
-        return self._horizon
+        stamp = _stamp(record)
+        return (self._now if stamp == NO_STAMP else min(stamp, self._now)) + self._rules.max_ahead_us
+
+    def _checked(self, values: list[float] | None, dim: int, name: str) -> list[float]:
+        """Features or targets that fit. Raises: BadEvent."""
+        if values is None:
+            values = []
+        if len(values) != dim:
+            raise BadEvent("feature_width", f"{name} has {len(values)} values, the stream has {dim}")
+        for v in values:
+            if not -self.max_feature <= v <= self.max_feature:
+                raise BadEvent("bad_features", f"{name} holds {v!r}, beyond ingest.max_feature, "
+                                               f"{self.max_feature:g}")
+        return values
 
 
-def edge_block(time: Int64, a: Int64, b: Int64, values: Float32, offset: Any, item: Any, source: int) -> Block:
+def edge_block(
+    time: Int64, a: Int64, b: Int64, values: Float32, offset: Any, item: Any, source: int, stamp: Any = NO_STAMP
+) -> Block:
     """Columns of valid edges as a block."""
     rows = np.zeros(len(time), ROW)
     rows["time"], rows["source"], rows["offset"], rows["item"] = time, source, offset, item
+    rows["stamp"] = stamp
     rows["kind"], rows["a"], rows["b"], rows["extra"] = EDGE, a, b, -1
     return Block(rows, values)
 
@@ -344,22 +368,11 @@ def _is_single(record: Any, max_bytes: int) -> bool:
 
 def _content_header(record: Any) -> str:
     """The header `content-type` as it came, bounded; empty without one."""
-    values = [value for name, value in record.headers or () if name == "content-type" and value]
+    values = [value for name, value in record.headers or () if name.lower() == "content-type" and value]
     return values[-1][:100].decode(errors="replace") if values else ""
 
 
 def _stamp(record: Any) -> int:
-    """Kafka's timestamp in microseconds, -1 for none."""
+    """Kafka's timestamp in microseconds, NO_STAMP for none or one beyond all times."""
     stamp = int(record.timestamp)
-    return stamp * 1000 if stamp >= 0 else -1
-
-
-def _checked(values: list[float] | None, dim: int, name: str) -> list[float]:
-    if values is None:
-        values = []
-    if len(values) != dim:
-        raise BadEvent("feature_width", f"{name} has {len(values)} values, the stream has {dim}")
-    for v in values:
-        if not -FLOAT32_MAX <= v <= FLOAT32_MAX:
-            raise BadEvent("bad_features", f"{name} holds {v!r}, which float32 cannot")
-    return values
+    return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP

@@ -11,18 +11,20 @@ from streamd.events import Int64, Key
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 INT64_MAX = 2**63 - 1
 MAX_KEYS = 1_000_000
+"""About 200 MB; then what no waiting event needs is forgotten."""
 
 
 class KeyTable:
     """Keys that were checked and the number each has here; not a node id. Owner: the poll thread.
 
-    It is emptied by `shrink` when it has grown large; numbers handed out before are void then.
+    `shrink` forgets what is not in use; numbers handed out before are void then.
     """
 
     def __init__(self, max_key_bytes: int) -> None:
         self._max_bytes = max_key_bytes
         self._number: dict[Key, int] = {}
         self.keys: list[Key] = []
+        self._limit = MAX_KEYS
         self.epoch = 0
 
     def numbers(self, keys: Sequence[Key]) -> Int64 | None:
@@ -62,9 +64,15 @@ class KeyTable:
         self.keys.append(key)
         return number
 
-    def shrink(self) -> None:
-        """Forget all keys once they are too many. Call it only while no event with a number is in flight."""
-        if len(self.keys) > MAX_KEYS:
-            self._number.clear()
-            self.keys.clear()
-            self.epoch += 1
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for `shrink`."""
+        return len(self.keys) > self._limit
+
+    def shrink(self, used: Int64) -> Int64:
+        """Forget all keys but those with the numbers in use, ascending. Returns: their new numbers."""
+        self.keys = [self.keys[number] for number in used.tolist()]
+        self._number = {key: number for number, key in enumerate(self.keys)}
+        self._limit = max(MAX_KEYS, 2 * len(self.keys))
+        self.epoch += 1
+        return np.arange(len(used))

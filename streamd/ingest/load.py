@@ -8,7 +8,7 @@ import numpy as np
 from streamd.clock import Clock
 from streamd.errors import BadEvent, StreamdError
 from streamd.events import LABEL, MICROSECONDS, NODE, Float32, Int64, Key, Progress
-from streamd.ingest.block import ROW, Block, joined
+from streamd.ingest.block import ROW, Block, has_time, joined
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.decode import Decoder, edge_block, rules_of
 from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
@@ -36,7 +36,7 @@ class Loader:
     def __init__(self, settings: Settings, log: Log, clock: Clock) -> None:
         self._log, self._clock, self._settings = log, clock, settings
         self._decoder = Decoder(rules_of(settings, log.schema))
-        self._builder = BatchBuilder(log.schema, log.keys, settings.ingest.max_nodes, "dead_letter")
+        self._builder = BatchBuilder(log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge)
         self._scale = MICROSECONDS[settings.stream.time_unit]
         self._row = 0
         self.num_events = 0
@@ -57,10 +57,11 @@ class Loader:
     def _decode(self, pending: list[_Row]) -> None:
         if not pending:
             return
-        block, rejected = self._decoder.decode(pending, 0, self._log.watermark, self._clock.now_us())
+        block, rejected = self._decoder.decode(pending, 0, self._clock.now_us())
         for r in rejected:
             raise StreamdError(f"Row {r.offset}: {r.error} ({r.reason}).", "correct it; rows before it are in the log.")
         pending.clear()
+        _place_in_order(block, self._log.watermark)
         self.append(block)
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
@@ -117,3 +118,11 @@ class Loader:
             self._log.commit(batch, Progress(), watermark)
             at = end
         self.num_events += len(block)
+
+
+def _place_in_order(block: Block, watermark: int) -> None:
+    """Give deletes and node features, which have no time, that of the rows before them."""
+    rows = block.rows
+    if len(rows) and not has_time(rows).all():
+        so_far = np.maximum.accumulate(np.where(has_time(rows), rows["time"], watermark))
+        rows["time"] = np.where(has_time(rows), rows["time"], so_far)

@@ -9,12 +9,13 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import DataLossError, KafkaError
 from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, empty_batch
-from streamd.ingest.block import Block, empty_block
+from streamd.ingest.block import Block, empty_block, renumber_keys
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetter, DeadLetters
 from streamd.ingest.decode import Decoder, rules_of
 from streamd.ingest.merge import Merger, not_yet_appended
+from streamd.ingest.suspects import Suspects
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -25,6 +26,9 @@ POLL_SECONDS = 0.2
 MIN_POLL_SECONDS = 0.005
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 0.5
+SILENT_SECONDS = 5.0
+"""A partition with more to read that sends nothing for so long, although the broker answers, holds
+nobody back: it has an open transaction, or no leader. An election takes about as long."""
 
 
 class Log(Protocol):
@@ -41,6 +45,11 @@ class Log(Protocol):
 
     @property
     def num_nodes(self) -> int: ...
+
+    @property
+    def newest_us(self) -> int | None: ...
+
+    def has_edge(self, src: int, dst: int, time_us: int) -> bool: ...
 
     @property
     def progress(self) -> Progress: ...
@@ -62,11 +71,14 @@ class IngestLoop:
         self._settings, self._log, self._letters, self._clock, self._beat = settings, log_writer, letters, clock, beat
         self._keep_house = keep_house
         self._decoder = Decoder(rules_of(settings, log_writer.schema))
-        self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy)
+        self._builder = BatchBuilder(log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edge)
         self._width_us = settings.windows.width_seconds * 1_000_000
+        self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
         self._nothing = empty_block(log_writer.schema.edge_feature_dim)
         self._num_letters = 0
         self._closed_until = 0
+        self._stalled = False
+        self._paused: list[int] = []
         self._resume: list[Position] = []
 
     def run(self, stop: threading.Event) -> None:
@@ -78,6 +90,7 @@ class IngestLoop:
             while not stop.is_set():
                 if not self._begin(source):
                     stop.wait(RETRY_SECONDS)
+                    self._rediscover(source, stop)
                     continue
                 while not stop.is_set() and self._step(source):
                     pass
@@ -130,19 +143,25 @@ class IngestLoop:
             self._log.commit(empty_batch(self._log.schema), source.progress(begun), self._log.watermark, gaps)
             metrics.gaps.inc(len(gaps))
             metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
-        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, self._log.schema.edge_feature_dim)
+        dim = self._log.schema.edge_feature_dim
+        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
+        self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
         self._resume = list(begun)
         self._stored = [Position(-1)] * len(begun)
         self._stamps_ms = [0] * len(begun)
         now = self._clock.monotonic()
+        self._heard = [now] * len(begun)
+        self._silent = [False] * len(begun)
         self._last_commit = self._last_event = self._last_report = now
         log.info("ingest_started", partitions=len(begun), edges=self._log.num_edges, watermark=self._log.watermark)
         return True
 
     def _step(self, source: KafkaSource) -> bool:
         """One turn. Returns: False where the source must begin again."""
+        if self._clock_is_behind():
+            return True
         if self._merger.num_buffered and self._merger.all_at_end and (wait := self._until_commit()) > 0:
             self._clock.sleep(min(wait, POLL_SECONDS))  # what comes meanwhile is polled together
         try:
@@ -159,7 +178,8 @@ class IngestLoop:
         now = self._clock.monotonic()
         for number in range(len(source.partitions)):
             self._take(source, number, polled.get(number, ()), now)
-        source.pause(self._merger.paused())
+        self._paused = self._merger.paused()
+        source.pause(self._paused)
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
             while self._commit(source):
                 self._beat_now(source)
@@ -171,6 +191,25 @@ class IngestLoop:
             log.info("topics_changed")
             return False
         return True
+
+    def _clock_is_behind(self) -> bool:
+        """Whether the log proves the wall clock wrong; then nothing is read until it is right again, since every event
+        would be refused as being ahead of it."""
+        known_us = max(self._log.newest_us or 0, self._closed_until)
+        behind_us = known_us - self._clock.now_us()
+        wrong = behind_us > self._max_ahead_us
+        metrics.clock_behind.set(behind_us / 1e6 if wrong else 0)
+        if wrong:
+            if not self._stalled:
+                log.error("clock_behind_the_log", seconds=round(behind_us / 1e6),
+                          action="set this machine's clock; ingest waits for it and reads nothing meanwhile")
+            self._last_event = self._clock.monotonic()
+            self._beat.touch("waiting for the clock", edges=self._log.num_edges, watermark=self._log.watermark)
+            self._clock.sleep(POLL_SECONDS)
+        elif self._stalled:
+            log.info("clock_is_right_again")
+        self._stalled = wrong
+        return wrong
 
     def _patience(self) -> float:
         """Seconds a poll may wait: not beyond the moment when a buffered event may be committed."""
@@ -184,23 +223,52 @@ class IngestLoop:
         return self._last_commit + self._settings.ingest.commit_interval_seconds - self._clock.monotonic()
 
     def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
-        position = source.position(number)
-        at_end = position >= source.end(number)
-        if not records:
-            self._merger.push(number, self._nothing, position, at_end, now)
-            return
+        """Decode what a poll brought from one partition, judge it, and hand it to the merge."""
+        events = self._decoded(source, number, records, now) if records else self._nothing
+        suspects = self._suspects[number]
+        judged = suspects.judge(events, now)
+        for row, seconds in enumerate(judged.ahead_seconds):
+            self._refuse(source, judged.refused, row, "time_ahead",
+                         f"the event is {seconds:,.0f} s further ahead of its record's timestamp than all others")
+        position, held = source.position(number), suspects.first_held
+        at_end = position >= source.end(number) or self._is_silent(source, number, bool(records), now)
+        self._merger.push(number, judged.taken, held or (position, 0), at_end and held is None, now)
+
+    def _decoded(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> Block:
+        """The events of records that the log does not hold yet; what does not fit becomes a dead letter."""
         tp, resume = source.partitions[number], self._resume[number]
-        events, rejected = self._decoder.decode(records, number, self._merger.newest(number), self._clock.now_us())
+        events, rejected = self._decoder.decode(records, number, self._clock.now_us())
         if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
             events = events.take(not_yet_appended(events.rows, resume))
             rejected = [r for r in rejected if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0]
         for r in rejected:
             self._add_letter(DeadLetter(tp.topic, tp.partition, r.offset, r.index, r.reason, r.error,
                                         self._clock.now_us(), r.raw, r.content_type))
-        metrics.ingest_bytes.inc(sum([r.serialized_value_size for r in records]))
+        metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
         self._stamps_ms[number] = records[-1].timestamp
         self._last_event = now
-        self._merger.push(number, events, position, at_end, now)
+        return events
+
+    def _is_silent(self, source: KafkaSource, number: int, heard: bool, now: float) -> bool:
+        """Whether a partition with more to read sent nothing for a while, although it was polled and the broker answers."""
+        if heard or source.position(number) >= source.end(number) or number in self._paused:
+            self._heard[number], self._silent[number] = now, False
+        elif not self._silent[number] and now - self._heard[number] >= SILENT_SECONDS:
+            self._silent[number] = source.answered_at >= self._heard[number] + SILENT_SECONDS
+            if self._silent[number]:
+                tp = source.partitions[number]
+                metrics.silent_partitions.labels(tp.topic, str(tp.partition)).inc()
+                log.warning("partition_silent", topic=tp.topic, partition=tp.partition, offset=source.position(number),
+                            meaning="an open transaction or no leader; the others go on without it")
+        return self._silent[number]
+
+    def _refuse(self, source: KafkaSource, events: Block, row: int, reason: str, error: str) -> None:
+        """Make one event of a block a dead letter."""
+        r = events.rows[row]
+        tp = source.partitions[int(r["source"])]
+        raw = as_json(events, row, self._decoder.keys.keys, self._settings.stream.time_unit)
+        self._add_letter(DeadLetter(tp.topic, tp.partition, int(r["offset"]), int(r["item"]), reason, error,
+                                    self._clock.now_us(), raw))
 
     def _add_letter(self, letter: DeadLetter) -> None:
         self._letters.add(letter)
@@ -243,28 +311,30 @@ class IngestLoop:
         batch, watermark, refused = self._builder.build(events, keys.keys, keys.epoch, self._log.watermark,
                                                         self._log.num_nodes)
         for r in refused:
-            tp, row = source.partitions[int(events.rows["source"][r.row])], events.rows[r.row]
-            self._add_letter(DeadLetter(tp.topic, tp.partition, int(row["offset"]), int(row["item"]), r.reason, r.error,
-                                        self._clock.now_us(),
-                                        as_json(events, r.row, keys.keys, self._settings.stream.time_unit)))
-        if not self._merger.num_buffered:
-            keys.shrink()
+            self._refuse(source, events, r.row, r.reason, r.error)
+        if keys.is_full:
+            waiting = [*self._merger.buffers(), *(s.held for s in self._suspects)]
+            renumber_keys(waiting, keys.shrink)
         return batch, watermark
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
-        """After a quiet time raise the watermark to the open window's end, so that it is learned (DESIGN section 3)."""
-        timeout = self._settings.ingest.idle_timeout_seconds
-        if (not timeout or now - self._last_event < timeout or self._merger.num_buffered
-                or not self._merger.all_at_end or not self._log.num_edges):
+        """After a quiet time raise the watermark to the open window's end, so that it is learned (DESIGN section 3).
+
+        Not before the wall clock has passed that end: an event of the window may still come.
+        """
+        timeout, newest = self._settings.ingest.idle_timeout_seconds, self._log.newest_us
+        if (not timeout or newest is None or now - self._last_event < timeout or self._merger.num_buffered
+                or not self._merger.all_at_end):
             return
-        if self._log.watermark == self._closed_until or self._log.watermark % self._width_us == 0:
+        end = (newest // self._width_us + 1) * self._width_us
+        if self._log.watermark >= end or self._clock.now_us() < end:
             return
         self._last_event = now
         if not source.confirm_all_read():
             return
-        end = (self._log.watermark // self._width_us + 1) * self._width_us
-        self._log.commit(empty_batch(self._log.schema), source.progress(self._stored), end)
-        self._closed_until = end
+        positions = [self._merger.position(i) for i in range(len(source.partitions))]
+        self._log.commit(empty_batch(self._log.schema), source.progress(positions), end)
+        self._stored, self._closed_until = positions, end
         metrics.watermark.set(end / 1e6)
         metrics.idle_windows.inc()
         log.info("idle_window_closed", watermark=end)

@@ -1,8 +1,9 @@
 """Beside the poll loop: tells Kafka how far we are, and notices new partitions and topics made anew."""
 
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -20,11 +21,15 @@ INTERVAL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Topics:
-    """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted."""
+    """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted.
+
+    leaderless: those without a leader at that moment, which makes no difference between two answers.
+    """
 
     cluster_id: str
     topic_ids: dict[str, str]
     partitions: tuple[TopicPartition, ...]
+    leaderless: frozenset[TopicPartition] = field(default=frozenset(), compare=False)
 
 
 def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics | None:
@@ -34,8 +39,8 @@ def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics | None:
     if len(found) < len(set(names)):
         return None
     ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
-    return Topics(cluster, ids, tuple(sorted(TopicPartition(n, p["partition_index"]) for n, t in found.items()
-                                             for p in t["partitions"])))
+    leader = {TopicPartition(n, p["partition_index"]): p["leader_id"] for n, t in found.items() for p in t["partitions"]}
+    return Topics(cluster, ids, tuple(sorted(leader)), frozenset(tp for tp, node in leader.items() if node < 0))
 
 
 class BrokerWatch:
@@ -49,6 +54,8 @@ class BrokerWatch:
         self._offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self._admin: Any = None
         self._well = True
+        self.answered_at = 0.0
+        """When the broker last answered, by the monotonic clock."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
@@ -77,7 +84,7 @@ class BrokerWatch:
                 now = None if stopping else describe(self._admin, self._kafka.topics)
                 if now is not None and now != self._known:
                     self.changed.set()
-                self._well = True
+                self._well, self.answered_at = True, time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
                 if self._well:
                     log.warning("broker_watch_failed", error=str(error))

@@ -25,6 +25,7 @@ from streamd.segments.journal import (
     encode_line,
 )
 from streamd.segments.layout import APPENDED, DELETIONS, EDGES, FEATURES, KEYS, LATE, LATE_ROW, feature_row
+from streamd.segments.lookup import EdgeLookup
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.recovery import drop_journals, finish_replacements, lock_directory, recover, replacement, sweep
 from streamd.segments.tguf import open_tguf
@@ -77,6 +78,21 @@ class LogWriter:
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
         self.keys = self._read_keys()
+        self.newest_us = self._newest_time()
+        """Event time of the newest edge, microseconds; None before there is one."""
+        self._lookup = EdgeLookup(self.data_dir)
+
+    def _newest_time(self) -> int | None:
+        for segment in reversed(self.state.segments):
+            if segment.num_edges:
+                file = open_tguf(self.data_dir / segment.path, check_rows=False)
+                return int(file.column("time", segment.num_edges)[-1])
+        return None
+
+    def has_edge(self, src: int, dst: int, time_us: int) -> bool:
+        """Whether the log holds an edge with these ends, node ids, and this event time, deleted or not."""
+        self._lookup.refresh(self.state)
+        return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
 
     def _read_keys(self) -> dict[Key, int]:
         """Keys of the nodes that are not deleted."""
@@ -155,6 +171,8 @@ class LogWriter:
         self._line(segments, line)
         if segments and self._segment is not None:
             self._segment.raise_counts()
+        if batch.num_edges:
+            self.newest_us = int(batch.time_E[-1])
 
     def _line(self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False) -> None:
         line = {"seq": self.state.seq + 1, "rows": 0, "nodes": self.state.num_nodes, "watermark": self.state.watermark,

@@ -12,6 +12,7 @@ from streamd.segments.columns import EdgeColumns
 from streamd.segments.deletions import Deletions
 from streamd.segments.journal import NOTHING, LogState, SegmentState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
+from streamd.segments.lookup import find_edges
 from streamd.segments.nodekeys import decode_keys
 from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
@@ -140,15 +141,8 @@ class LogReader:
 
     def _find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
         """Ids of the edges below `before_edge` that came with these ends and this time, late ones by their own time."""
-        first = self.lower_bound(time_us)
-        end = max(min(self.lower_bound(time_us + 1), before_edge), first)
-        on_time = np.setdiff1d(np.arange(first, end), self._late["edge"])
-        late = self._late["edge"][self._late["time"] == time_us]
-        found = np.concatenate([on_time, late[(late >= self.first_edge) & (late < before_edge)]])
-        if not len(found):
-            return found
-        matches: Int64 = found[(self.gather("src", found) == src) & (self.gather("dst", found) == dst)]
-        return matches
+        segments = list(zip(self._segments, self._files, strict=True))
+        return find_edges(segments, self._late, src, dst, time_us, before_edge)
 
     def hidden(self, first: int, end: int) -> Bools:
         """Whether each of the edges [first, end) is deleted: bool[end - first]."""

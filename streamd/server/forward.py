@@ -43,7 +43,7 @@ class Forwarder:
         """
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, (_, value) in enumerate(events)]
-        _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us, now_us)
+        _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us)
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
         return await asyncio.to_thread(self._send, events)

@@ -13,6 +13,8 @@ import structlog
 
 log = structlog.get_logger()
 STALLED_SECONDS = 60.0
+"""A loop that has not turned for so long stands still: nothing it does on purpose takes half of that."""
+WATCHDOG_SECONDS = 1.0
 FOLDER = "run"
 
 
@@ -71,6 +73,11 @@ class Heartbeat:
             else:
                 self._written, self._failing = latest, False
 
+    def end_when_stalled(self) -> None:
+        """Watch the loop from a thread of its own, and end the process where it stands still: it may wait for something
+        that never comes, deaf to signals, and a new process may not."""
+        threading.Thread(target=_end_when_stalled, args=(weakref.ref(self),), name="watchdog", daemon=True).start()
+
     def well(self) -> tuple[bool, str]:
         """Whether the loop turned lately, and why that is said; idle and busy are well."""
         age = time.monotonic() - self._turned
@@ -86,6 +93,16 @@ def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
             return
         found._write()
         del found
+
+
+def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
+    while (found := beat()) is not None:
+        well, why = found.well()
+        if not well:
+            log.error("role_stalled", role=found.role, why=why, action="it ends and is started again; report what it waited for")
+            os._exit(1)
+        del found
+        time.sleep(WATCHDOG_SECONDS)
 
 
 def read_beat(data_dir: Path, role: str) -> Beat | None:

@@ -16,6 +16,13 @@ watermark = Gauge("streamd_watermark_timestamp_seconds", "Event time up to which
 lag = Gauge("streamd_lag_records", "Records between the log and the partition's end", ["topic", "partition"])
 lag_seconds = Gauge("streamd_lag_seconds", "Age of the newest record read of a partition with more to read",
                     ["topic", "partition"])
+silent_partitions = Counter(
+    "streamd_silent_partitions",
+    "Times a partition with more to read sent nothing for 5 s, so that others went on without it",
+    ["topic", "partition"])
+clock_behind = Gauge(
+    "streamd_clock_behind_log_seconds",
+    "How far the log's newest event lies ahead of the wall clock where ingest waits for that, else 0")
 gaps = Counter("streamd_data_gaps", "Gaps in a partition's offsets passed over by on_data_loss: continue")
 lost_records = Counter("streamd_lost_records", "Offsets in those gaps, where their number is known")
 log_edges = Gauge("streamd_log_edges", "Id of the next edge of the log")

@@ -7,11 +7,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zlib
+
+import pyarrow as pa
 
 from streamd.demo.broker import free_port
+from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.reader import LogReader
 from streamd.settings import as_environment
 from tests.builders import settings, stream
+
+SMALL_FETCHES = {"fetch_max_bytes": 2_000, "max_partition_fetch_bytes": 2_000}
+"""So that a poll brings a few records of one partition, and partitions answer in turn."""
 
 
 def wait(condition, what, seconds=60):
@@ -25,7 +32,7 @@ class Daemon:
     """`streamd run` (or one role of it) on a data directory, started, killed and started again."""
 
     def __init__(self, path, broker, topic, **values):
-        values = {"ingest__idle_timeout_seconds": 0, "stream__time_unit": "us", **values}
+        values = {"ingest__idle_timeout_seconds": 0, "stream__time_unit": "us", "kafka__client": SMALL_FETCHES, **values}
         self.settings = settings(path, kafka__bootstrap_servers=broker, kafka__topics=[topic], server__port=free_port(), **values)
         self.path, self.process = path, None
         self.reader = LogReader(path)
@@ -78,20 +85,33 @@ class Daemon:
             return False
 
 
-def produce(producer, topic, rows, batched=False):
-    """rows: (src, dst, time). batched: several events in one record, so that positions count within records."""
-    futures = []
-    if batched:
-        parts = {}
-        for src, dst, when in rows:
-            parts.setdefault(hash(src) % 4, []).append({"src": src, "dst": dst, "time": when})
-        for partition, events in parts.items():
-            for a in range(0, len(events), 17):
-                futures.append(producer.send(topic, json.dumps(events[a:a + 17]).encode(), partition=partition))
-    else:
-        for src, dst, when in rows:
-            value = json.dumps({"src": src, "dst": dst, "time": when}).encode()
-            futures.append(producer.send(topic, value, key=str(src).encode()))
+def as_array(events):
+    return json.dumps(events).encode(), []
+
+
+def as_ndjson(events):
+    return "\n".join(map(json.dumps, events)).encode(), [("content-type", NDJSON.encode())]
+
+
+def as_arrow(events):
+    table, sink = pa.Table.from_pylist(events), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), [("content-type", ARROW.encode())]
+
+
+FORMATS = (as_array, as_ndjson, as_arrow)
+
+
+def produce(producer, topic, rows, size=17, formats=FORMATS):
+    """rows: (src, dst, time). size: events a record, of the formats in turn; each source has a partition of its own."""
+    parts, futures = {}, []
+    for src, dst, when in rows:
+        parts.setdefault(zlib.crc32(str(src).encode()) % 4, []).append({"src": src, "dst": dst, "time": when})
+    for partition, events in parts.items():
+        for number, a in enumerate(range(0, len(events), size)):
+            value, headers = formats[number % len(formats)](events[a: a + size])
+            futures.append(producer.send(topic, value, headers=headers, partition=partition))
     producer.flush()
     for f in futures:
         f.get(90)

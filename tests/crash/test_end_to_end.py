@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -14,26 +16,51 @@ from kafka.admin import ConfigResource
 from streamd.demo.broker import ApacheKafka
 from streamd.segments.layout import LATE
 from streamd.segments.verify import verify_log
+from streamd.settings import as_environment
 from tests.builders import HOUR
-from tests.crash.daemons import produce, rows_of, wait
+from tests.crash.daemons import as_array, as_ndjson, produce, rows_of, wait
 
 pytestmark = pytest.mark.kafka
 
 
-def test_kill_9_of_ingest_at_random_moments_loses_nothing_and_takes_nothing_twice(daemon_on, kafka, topic, producer):
-    """The backlog is read across four partitions in time order, and the log equals what was produced."""
-    rows = rows_of(20_000)
-    produce(producer, topic, rows, batched=True)
-    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__segment_edges=3000)
-    rng, kills = random.Random(1), 0
-    while daemon.edges() < len(rows) and kills < 40:
-        at = daemon.edges()
-        daemon.start("ingest")
-        wait(lambda at=at, daemon=daemon: daemon.edges() > at or daemon.process.poll() is not None, "ingest goes on")
-        time.sleep(rng.uniform(0, 0.03))
-        daemon.kill()
-        kills += 1
-    assert kills >= 2, "it was killed in the middle at least once"
+KILLED = """
+import os, signal, sys
+from streamd.daemon import run_role
+from streamd.segments.log import LogWriter
+from streamd.settings import load_settings
+left, after = int(sys.argv[1]), sys.argv[2] == "after"
+commit = LogWriter.commit
+def commit_and_die(log, *args, **more):
+    global left
+    left -= 1
+    if left == 0 and not after:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(log, *args, **more)
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+LogWriter.commit = commit_and_die
+run_role(load_settings()[0], "ingest")
+"""
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(60, marks=pytest.mark.slow)])
+def test_kill_9_of_ingest_around_any_commit_loses_nothing_and_takes_nothing_twice(daemon_on, kafka, topic, producer, kills):
+    """Batched records of three formats in four partitions that answer in turn; half of the kills come with the first commits
+    after a start."""
+    rows = rows_of(3_000 * kills)
+    produce(producer, topic, rows, size=60)
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__segment_edges=3000, ingest__commit_interval_seconds=0.002)
+    rng = random.Random(1)
+    for _ in range(kills):
+        commits = rng.randint(1, 2) if rng.random() < 0.5 else rng.randint(3, 30)
+        died = subprocess.run([sys.executable, "-c", KILLED, str(commits), rng.choice(["before", "after"])], timeout=60,
+                              env=os.environ | as_environment(daemon.settings), capture_output=True, check=False)
+        assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
+    assert 0 < daemon.edges() < len(rows), "all kills fell into the middle"
+    daemon.start("ingest")
+    wait(lambda: daemon.edges() >= len(rows), "the rest is in")
+    time.sleep(0.3)
+    assert daemon.stop() == 0
     assert sorted(daemon.events()) == sorted(rows)
     assert [t for _, _, t in daemon.events()] == sorted(t for _, _, t in rows)
     assert verify_log(daemon.path)[1] == [] and (daemon.path / LATE).stat().st_size == 0
@@ -139,7 +166,7 @@ def test_the_daemon_learns_serves_survives_kill_9_and_stops_cleanly(daemon_on, k
 
 
 def test_ingest_stays_small_and_never_imports_torch(daemon_on, kafka, topic, producer):
-    produce(producer, topic, rows_of(5000))
+    produce(producer, topic, rows_of(5000), formats=[as_array, as_ndjson])
     daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
     try:
         wait(lambda: daemon.edges() == 5000, "the events are in")
@@ -151,6 +178,41 @@ def test_ingest_stays_small_and_never_imports_torch(daemon_on, kafka, topic, pro
         assert resident < 150_000, f"{resident} kB"
     finally:
         daemon.stop()
+
+
+class Misnamed(str):
+    """A header name that is sent as bytes that are not UTF-8."""
+
+    def encode(self, *_):
+        return b"\xff\xfename"
+
+
+def test_a_header_name_that_is_not_utf_8_stops_nothing(daemon_on, kafka, topic, producer):
+    for i in range(3):
+        value = json.dumps({"src": "a", "dst": i, "time": i}).encode()
+        producer.send(topic, value, headers=[(Misnamed("x"), b"y")] if i == 1 else [], partition=0).get(30)
+    daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")
+    wait(lambda: daemon.edges() == 3, "all three events are in")
+    assert daemon.stop() == 0
+
+
+def test_an_open_transaction_stops_neither_other_partitions_nor_idle_windows(daemon_on, kafka, topic, producer):
+    made = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=f"x-{topic}")
+    made.init_transactions()
+    made.begin_transaction()
+    made.send(topic, json.dumps({"src": "open", "dst": 1, "time": HOUR + 1}).encode(), partition=1).get(30)
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__idle_timeout_seconds=2.0).start("ingest")
+    wait(lambda: "ingest_started" in daemon.output(), "ingest runs")
+    begun = time.monotonic()
+    for i in range(20):
+        producer.send(topic, json.dumps({"src": "a", "dst": i, "time": HOUR + 2 + i}).encode(), partition=i % 4).get(30)
+    wait(lambda: daemon.edges() == 15, "all that lies before no open transaction is in")
+    assert time.monotonic() - begun < 4, "nobody waited for the transaction"
+    wait(lambda: daemon.edges() and daemon.reader.watermark == 2 * HOUR, "the window is closed")
+    made.commit_transaction()
+    made.close()
+    wait(lambda: daemon.edges() == 21, "what waited is in")
+    assert daemon.stop() == 0
 
 
 def test_offset_holes_of_aborted_transactions_are_passed(daemon_on, kafka, topic):

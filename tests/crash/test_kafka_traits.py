@@ -36,7 +36,7 @@ def test_told_to_continue_ingest_passes_over_what_kafka_lost_and_notes_the_gap(d
     daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__on_data_loss="continue").start("ingest")
     wait(lambda: daemon.edges() == 200, "the events are in")
     assert daemon.stop() == 0
-    produce(producer, topic, rows_of(100, seed=1))
+    produce(producer, topic, rows_of(100, seed=1), size=1)
     admin.delete_records({TopicPartition(topic, p): -1 for p in range(4)})
     produce(producer, topic, rows_of(50, seed=2))
     daemon.start("ingest")
@@ -99,7 +99,7 @@ def test_every_codec_and_content_type_is_read_and_a_bomb_is_one_dead_letter(daem
 
 
 def test_lag_tools_see_how_far_the_log_is(daemon_on, kafka, topic, producer, admin):
-    produce(producer, topic, rows_of(100))
+    produce(producer, topic, rows_of(100), size=1)
     daemon = daemon_on(kafka.bootstrap_servers, topic, kafka__group_id=f"group-{topic}").start("ingest")
     wait(lambda: daemon.edges() == 100, "the events are in")
     assert daemon.stop() == 0

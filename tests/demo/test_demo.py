@@ -30,7 +30,7 @@ def test_every_event_of_the_demo_fits_the_decoder():
     for s in STREAMS.values():
         decoder = Decoder(Rules(Schema(len(s.edge_features), s.node_feature_dim, 0), "s"))
         for event in [*s.nodes(), *next(s.hours(1))]:
-            good, bad = decoder.decode([Record(event.value)], 0, 0, 2 * 10**15)
+            good, bad = decoder.decode([Record(event.value)], 0, 2 * 10**15)
             assert good and not bad
 
 

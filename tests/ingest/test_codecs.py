@@ -1,4 +1,4 @@
-"""Compressed batches: what expands within the limit is read, the rest is one dead letter and the partition goes on."""
+"""What expands within the limit is expanded, the rest is refused."""
 
 import gzip
 
@@ -7,9 +7,8 @@ import pytest
 import snappy
 import zstandard
 from kafka.codec import snappy_encode
-from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from streamd.ingest.codecs import REFUSED_HEADER, bound_expansion, expand
+from streamd.ingest.codecs import expand
 
 LIMIT = 100_000
 ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}
@@ -45,31 +44,3 @@ def test_a_stream_that_is_cut_short_is_refused(codec):
 
 def test_plain_snappy_blocks_are_read_too():
     assert expand(2, snappy.compress(b"abc" * 50), LIMIT) == b"abc" * 50
-
-
-def batch(codec, value, count):
-    builder = DefaultRecordBatchBuilder(2, codec, False, -1, -1, -1, 10**9)
-    for i in range(count):
-        builder.append(i, 1000 + i, None, value, [])
-    return DefaultRecordBatch(bytes(builder.build()))
-
-
-@pytest.fixture
-def bounded():
-    before = DefaultRecordBatch._maybe_uncompress
-    bound_expansion(LIMIT)
-    yield
-    DefaultRecordBatch._maybe_uncompress = before
-
-
-@pytest.mark.parametrize("codec", [0, *ENCODE])
-def test_a_batch_within_the_limit_is_read_record_by_record(bounded, codec):
-    assert [(r.offset, r.value) for r in batch(codec, b"x" * 50, 9)] == [(i, b"x" * 50) for i in range(9)]
-
-
-@pytest.mark.parametrize("codec", ENCODE)
-def test_a_batch_beyond_the_limit_becomes_one_record_that_says_why(bounded, codec):
-    refused = batch(codec, bytes(50_000), 9)
-    (record,) = list(refused)
-    assert record.headers == [(REFUSED_HEADER, b"")] and b"offsets 0 to 8" in record.value and b"max_batch_bytes" in record.value
-    assert refused.next_offset == 9, "reading goes on behind it"

@@ -1,7 +1,7 @@
 import numpy as np
 
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
-from streamd.ingest.block import ROW, Block
+from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
 from streamd.ingest.keys import KeyTable
@@ -20,15 +20,15 @@ def block_of(events, table):
         if kind != EDGE and carried:
             extra = len(extras)
             extras.append(carried)
-        rows.append((time, 0, 0, item, kind, table.number(a, "a"), -1 if b is None else table.number(b, "b"), extra))
+        rows.append((time, NO_STAMP, 0, 0, item, kind, table.number(a, "a"), -1 if b is None else table.number(b, "b"), extra))
         values.append(carried if kind == EDGE else [0.0])
     return Block(np.array(rows, ROW), np.array(values, np.float32).reshape(-1, 1), extras)
 
 
-def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp"):
+def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", has_edge=lambda *edge: True):
     keys = {} if keys is None else keys
     table = KeyTable(256)
-    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy)
+    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, has_edge)
     return builder.build(block_of(events, table), table.keys, table.epoch, watermark, len(keys))
 
 
@@ -71,22 +71,37 @@ def test_a_deleted_key_comes_back_under_a_new_id():
     events = [edge(1, "a", "b"), (1, 1, DELETE, "a", None, ()), edge(2, "a", "b", 2), (2, 3, DELETE, "b", "a", [7]),
               (2, 4, DELETE, "nobody", None, ()), (2, 5, DELETE, "a", "nobody", [7]), edge(3, "b", "a", 6)]
     batch, _, refused = build(events, keys)
-    assert batch.src_E.tolist() == [0, 2, 1] and batch.dst_E.tolist() == [1, 1, 2] and not refused
+    assert batch.src_E.tolist() == [0, 2, 1] and batch.dst_E.tolist() == [1, 1, 2]
+    assert [(r.row, r.reason) for r in refused] == [(4, "unmatched_delete"), (5, "unmatched_delete")]
     assert batch.new_keys == ("a", "b", "a") and keys == {"a": 2, "b": 1}
     assert batch.deletions_X[["row", "edge", "src", "dst", "time"]].tolist() == [(1, 1, 0, -1, -1), (3, 2, 1, 2, 7)]
 
 
+def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds_that_edge():
+    asked = []
+
+    def has_edge(*edge):
+        asked.append(edge)
+        return edge == (1, 0, 3)
+
+    events = [edge(5, "a", "b"), (0, 1, DELETE, "a", "b", [5]), (0, 2, DELETE, "a", "b", [6]), edge(6, "a", "b", 3),
+              (0, 4, DELETE, "b", "a", [3])]
+    batch, _, refused = build(events, {"a": 0, "b": 1}, has_edge=has_edge)
+    assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6), (1, 0, 3)]
+    assert batch.deletions_X[["src", "dst", "time"]].tolist() == [(0, 1, 5), (1, 0, 3)]
+    table = KeyTable(256)
+    assert as_json(block_of(events, table), 2, table.keys, "us") == b'{"type":"delete","src":"a","dst":"b","time":6}'
+
+
 def test_a_builder_used_again_remembers_keys_and_forgets_deleted_ones():
     keys, table = {}, KeyTable(256)
-    builder = BatchBuilder(SCHEMA, keys, 100, "clamp")
+    builder = BatchBuilder(SCHEMA, keys, 100, "clamp", lambda *edge: True)
     nodes = 0
     for events, src in (([edge(1, "a", "b")], [0]), ([(1, 0, DELETE, "a", None, ())], []), ([edge(2, "a", "b")], [2])):
         batch, _, _ = builder.build(block_of(events, table), table.keys, table.epoch, 0, nodes)
         nodes += len(batch.new_keys)
         assert batch.src_E.tolist() == src
-    table.epoch += 1
-    table.keys.clear()
-    table._number.clear()
+    table.shrink(np.zeros(0, np.int64))
     batch, _, _ = builder.build(block_of([edge(3, "b", "c")], table), table.keys, table.epoch, 0, nodes)
     assert batch.src_E.tolist() == [1] and batch.dst_E.tolist() == [3]
 
@@ -124,7 +139,7 @@ class Producer:
         self.sent.append((topic, value, dict(headers)))
         return self
 
-    def flush(self):
+    def flush(self, timeout=None):
         self.flushed += 1
 
     def get(self, timeout):

@@ -15,7 +15,7 @@ from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000
-STAMP_MS = 1_600_000_000_000
+STAMP_MS = 1_690_000_000_000
 
 
 def decoder(**rules):
@@ -29,7 +29,7 @@ def decode(value, headers=(), stamp=STAMP_MS, log_append_time=False, key=None, *
 
 def decode_all(records, **rules):
     used = decoder(**rules)
-    block, rejected = used.decode(records, 3, 77, NOW)
+    block, rejected = used.decode(records, 3, NOW)
     return spell(block, used.keys.keys), rejected
 
 
@@ -58,7 +58,7 @@ def test_an_event_without_time_takes_the_kafka_timestamp():
 def test_nodes_and_labels_are_decoded():
     events, bad = decode([{"type": "node", "id": "u:1", "features": [3]},
                           {"type": "label", "node": "u:1", "time": 5, "target": [1]}])
-    assert not bad and [(e.kind, e.a, e.time, e.values) for e in events] == [(NODE, "u:1", 77, [3.0]), (LABEL, "u:1", 5000, [1.0])]
+    assert not bad and [(e.kind, e.a, e.time, e.values) for e in events] == [(NODE, "u:1", 0, [3.0]), (LABEL, "u:1", 5000, [1.0])]
 
 
 BAD = {
@@ -113,16 +113,41 @@ def test_too_many_events_in_one_record_are_rejected_whole():
 
 
 def test_an_event_beyond_the_brokers_own_time_is_ahead_even_if_our_clock_is_wrong():
-    assert decode(edge(time=1_000_000 + 601_000), stamp=1_000_000, log_append_time=True)[1][0].reason == "time_ahead"
-    assert decode(edge(time=1_000_000 + 599_000), stamp=1_000_000, log_append_time=True)[0]
-    assert decode([edge(time=1_000_000 + 601_000)] * 2, stamp=1_000_000, log_append_time=True)[0] == []
+    for append_time in (True, False):
+        (refused,) = decode(edge(time=1_000_000 + 61_000), stamp=1_000_000, log_append_time=append_time)[1]
+        assert refused.reason == "time_ahead" and "61 s ahead" in refused.error and "at most 60 s" in refused.error
+        assert decode(edge(time=1_000_000 + 59_000), stamp=1_000_000, log_append_time=append_time)[0]
+        assert decode([edge(time=1_000_000 + 61_000)] * 2, stamp=1_000_000, log_append_time=append_time)[0] == []
 
 
-def test_deletes_name_a_node_or_an_edge_and_take_the_partitions_newest_time():
+def test_without_a_timestamp_of_the_record_the_wall_clock_says_what_is_ahead():
+    assert decode(edge(time=NOW // 1000 + 59_000), stamp=-1)[0]
+    assert decode(edge(time=NOW // 1000 + 61_000), stamp=-1)[1][0].reason == "time_ahead"
+    assert decode(edge(time=NOW // 1000 + 61_000), stamp=NOW // 1000 + 10**9)[1][0].reason == "time_ahead"
+
+
+def test_features_beyond_the_bound_are_rejected():
+    for many in (1, 20):
+        good, bad = decode([edge(features=[1, 2])] * many + [edge(features=[1, -1e7])], max_feature=1e6)
+        assert len(good) == many and bad[0].reason == "bad_features" and "ingest.max_feature" in bad[0].error
+
+
+def test_a_record_that_claims_to_be_refused_is_so_and_harms_nobody():
+    (refused,) = decode(b"\xff\xfe", headers=[("streamd-refused-batch", b"")])[1]
+    assert refused.reason == "bad_batch"
+
+
+@pytest.mark.parametrize("name", ["content-type", "Content-Type", "CONTENT-TYPE"])
+def test_a_dead_letter_keeps_the_content_type_of_its_record(name):
+    (refused,) = decode(b"\xff" * 9, headers=[(name, ARROW.encode())])[1]
+    assert refused.content_type == ARROW
+
+
+def test_deletes_name_a_node_or_an_edge_and_have_no_time_of_their_own():
     good, bad = decode([{"type": "delete", "node": "u:1"}, edge(), {"type": "delete", "src": 1, "dst": "x", "time": 5}])
     assert not bad and [(e.kind, e.a, e.b, e.values) for e in good if e.kind == DELETE] == [
         (DELETE, "u:1", None, []), (DELETE, 1, "x", [5000])]
-    assert [e.time for e in good] == [77, edge()["time"] * 1000, edge()["time"] * 1000]
+    assert [e.time for e in good] == [0, edge()["time"] * 1000, 0]
 
 
 def test_a_null_value_deletes_the_node_of_its_key_only_where_the_settings_say_so():
@@ -148,13 +173,12 @@ def test_single_events_decoded_together_are_those_decoded_alone():
     for bad_share in (0.0, 0.02, 0.5):
         events = [rng.choice(pool) if rng.random() < bad_share else rng.choice(pool[:40]) for _ in range(700)]
         together = decode_all(single_records(events))
-        alone, newest = ([], []), 77
+        alone = [], []
         for record in single_records(events):
             used = decoder()
-            block, rejected = used.decode([record], 3, newest, NOW)
+            block, rejected = used.decode([record], 3, NOW)
             alone[0].extend(spell(block, used.keys.keys))
             alone[1].extend(rejected)
-            newest = max(newest, *block.rows["time"].tolist(), 0)
         assert together == alone
 
 
@@ -255,13 +279,14 @@ def fuzz(count, seed):
                 raw[at: at + rng.randint(0, 2)] = rng.choice([b"", b'"', b"{", b"}", b",", b"[", b"\n", b"\\", bytes([rng.randrange(256)])])
             values += [bytes(raw), MUTATED[0]]
         headers = (("content-type", NDJSON.encode()),) if rng.random() < 0.1 else ()
-        block, rejected = used.decode([Record(v, i, headers=headers if i % 2 == 0 else ()) for i, v in enumerate(values)], 0, 77, NOW)
+        block, rejected = used.decode([Record(v, i, headers=headers if i % 2 == 0 else ()) for i, v in enumerate(values)], 0, NOW)
         whole = set(block.rows["offset"].tolist())
         assert set(range(1, len(values), 2)) <= whole, "a good neighbour was lost"
         assert whole | {r.offset for r in rejected} == set(range(len(values))), "a value went unaccounted"
         assert all(r.reason in REASONS for r in rejected)
         alive += len(values) // 2
-        used.keys.shrink()
+        if used.keys.is_full:
+            used.keys.shrink(np.zeros(0, np.int64))
     return alive
 
 

@@ -1,77 +1,286 @@
-import json
+import random
 
+import numpy as np
 import pytest
-from kafka import TopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from streamd.clock import ManualClock
-from streamd.events import Position, Progress, Schema
-from streamd.ingest.deadletter import LocalDeadLetters
-from streamd.ingest.loop import IngestLoop
-from streamd.segments.log import LogWriter
-from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import settings
-
-
-class Trickle:
-    """A partition that gets a record each millisecond, and gives a poll what there is as soon as there is any."""
-
-    partitions, changed = [TopicPartition("events", 0)], False
-
-    def __init__(self, clock):
-        self.clock, self.begun, self.read, self.polls = clock, clock.monotonic(), 0, 0
-
-    def begin(self, stored):
-        return [Position(0)], []
-
-    def poll(self, timeout_seconds, max_records):
-        self.polls += 1
-        self.clock.advance(0.001)
-        first, self.read = self.read, round((self.clock.monotonic() - self.begun) * 1000)
-        values = [json.dumps({"src": i % 7, "dst": i % 5}).encode() for i in range(first, self.read)]
-        now = self.clock.now_us() // 1000
-        return {0: [ConsumerRecord("events", 0, 0, first + i, now, 0, None, v, [], None, -1, len(v), -1)
-                    for i, v in enumerate(values)]}
-
-    def position(self, source):
-        return self.read
-
-    end = position
-
-    def pause(self, sources): ...
-
-    def publish(self, positions): ...
-
-    def progress(self, positions):
-        return Progress("", {}, {"events": {0: positions[0]}})
+from streamd.events import Position
+from streamd.ingest import keys
+from streamd.telemetry import metrics
+from tests.builders import HOUR, SECOND
+from tests.ingest.world import World
 
 
-@pytest.fixture
-def trickling(tmp_path):
-    """A loop that commits every so many seconds, its log, source and clock."""
-    clock, writer = ManualClock(), LogWriter(tmp_path, Schema(0, 0, 0), 4096)
-
-    def made(interval):
-        s, source = settings(tmp_path, ingest__commit_interval_seconds=interval), Trickle(clock)
-        loop = IngestLoop(s, writer, LocalDeadLetters(tmp_path / "deadletter", 10**6), clock, Heartbeat(tmp_path, "ingest"))
-        assert loop._begin(source)
-        return loop, writer, source, clock
-
-    yield made
-    writer.close()
+def edge(src, dst, time, **more):
+    return {"src": src, "dst": dst, "time": time, **more}
 
 
-@pytest.mark.parametrize("interval", [0.05, 0.2])
-def test_events_that_trickle_in_are_polled_and_committed_together(trickling, interval):
-    loop, writer, source, clock = trickling(interval)
-    while clock.monotonic() < 2:
-        assert loop._step(source)
-    assert writer.num_edges > 2000 * (1 - interval) and source.polls < 3 * 2 / interval
+def test_events_that_trickle_in_are_polled_and_committed_together(tmp_path):
+    world = World(tmp_path, ingest__commit_interval_seconds=0.05)
+    commits = 0
+    for i in range(2000):
+        world.send(0, edge(i % 7, i % 5, i))
+        before = world.writer.state.seq
+        if world.clock.monotonic() * 1000 <= i:
+            world.step()
+        commits += world.writer.state.seq - before
+    world.run(0.2)
+    assert world.writer.num_edges == 2000 and commits < 3 * 2 / 0.05
 
 
-def test_a_long_time_between_commits_holds_up_no_stop_and_no_heartbeat(trickling):
-    loop, writer, source, clock = trickling(30)
-    for _ in range(10):
-        begun = clock.monotonic()
-        assert loop._step(source) and clock.monotonic() - begun < 0.25
-    assert not writer.num_edges
+def test_a_long_time_between_commits_holds_up_no_stop_and_no_heartbeat(tmp_path):
+    world = World(tmp_path, ingest__commit_interval_seconds=30)
+    for i in range(10):
+        world.send(0, edge(i, i, i))
+        begun = world.clock.monotonic()
+        world.step()
+        assert world.clock.monotonic() - begun < 0.25
+    assert not world.writer.num_edges
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_batched_records_are_taken_once_whenever_ingest_is_killed_and_started(tmp_path_factory, seed):
+    """Partitions answer in turn, a record or two each; half of the kills come right after a start."""
+    rng = random.Random(seed)
+    world = World(tmp_path_factory.mktemp("log"), 4, ingest__commit_interval_seconds=0.01, segment_edges=rng.choice([7, 50]))
+    sent = []
+    for p in range(4):
+        clock = 0
+        for _ in range(rng.randint(1, 8)):
+            record = []
+            for _ in range(rng.randint(1, 12)):
+                clock += rng.randint(0, 3)
+                record.append(edge(f"{p}", len(sent), clock + rng.randint(0, 2)))
+                sent.append((f"{p}", len(sent)))
+            world.send(p, *record)
+    world.source.per_poll, world.source.max_records = rng.choice([1, 2, 4]), rng.choice([1, 2])
+    for _ in range(rng.randint(1, 12)):
+        if rng.random() < 0.5:
+            world.step(rng.randint(1, 20))
+        elif rng.random() < 0.5:
+            world.step(1)
+        (world.stop if rng.random() < 0.3 else world.kill)()
+        world.start()
+    world.run(3)
+    assert sorted(e[:2] for e in world.events()) == sorted(sent)
+    assert world.dead_letters() == []
+    world.kill()
+
+
+def test_a_start_that_reads_nothing_of_a_partition_forgets_nothing_of_it(tmp_path):
+    """The first commit after a start writes the positions of all partitions, also of those that sent nothing yet."""
+    world = World(tmp_path, 2, ingest__commit_interval_seconds=0.01)
+    world.send(0, *[edge("a", i, 10 + i) for i in range(10)])
+    world.send(1, edge("b", 0, 15))
+    world.send(1, edge("b", 1, 99))
+    world.source.max_records = 1
+    world.step()
+    world.source.mute = {1}
+    world.step(3)
+    assert world.writer.progress.positions["events"][0] == Position(0, 5), "events behind 15 wait for the other"
+    world.kill().start()
+    world.source.mute = {0}
+    world.step(3)
+    assert world.writer.progress.positions["events"][0] == Position(0, 5)
+    world.source.mute = set()
+    world.run(1)
+    assert len(world.events()) == 12 == len(set(world.events()))
+
+
+def test_an_open_transaction_stops_nobody_and_idle_windows_close_all_the_same(tmp_path):
+    world = World(tmp_path, 2, ingest__idle_timeout_seconds=30)
+    world.send(0, edge("a", 1, HOUR + 5))
+    world.send(1, edge("b", 1, HOUR + 4))
+    world.send(1, edge("b", 2, HOUR + 6))
+    world.source.stable = {1: 1}
+    world.run(1)
+    assert len(world.events()) == 2
+    world.run(40)
+    assert world.writer.watermark == 2 * HOUR
+    world.source.stable = {}
+    world.run(1)
+    assert len(world.events()) == 3
+
+
+def test_a_partition_without_a_leader_holds_the_others_back_for_some_seconds_only(tmp_path):
+    world, counted = World(tmp_path, 2), metrics.silent_partitions.labels("events", "1")
+    before = counted._value.get()
+    world.send(0, edge("a", 1, 5))
+    world.send(1, edge("b", 1, 4))
+    world.source.mute = {1}
+    world.run(4)
+    assert world.events() == []
+    world.run(3)
+    assert len(world.events()) == 1 and counted._value.get() == before + 1
+    world.send(0, edge("a", 2, 6))
+    world.run(1)
+    assert len(world.events()) == 2, "it is silent once, not anew for each event"
+    world.source.mute = set()
+    world.run(1)
+    assert len(world.events()) == 3
+
+
+def test_while_the_broker_itself_is_away_no_partition_counts_as_silent(tmp_path):
+    world = World(tmp_path, 2)
+    world.send(0, edge("a", 1, 5))
+    world.send(1, edge("b", 1, 4))
+    world.source.mute, world.source.answers = {1}, False
+    world.run(60)
+    assert world.events() == []
+    world.source.mute, world.source.answers = set(), True
+    world.run(1)
+    assert [e[:2] for e in world.events()] == [("b", 1), ("a", 1)], "so the order is kept"
+
+
+def test_an_event_exactly_at_a_windows_start_is_closed_by_idleness(tmp_path):
+    world = World(tmp_path, ingest__idle_timeout_seconds=30)
+    world.send(0, edge("a", 1, 5 * HOUR))
+    world.run(20)
+    assert world.writer.watermark == 5 * HOUR
+    world.run(20)
+    assert world.writer.watermark == 6 * HOUR
+    seq = world.writer.state.seq
+    world.kill().start().run(100)
+    assert world.writer.watermark == 6 * HOUR and world.writer.state.seq <= seq + 1, "once, also after a restart"
+
+
+def test_idleness_puts_no_watermark_ahead_of_the_wall_clock(tmp_path):
+    world = World(tmp_path, ingest__idle_timeout_seconds=30)
+    now = world.clock.now_us()
+    start = now // HOUR * HOUR
+    world.send(0, edge("a", 1, now))
+    until_end = (start + HOUR - now) / 1e6
+    world.run(until_end - 10)
+    assert world.writer.watermark == now, "an event of this hour may still come"
+    world.run(50)
+    assert world.writer.watermark == start + HOUR
+
+
+def test_positions_in_the_journal_are_never_before_the_first(tmp_path):
+    world = World(tmp_path, 2, ingest__idle_timeout_seconds=2, ingest__commit_interval_seconds=2)
+    world.send(0, edge("a", 1, HOUR))
+    world.run(20)
+    world.kill().start().run(20)
+    for line in world.path.glob("journal/*.journal"):
+        assert "[-1," not in line.read_text()
+    assert world.writer.watermark == 2 * HOUR and world.writer.progress.positions["events"][1] == Position(0)
+
+
+def test_a_clock_that_jumps_back_stalls_ingest_and_costs_no_event(tmp_path):
+    world = World(tmp_path)
+    now = world.clock.now_us()
+    world.send(0, edge("a", 1, now))
+    world.run(1)
+    world.clock._now_us -= HOUR
+    world.send(0, edge("a", 2, now + 2 * SECOND), stamp_us=now + 2 * SECOND)
+    world.run(10)
+    assert len(world.events()) == 1 and world.dead_letters() == [] and metrics.clock_behind._value.get() > 3500
+    assert world.writer.progress.positions["events"][0] == Position(1), "its position has not moved on"
+    world.clock._now_us += HOUR
+    world.run(1)
+    assert len(world.events()) == 2 and world.dead_letters() == [] and metrics.clock_behind._value.get() == 0
+
+
+def test_a_clock_behind_a_window_that_it_closed_itself_is_wrong_too(tmp_path):
+    world = World(tmp_path, ingest__idle_timeout_seconds=30)
+    world.send(0, edge("a", 1, world.clock.now_us()))
+    world.run(2 * 3600)
+    closed = world.writer.watermark
+    world.clock._now_us = closed - 120 * SECOND
+    world.send(0, edge("a", 2, closed + 5))
+    world.run(30)
+    assert len(world.events()) == 1 and world.dead_letters() == []
+
+
+def test_one_clock_ahead_takes_nobodys_time(tmp_path):
+    """10 of 12,010 events are 590 s ahead of the clock; nobody else is clamped or refused."""
+    world = World(tmp_path, 4, ingest__commit_interval_seconds=0.01)
+    wrong = set(np.random.default_rng(0).choice(12_010, 10, replace=False).tolist())
+    for i in range(12_010):
+        time = world.clock.now_us() + (590 * SECOND if i in wrong else 0)
+        world.send(i % 4, edge(i % 100, i, time))
+        if i % 10 == 9:
+            world.step()
+    world.run(2)
+    assert {int(e[1]) for e in world.events()} == set(range(12_010)) - wrong
+    letters = world.dead_letters()
+    assert len(letters) == 10 and {x["reason"] for x in letters} == {"time_ahead"} and "590 s ahead" in letters[0]["error"]
+    late = world.writer.state.files.get("edges/default/late.rows")
+    assert late is None or late.num_bytes == 0
+
+
+def test_in_a_backlog_of_five_days_one_event_four_days_ahead_is_refused_alone(tmp_path):
+    world = World(tmp_path, 2)
+    start = world.clock.now_us() - 5 * 24 * HOUR
+    for i in range(5000):
+        time = start + i * 80 * SECOND
+        world.send(i % 2, edge(i % 50, i, time + (4 * 24 * HOUR if i == 700 else 0)), stamp_us=time + SECOND)
+    world.source.max_records = 300
+    world.run(3)
+    assert [int(e[1]) for e in world.events()] == [i for i in range(5000) if i != 700]
+    assert [x["reason"] for x in world.dead_letters()] == ["time_ahead"]
+
+
+def test_an_event_ahead_of_all_others_of_an_import_is_a_dead_letter_with_its_own_content(tmp_path):
+    world = World(tmp_path)
+    for i in range(3000):
+        world.send(0, edge("u", i, i * SECOND + (24 * HOUR if i == 1500 else 0)))
+    world.run(3)
+    (letter,) = world.dead_letters()
+    assert letter["reason"] == "time_ahead" and letter["offset"] == 1500 and "further ahead" in letter["error"]
+    assert len(world.events()) == 2999 and world.writer.watermark == 2999 * SECOND
+    before = world.events()
+    world.kill().start().run(2)
+    assert world.events() == before and len(world.dead_letters()) == 1
+
+
+@pytest.mark.parametrize("moment", range(2, 14, 3))
+def test_a_kill_while_an_event_is_held_loses_and_doubles_nothing(tmp_path, moment):
+    world = World(tmp_path, ingest__commit_interval_seconds=0.01)
+    for i in range(500):
+        world.send(0, edge("u", i, i * SECOND))
+    world.step(3)
+    world.send(0, *[edge("u", 500 + i, (500 + i) * SECOND + (24 * HOUR if i == 3 else 0)) for i in range(20)])
+    world.step(moment)
+    world.kill().start()
+    for i in range(520, 700):
+        world.send(0, edge("u", i, i * SECOND))
+    world.run(3)
+    assert sorted(int(e[1]) for e in world.events()) == [i for i in range(700) if i != 503]
+
+
+def test_deletes_in_a_topic_of_their_own_hide_what_they_mean_and_those_that_mean_nothing_are_kept(tmp_path):
+    world, start = World(tmp_path, 2), 1_600_000_000 * SECOND
+    for i in range(2000):
+        world.send(0, edge(f"u{i % 40}", "x", start + i * SECOND), stamp_us=start + i * SECOND + SECOND)
+    world.send(1, {"type": "delete", "node": "u7"}, stamp_us=start + 1000 * SECOND)
+    world.send(1, {"type": "delete", "node": "nobody"}, stamp_us=start + 1001 * SECOND)
+    world.send(1, {"type": "delete", "src": "u8", "dst": "x", "time": start + 8 * SECOND}, stamp_us=start + 1002 * SECOND)
+    world.send(1, {"type": "delete", "src": "u8", "dst": "x", "time": start + 9 * SECOND}, stamp_us=start + 1003 * SECOND)
+    world.source.max_records = 100
+    world.run(3)
+    left = world.events()
+    assert len(left) == 2000 - 25 - 1 and not any(u == "u7" and t < start + 1000 * SECOND for u, _, t in left)
+    assert sum(u == "u7" for u, _, _ in left) == 25, "who comes back afterwards is there again"
+    letters = world.dead_letters()
+    assert [x["reason"] for x in letters] == ["unmatched_delete"] * 2
+    assert not world.reader()._late.size
+
+
+def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_are_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "MAX_KEYS", 50)
+    world = World(tmp_path, 2, ingest__commit_interval_seconds=0.01, ingest__max_nodes=10**6)
+    sent, largest = [], 0
+    for i in range(1500):
+        for p in range(2):
+            world.send(p, edge(f"{p}:{i}", f"x:{i}", i))
+            sent.append((f"{p}:{i}", f"x:{i}", i))
+        world.source.stable = {0: i + 1, 1: max(0, i - 5)}
+        world.step()
+        largest = max(largest, len(world.loop._decoder.keys.keys))
+    world.source.stable = {}
+    world.run(1)
+    assert sorted(e[:2] for e in world.events()) == sorted(s[:2] for s in sent) and largest < 300

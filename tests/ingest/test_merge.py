@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.events import EDGE, Position
-from streamd.ingest.block import ROW, Block
+from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.merge import Merger as AnyMerger
 from streamd.ingest.merge import not_yet_appended
 
@@ -15,14 +15,14 @@ class Merger(AnyMerger):
         super().__init__(num_sources, wait_seconds, 0, **more)
 
     def push(self, source, events, next_offset, at_end, now):
-        super().push(source, block(events), next_offset, at_end, now)
+        super().push(source, block(events), (next_offset, 0), at_end, now)
 
     def release(self, now, limit):
         return [tuple(int(r[n]) for n in ("time", "source", "offset", "item")) for r in super().release(now, limit).rows]
 
 
 def block(events):
-    rows = np.array([(*e, EDGE, 0, 0, -1) for e in events], ROW)
+    rows = np.array([(t, NO_STAMP, s, o, i, EDGE, 0, 0, -1) for t, s, o, i in events], ROW)
     return Block(rows, np.zeros((len(rows), 0), np.float32))
 
 
@@ -32,6 +32,21 @@ def event(time, source, offset, item=0):
 
 def times(events):
     return [e[0] for e in events]
+
+
+@given(st.integers(0, 10), st.integers(0, 9), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=5))
+def test_what_a_start_takes_over_is_what_position_says(offset, index, ahead):
+    """Whoever has nothing buffered must not forget the events of its record that the log holds already."""
+    stored = Position(offset, index, tuple(sorted(a for a in set(ahead) if a > (offset, index))))
+    merger = Merger(2, 0.2)
+    merger.start(0, stored)
+    assert merger.position(0) == stored
+    for now in (0.0, 1.0):
+        merger.push(0, [], offset, False, now)
+        merger.release(now, 100)
+        assert merger.position(0) == stored, "a poll without records changes nothing"
+    merger.push(0, [], 20, True, 2.0)
+    assert merger.position(0) == Position(20), "what lies before the position need not be remembered"
 
 
 def test_one_partition_waits_for_nobody():
@@ -88,13 +103,22 @@ def test_full_buffers_pause_all_but_the_partition_waited_for():
     assert merger.paused() == [0]
 
 
-@settings(max_examples=200, deadline=None)
+def batched(source, times, rng):
+    """Events as records of one to five, in order: a list of events per offset."""
+    records, at = [], 0
+    while at < len(times):
+        size = int(rng.integers(1, 6))
+        records.append([event(t, source, len(records), i) for i, t in enumerate(times[at: at + size])])
+        at += size
+    return records
+
+
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_any_interleaving_of_polls_gives_the_same_order_and_resumes_exactly(seed):
     rng = np.random.default_rng(seed)
-    parts = [[event(t, p, o) for o, t in enumerate(np.sort(rng.integers(0, 30, rng.integers(1, 25))).tolist())]
-             for p in range(3)]
-    want = sorted(e for part in parts for e in part)
+    parts = [batched(p, np.sort(rng.integers(0, 30, rng.integers(1, 25))).tolist(), rng) for p in range(3)]
+    want = sorted(e for part in parts for record in part for e in record)
     got, stored = [], [Position(0)] * 3
     resumed = list(stored)
     merger = Merger(3, 1e9)
@@ -108,7 +132,7 @@ def test_any_interleaving_of_polls_gives_the_same_order_and_resumes_exactly(seed
             resumed = list(stored)
         p = int(rng.integers(3))
         n = int(rng.integers(0, 6))
-        polled = parts[p][at[p]:at[p] + n]
+        polled = [e for record in parts[p][at[p]:at[p] + n] for e in record]
         missing = not_yet_appended(block(polled).rows, resumed[p])
         fresh = [e for e, m in zip(polled, missing, strict=True) if m]
         at[p] = min(at[p] + n, len(parts[p]))

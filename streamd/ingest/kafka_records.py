@@ -1,0 +1,180 @@
+"""How kafka-python reads record batches, made safe: whatever cannot be read becomes one refused record.
+
+kafka-python decodes records inside a generator. An error in there, such as a header name that is not
+UTF-8, ends the generator for good, and the next poll never returns. It also expands a compressed
+batch without a limit. `SafeBatch` takes the place of its batch class. A refused record carries the
+reason as its value and REFUSED_HEADER, so that it passes through the decoder like any other value
+that does not fit.
+"""
+
+import struct
+from collections import Counter
+from typing import Any, ClassVar
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import CorruptRecordError
+from kafka.record import memory_records
+from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
+from kafka.record.util import decode_varint
+
+from streamd.ingest.codecs import expand
+
+REFUSED_HEADER = "streamd-refused-batch"
+CHECKSUM_TRIES = 3
+"""Times a batch whose checksum is wrong is fetched before it is refused: the network may have
+damaged it on the way."""
+UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
+"""What reading a malformed record raises."""
+
+
+class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
+    """A batch whose iteration raises nothing, but for a wrong checksum the first times it is seen."""
+
+    max_batch_bytes: ClassVar[int] = 2**31
+    _buffer: bytearray
+    _pos: int
+    _num_records: int
+    _next_record_index: int
+    _decompressed: bool
+    _bad_checksums: ClassVar[Counter[tuple[int, int]]] = Counter()
+
+    def __init__(self, buffer: Any) -> None:
+        super().__init__(buffer)
+        self._refused = ""
+
+    def validate_crc(self) -> bool:
+        """Whether to go on with this batch; one that was damaged too often is refused instead."""
+        if super().validate_crc():
+            return True
+        name = (self.base_offset, self.crc)
+        self._bad_checksums[name] += 1
+        if self._bad_checksums[name] < CHECKSUM_TRIES:
+            return False
+        self._refuse("its checksum is wrong")
+        return True
+
+    def _maybe_uncompress(self) -> None:
+        if self._decompressed or self.compression_type == self.CODEC_NONE:
+            self._decompressed = True
+            return
+        data = bytes(memoryview(self._buffer)[self._pos:])
+        try:
+            self._buffer = bytearray(expand(self.compression_type, data, self.max_batch_bytes))
+            self._pos, self._decompressed = 0, True
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def __next__(self) -> DefaultRecord:
+        if self._next_record_index >= self._num_records:
+            raise StopIteration
+        self._next_record_index += 1
+        if self._refused:
+            return self._refused_record(self.base_offset, self._refused)
+        if self.is_control_batch:
+            return self._control_record()
+        start = self._pos
+        try:
+            return self._read_record()
+        except UNREADABLE as error:
+            return self._pass_over(start, error)
+
+    next = __next__
+
+    def _read_record(self) -> DefaultRecord:
+        """The record at `_pos`, which moves behind it (Kafka's message format 2). Raises: UNREADABLE.
+
+        Header names that are not UTF-8 are read with replacements, as Kafka's own client does.
+        """
+        buffer, end = self._buffer, len(self._buffer)
+        length, pos = decode_varint(buffer, self._pos)
+        start = pos
+        _, pos = decode_varint(buffer, pos)
+        timestamp_delta, pos = decode_varint(buffer, pos)
+        offset_delta, pos = decode_varint(buffer, pos)
+        key, pos = _nullable_bytes(buffer, pos)
+        value, pos = _nullable_bytes(buffer, pos)
+        num_headers, pos = decode_varint(buffer, pos)
+        headers = []
+        for _ in range(num_headers):
+            name, pos = _nullable_bytes(buffer, pos)
+            content, pos = _nullable_bytes(buffer, pos)
+            headers.append(((name or b"").decode(errors="replace"), content))
+        if num_headers < 0 or pos - start != length or pos > end:
+            raise ValueError(f"a record of {length} bytes does not end where it says")
+        offset = self.base_offset + offset_delta
+        if not self.base_offset <= offset <= self.last_offset:
+            raise ValueError(f"a record has offset {offset}")
+        self._pos = pos
+        append_time = self.timestamp_type == self.LOG_APPEND_TIME
+        timestamp = self.max_timestamp if append_time else self.first_timestamp + timestamp_delta
+        return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
+
+    def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
+        """A refused record for the one at `start`; for all the rest where its end cannot be found."""
+        try:
+            length, body = decode_varint(self._buffer, start)
+            _, pos = decode_varint(self._buffer, body)
+            _, pos = decode_varint(self._buffer, pos)
+            offset_delta, pos = decode_varint(self._buffer, pos)
+            found = 0 <= offset_delta <= self.last_offset_delta and pos <= body + length <= len(self._buffer)
+        except UNREADABLE:
+            found = False
+        if found:
+            self._pos = body + length
+            return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
+        self._next_record_index = self._num_records
+        return self._refused_record(
+            self.last_offset, f"all up to offset {self.last_offset} of a batch: {error}")
+
+    def _control_record(self) -> Any:
+        """The record of a transaction's end; None, which means that it does not abort, where it is malformed."""
+        try:
+            return self._read_msg()
+        except UNREADABLE:
+            return None
+
+    def _refuse(self, why: str) -> None:
+        """Make this a batch of one record, a refused one."""
+        self._refused = f"offsets {self.base_offset} to {self.last_offset}: {why}"
+        self._num_records, self._next_record_index, self._decompressed = 1, 0, True
+
+    def _refused_record(self, offset: int, why: str) -> DefaultRecord:
+        value = f"cannot be read: {why}".encode()[:1000]
+        return DefaultRecord(len(value), offset, self.max_timestamp, self.timestamp_type, None, value,
+                             [(REFUSED_HEADER, b"")])
+
+
+def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
+    """A length and so many bytes; None where the length is -1. Raises: ValueError."""
+    length, pos = decode_varint(buffer, pos)
+    if length < 0:
+        return None, pos
+    if pos + length > len(buffer):
+        raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
+    return bytes(buffer[pos: pos + length]), pos + length
+
+
+def make_reading_safe(max_batch_bytes: int) -> None:
+    """Let this process read every batch by `SafeBatch`, and expand none beyond `max_batch_bytes`."""
+    SafeBatch.max_batch_bytes = max_batch_bytes
+    memory_records.DefaultRecordBatch = SafeBatch
+
+
+def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
+    """A table that the consumer keeps current: per partition the end up to which it can read.
+
+    That is the last stable offset: behind it lies an open transaction, if anything. kafka-python
+    itself keeps the high water mark only, which a reader of committed records may never reach.
+    """
+    stable: dict[TopicPartition, int] = {}
+    parse = consumer._fetcher._parse_fetched_data
+
+    def parse_and_remember(fetched: Any) -> Any:
+        data = fetched.partition_data
+        if not data.error_code:
+            end = data.last_stable_offset
+            stable[fetched.topic_partition] = end if end is not None and end >= 0 else data.high_watermark
+        return parse(fetched)
+
+    consumer._fetcher._parse_fetched_data = parse_and_remember
+    return stable

@@ -1,0 +1,68 @@
+"""Edges found by their ends and event time, as a delete names them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Int64
+from streamd.segments.journal import NOTHING, LogState, SegmentState
+from streamd.segments.layout import LATE, LATE_ROW
+from streamd.segments.tguf import TGUFFile, open_tguf
+
+
+def find_edges(
+    segments: Sequence[tuple[SegmentState, TGUFFile]], late: NDArray[np.void], src: int, dst: int, time_us: int,
+    before_edge: int
+) -> Int64:
+    """Ids below `before_edge` of the edges that came with these ends and this time, ascending.
+
+    late: `LATE_ROW` rows, the edges that stand in the log at another time than they came with.
+    """
+    found = [np.zeros(0, np.int64)]
+    own_time = late["edge"][late["time"] == time_us]
+    for segment, file in segments:
+        first, count = segment.first_edge, segment.num_edges
+        time = file.column("time", count)
+        if not count or first >= before_edge:
+            continue
+
+        # Those that stand at this time, less late ones, and late ones that came with it.
+        rows = np.zeros(0, np.int64)
+        if time[0] <= time_us <= time[-1]:
+            rows = np.arange(np.searchsorted(time, time_us), np.searchsorted(time, time_us, side="right"))
+            rows = rows[~np.isin(rows + first, late["edge"])]
+        came_late = own_time[(own_time >= first) & (own_time < first + count)] - first
+        rows = np.concatenate([rows, came_late])
+        rows = rows[rows + first < before_edge]
+        same = (file.column("src")[rows] == src) & (file.column("dst")[rows] == dst)
+        found.append(np.sort(rows[same]) + first)
+    return np.concatenate(found)
+
+
+class EdgeLookup:
+    """Finds edges for who holds no reader of the log. Owner: the log's writer."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._files: dict[tuple[int, int], TGUFFile] = {}
+        self._segments: list[tuple[SegmentState, TGUFFile]] = []
+        self._late = np.zeros(0, LATE_ROW)
+
+    def refresh(self, state: LogState) -> None:
+        """Know what is committed by now."""
+        files = {}
+        for s in state.segments:
+            name = (s.first_edge, s.revision)
+            files[name] = self._files.get(name) or open_tguf(self._data_dir / s.path, check_rows=False)
+        self._files = files
+        self._segments = [(s, files[s.first_edge, s.revision]) for s in state.segments]
+        num_bytes = state.files.get(LATE, NOTHING).num_bytes
+        if num_bytes != self._late.nbytes:
+            with (self._data_dir / LATE).open("rb") as file:
+                self._late = np.frombuffer(file.read(num_bytes), LATE_ROW)
+
+    def find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
+        """See `find_edges`."""
+        return find_edges(self._segments, self._late, src, dst, time_us, before_edge)

@@ -1,0 +1,138 @@
+"""Record batches as they may come: what can be read is read, the rest is one refused record, and nothing is raised."""
+
+import gzip
+import random
+import struct
+
+import lz4.frame
+import pytest
+import zstandard
+from kafka import TopicPartition
+from kafka.codec import snappy_encode
+from kafka.consumer.fetcher import Fetcher
+from kafka.protocol.consumer import IsolationLevel
+from kafka.record import memory_records
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.memory_records import MemoryRecords
+from kafka.record.util import calc_crc32c, encode_varint
+
+from streamd.ingest.kafka_records import CHECKSUM_TRIES, REFUSED_HEADER, SafeBatch, make_reading_safe
+
+LIMIT = 100_000
+ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}
+
+
+@pytest.fixture(autouse=True)
+def safe():
+    before = memory_records.DefaultRecordBatch
+    make_reading_safe(LIMIT)
+    yield
+    memory_records.DefaultRecordBatch = before
+
+
+def batch(codec, value, count, headers=()):
+    builder = DefaultRecordBatchBuilder(2, codec, False, -1, -1, -1, 10**9)
+    for i in range(count):
+        builder.append(i, 1000 + i, b"k", value, list(headers))
+    return bytes(builder.build())
+
+
+def with_checksum(data):
+    """The same batch with the checksum that its bytes have."""
+    data = bytearray(data)
+    struct.pack_into(">I", data, 17, calc_crc32c(memoryview(data)[21:]))
+    return bytes(data)
+
+
+def read(*batches, fetch_offset=0):
+    """All records as the consumer's own generator gives them, and the offset that it goes on with."""
+    part = Fetcher.PartitionRecords(fetch_offset, TopicPartition("t", 0), MemoryRecords(b"".join(batches)), None, None, True,
+                                    IsolationLevel.READ_COMMITTED)
+    return part.take(), part.next_fetch_offset
+
+
+@pytest.mark.parametrize("codec", [0, *ENCODE])
+def test_a_batch_within_the_limit_is_read_record_by_record(codec):
+    records, following = read(batch(codec, b"x" * 50, 9, [("content-type", b"text"), ("empty", None)]))
+    assert [(r.offset, r.key, r.value, r.timestamp) for r in records] == [(i, b"k", b"x" * 50, 1000 + i) for i in range(9)]
+    assert records[0].headers == [("content-type", b"text"), ("empty", None)] and following == 9
+
+
+@pytest.mark.parametrize("codec", ENCODE)
+def test_a_batch_beyond_the_limit_becomes_one_record_that_says_why(codec):
+    (record,), following = read(batch(codec, bytes(50_000), 9))
+    assert record.headers == [(REFUSED_HEADER, b"")] and b"offsets 0 to 8" in record.value and b"max_batch_bytes" in record.value
+    assert following == 9, "reading goes on behind it"
+
+
+def test_a_header_name_that_is_not_utf_8_harms_nobody():
+    data = with_checksum(batch(0, b"{}", 3, [("name", b"v")]).replace(b"\x08name", b"\x08\xff\xfeme"))
+    records, following = read(data)
+    assert [r.value for r in records] == [b"{}"] * 3 and following == 3
+    assert records[0].headers == [("��me", b"v")]
+
+
+def record_bytes(value, offset_delta, length=None):
+    body = bytearray(b"\x00")
+    for number in (0, offset_delta, -1, len(value)):
+        encode_varint(number, body.append)
+    body += value + b"\x00"
+    out = bytearray()
+    encode_varint(len(body) if length is None else length, out.append)
+    return bytes(out + body)
+
+
+def batch_of(*records, codec=0):
+    """A batch whose records are these bytes."""
+    plain = batch(0, b"", len(records))
+    return with_checksum(plain[:61] + b"".join(records))
+
+
+def reframed(data):
+    data = bytearray(data)
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    return with_checksum(data)
+
+
+def test_a_malformed_record_is_refused_and_its_neighbours_are_read():
+    bad = bytearray(record_bytes(b"bad", 1))
+    bad[5] = 0x7F  # announces a value longer than the record
+    data = reframed(batch_of(record_bytes(b"a", 0), bytes(bad), record_bytes(b"c", 2)))
+    records, following = read(data)
+    assert [(r.offset, r.headers == [(REFUSED_HEADER, b"")]) for r in records] == [(0, False), (1, True), (2, False)]
+    assert records[2].value == b"c" and following == 3
+
+
+def test_behind_a_record_whose_end_cannot_be_found_all_are_refused_at_once():
+    data = reframed(batch_of(record_bytes(b"a", 0), record_bytes(b"b", 1, length=10**6), record_bytes(b"c", 2)))
+    records, following = read(data, batch(0, b"next", 1))
+    assert [r.value for r in records[:1]] == [b"a"] and records[1].headers == [(REFUSED_HEADER, b"")] and records[1].offset == 2
+    assert records[2].value == b"next"
+
+
+def test_a_wrong_checksum_is_fetched_again_and_then_refused():
+    data = bytearray(batch(0, b"precious", 4))
+    data[-3] ^= 1
+    for _ in range(CHECKSUM_TRIES - 1):
+        with pytest.raises(Exception, match="crc"):
+            read(bytes(data))
+    (record,), following = read(bytes(data))
+    assert b"checksum" in record.value and following == 4
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_noise_behind_a_right_checksum_raises_nothing(codec):
+    rng, good = random.Random(codec), batch(codec, b"x" * 30, 6, [("h", b"v")])
+    kinds = set()
+    for _ in range(2_000):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 6)):
+            data[rng.randrange(61, len(data))] = rng.randrange(256)
+        records, following = read(with_checksum(data), batch(0, b"behind", 1))
+        kinds |= {r.headers == [(REFUSED_HEADER, b"")] for r in records}
+        assert records[-1].value == b"behind" and all(0 <= r.offset < 6 for r in records[:-1])
+    assert kinds == {True, False}
+
+
+def test_the_class_of_kafka_python_that_is_replaced_is_the_one_its_reader_uses():
+    assert isinstance(MemoryRecords(batch(0, b"", 1)).next_batch(), SafeBatch)
