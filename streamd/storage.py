@@ -1,9 +1,13 @@
 """What durability rests on: the few system calls behind a seam that tests can fail, and files written whole."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+SCRATCH = ".tmp"
+"""Ending of what is being written, and not there yet."""
 
 
 class Disk:
@@ -38,6 +42,14 @@ class Disk:
         finally:
             os.close(fd)
 
+    def make_folder(self, folder: Path) -> None:
+        folder.mkdir()
+
+    def remove_folder(self, folder: Path) -> None:
+        """A folder with all in it, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
     def replace(self, old: Path, new: Path) -> None:
         old.replace(new)
 
@@ -52,25 +64,42 @@ DISK = Disk()
 
 
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file so that it is there whole or not at all, also after power loss."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    _write(scratch, data, disk)
-    disk.replace(scratch, path)
+    """Write a file so that it is there whole or not at all, also after power loss. What fails leaves nothing behind."""
+    scratch = path.with_name(f".{path.name}{SCRATCH}")
+    try:
+        _write(scratch, data, disk)
+        disk.replace(scratch, path)
+    except OSError:
+        disk.unlink(scratch)
+        raise
     disk.sync_folder(path.parent)
 
 
-def write_folder_durably(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files that is there whole or not at all; one already there stays."""
-    if path.exists():
-        return
-    scratch = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    for name, data in files.items():
-        _write(scratch / name, data, DISK)
-    DISK.sync_folder(scratch)
-    scratch.rename(path)
-    DISK.sync_folder(path.parent)
+def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DISK) -> None:
+    """Write a folder of files that is there whole or not at all; there must be none of that name. What fails leaves
+    nothing behind."""
+    assert not path.exists(), f"{path} is there already"
+    scratch = path.with_name(f".{path.name}{SCRATCH}")
+    try:
+        disk.remove_folder(scratch)
+        disk.make_folder(scratch)
+        for name, data in files.items():
+            _write(scratch / name, data, disk)
+        disk.sync_folder(scratch)
+        disk.replace(scratch, path)
+    except OSError:
+        disk.remove_folder(scratch)
+        raise
+    disk.sync_folder(path.parent)
+
+
+def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
+    """Remove what a killed process left half written in a folder. For its owner to call before it writes."""
+    for path in folder.glob(f".*{SCRATCH}"):
+        if path.is_dir():
+            disk.remove_folder(path)
+        else:
+            disk.unlink(path)
 
 
 def _write(path: Path, data: bytes, disk: Disk) -> None:

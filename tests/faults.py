@@ -1,9 +1,10 @@
-"""A disk that stops, tears, refuses or loses writes at a chosen system call, as kill -9 and power loss do."""
+"""A disk that stops, tears, refuses or loses writes at a chosen system call, as kill -9, power loss and failing disks do."""
 
 import errno
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,21 +18,33 @@ class Crash(BaseException):
     """The process is gone; nothing after this call ran."""
 
 
+class Unsynced:
+    """What of a file would be lost by a power cut: its size on the disk, and sectors as they are there."""
+
+    def __init__(self, size: int, sectors: dict[int, bytes] | None = None) -> None:
+        self.size, self.sectors = size, sectors or {}
+
+
 class FaultyDisk(Disk):
     """Counts calls and strikes at call number `at` (from 0).
 
     mode: "kill" stops before the call; "torn" writes a prefix first; "power" stops and loses, at random, what was not
-    synced: sectors, file sizes and directory entries; "full" and "broken" let the call fail with ENOSPC or EIO.
+    synced: sectors, file sizes and directory entries; "full" and "broken" let the call fail with ENOSPC or EIO;
+    "unsynced" lets a sync fail as Linux does: the page cache goes on showing what was written and takes it for clean, so
+    that only what is written again will ever reach the disk. `cut_power` shows it.
     on_call: told before each call, to look at the directory from outside.
     """
 
     def __init__(self, at: int = -1, mode: str = "kill", seed: int = 0, on_call: Callable[[], None] | None = None) -> None:
         self.at, self.mode, self.calls = at, mode, 0
         self.struck = False
+        self.syncs: list[int] = []
+        """Numbers of the calls that were syncs of files."""
         self._random = random.Random(f"{mode} {at} {seed}")
         self._on_call = on_call
         self._paths: dict[int, Path] = {}
-        self._dirty: dict[Path, tuple[int, dict[int, bytes]]] = {}
+        self._dirty: dict[Path, Unsynced] = {}
+        self._lost: dict[Path, Unsynced] = {}
         self._entries: list[tuple[Path, Callable[[], None]]] = []
 
     def _step(self, writes: bool = False) -> None:
@@ -41,7 +54,7 @@ class FaultyDisk(Disk):
         if self.calls - 1 != self.at:
             return
         self.struck = True
-        if self.mode in ("full", "broken"):
+        if self.mode in ("full", "broken", "unsynced"):
             number = errno.ENOSPC if self.mode == "full" else errno.EIO
             raise OSError(number, os.strerror(number))
         if self.mode == "power":
@@ -79,16 +92,40 @@ class FaultyDisk(Disk):
         super().truncate(fd, num_bytes)
 
     def sync(self, fd):
-        self._step()
-        self._dirty.pop(self._paths[fd], None)
+        path = self._paths[fd]
+        self.syncs.append(self.calls)
+        try:
+            self._step()
+        except OSError:
+            if self.mode == "unsynced" and path in self._dirty:
+                dirty, lost = self._dirty.pop(path), self._lost.get(path)
+                self._lost[path] = Unsynced(lost.size if lost else dirty.size, (lost.sectors if lost else {}) | dirty.sectors)
+            raise
+        dirty = self._dirty.pop(path, None)
+        if dirty is not None and path in self._lost:
+            lost = self._lost.pop(path)
+            if left := {at: old for at, old in lost.sectors.items() if at not in dirty.sectors}:
+                self._lost[path] = Unsynced(path.stat().st_size, left)
 
     def sync_folder(self, folder):
         self._step()
         self._entries = [e for e in self._entries if e[0] != folder]
 
+    def make_folder(self, folder):
+        self._step()
+        super().make_folder(folder)
+        self._entries.append((folder.parent, lambda: shutil.rmtree(folder, ignore_errors=True)))
+
+    def remove_folder(self, folder):
+        self._step()
+        super().remove_folder(folder)
+        for table in (self._dirty, self._lost):
+            for path in [p for p in table if p.is_relative_to(folder)]:
+                del table[path]
+
     def replace(self, old, new):
         self._step()
-        kept = self._keep(new) if new.exists() else None
+        kept = self._keep(new) if new.is_file() else None
         super().replace(old, new)
 
         def undo() -> None:
@@ -97,9 +134,14 @@ class FaultyDisk(Disk):
                 kept.replace(new)
 
         self._entries.append((new.parent, undo))
-        self._paths = {fd: new if p == old else p for fd, p in self._paths.items()}
-        if old in self._dirty:
-            self._dirty[new] = self._dirty.pop(old)
+
+        def moved(path: Path) -> Path:
+            return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+        self._paths = {fd: moved(p) for fd, p in self._paths.items()}
+        for name in ("_dirty", "_lost"):
+            table = {p: u for p, u in getattr(self, name).items() if not p.is_relative_to(new)}
+            setattr(self, name, {moved(p): u for p, u in table.items()})
 
     def unlink(self, path):
         self._step()
@@ -107,11 +149,14 @@ class FaultyDisk(Disk):
             kept = self._keep(path)
             self._entries.append((path.parent, lambda: kept.replace(path)))
         super().unlink(path)
+        self._dirty.pop(path, None)
+        self._lost.pop(path, None)
 
     def abandon(self, log) -> None:
         """Close what the dead process had open, its lock included, as the kernel does."""
         for fd in (*self._paths, *([] if log is None or log._closed else [log._lock])):
             os.close(fd)
+        self._paths.clear()
         for path, *_ in self._entries:
             for kept in path.glob("stash-*"):
                 kept.unlink()
@@ -120,29 +165,36 @@ class FaultyDisk(Disk):
         super().close(fd)
         self._paths.pop(fd, None)
 
+    def cut_power(self) -> None:
+        """Lose what no sync made durable."""
+        self._lose()
+
     def _keep(self, path: Path) -> Path:
         kept = path.parent / f"stash-{next(STASH)}"
         os.link(path, kept)
         return kept
 
     def _remember(self, path: Path, start: int, end: int) -> None:
-        size, sectors = self._dirty.setdefault(path, (path.stat().st_size, {}))
+        dirty, lost = self._dirty.setdefault(path, Unsynced(path.stat().st_size)), self._lost.get(path)
+        if lost is not None:
+            dirty.size = lost.size
         with path.open("rb") as file:
             for at in range(start // SECTOR * SECTOR, end, SECTOR):
-                if at not in sectors:
+                if at not in dirty.sectors:
                     file.seek(at)
-                    sectors[at] = file.read(SECTOR)
+                    dirty.sectors[at] = lost.sectors[at] if lost is not None and at in lost.sectors else file.read(SECTOR)
 
     def _lose(self) -> None:
-        for path, (size, sectors) in self._dirty.items():
-            if not path.exists():
-                continue
-            with path.open("r+b") as file:
-                for at, old in sectors.items():
-                    if self._random.random() < 0.5:
-                        file.seek(at)
-                        file.write(old + bytes(min(SECTOR, max(0, path.stat().st_size - at)) - len(old)))
-                if self._random.random() < 0.5:
-                    file.truncate(size)
+        for table, share in ((self._lost, 1.0), (self._dirty, 0.5)):
+            for path, unsynced in table.items():
+                if not path.exists():
+                    continue
+                with path.open("r+b") as file:
+                    for at, old in unsynced.sectors.items():
+                        if self._random.random() < share:
+                            file.seek(at)
+                            file.write(old + bytes(min(SECTOR, max(0, path.stat().st_size - at)) - len(old)))
+                    if self._random.random() < share:
+                        file.truncate(unsynced.size)
         for _, undo in reversed(self._entries[self._random.randrange(len(self._entries) + 1):]):
             undo()

@@ -3,18 +3,19 @@
 import base64
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from streamd.errors import KafkaError
+from streamd.errors import DiskError, KafkaError
 from streamd.events import Key
 from streamd.ingest.client import make_producer
 from streamd.settings import Settings
-from streamd.storage import write_durably
+from streamd.storage import DISK, Disk, write_durably
 
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
@@ -60,14 +61,18 @@ class DeadLetters(Protocol):
 
 
 class LocalDeadLetters:
-    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the poll thread."""
+    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the poll thread.
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder, self._half = folder, max(max_bytes // 2, 1)
+    Raises: DiskError where a write or sync fails; nothing more is taken then.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, disk: Disk = DISK) -> None:
+        self._folder, self._half, self._disk = folder, max(max_bytes // 2, 1), disk
         folder.mkdir(parents=True, exist_ok=True)
         self._current = folder / "current.jsonl"
-        self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
         self._dirty = False
+        with self._told():
+            self._open()
 
     def add(self, letter: DeadLetter) -> None:
         fields = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "index": letter.index,
@@ -75,32 +80,49 @@ class LocalDeadLetters:
                   "content_type": letter.content_type, "num_bytes": len(letter.value),
                   "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode()}
         line = msgspec.json.encode(fields) + b"\n"
-        if os.fstat(self._fd).st_size + len(line) > self._half:
-            os.fsync(self._fd)
-            os.close(self._fd)
-            self._current.replace(self._folder / "previous.jsonl")
-            self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-        view = memoryview(line)
-        while view:
-            view = view[os.write(self._fd, view):]
+        with self._told():
+            if self._size + len(line) > self._half:
+                self._disk.sync(self._fd)
+                self._disk.close(self._fd)
+                self._disk.replace(self._current, self._folder / "previous.jsonl")
+                self._open()
+            self._disk.write(self._fd, line, self._size)
+        self._size += len(line)
         self._dirty = True
 
     def flush(self) -> None:
         if self._dirty:
-            os.fsync(self._fd)
+            with self._told():
+                self._disk.sync(self._fd)
             self._dirty = False
-
 
     def purge(self, keys: Collection[Key]) -> None:
         """Take away the letters that speak of some keys; one that cannot be read as JSON goes with them."""
         if not keys:
             return
-        for path in (self._folder / "previous.jsonl", self._current):
-            if path.exists():
-                kept = [line for line in path.read_bytes().splitlines(keepends=True) if not mentions(line, keys)]
-                write_durably(path, b"".join(kept))
-        os.close(self._fd)
-        self._fd = os.open(self._current, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        with self._told():
+            self._disk.close(self._fd)
+            for path in (self._folder / "previous.jsonl", self._current):
+                if path.exists():
+                    kept = [line for line in path.read_bytes().splitlines(keepends=True) if not mentions(line, keys)]
+                    write_durably(path, b"".join(kept), self._disk)
+            self._open()
+
+    def _open(self) -> None:
+        """Go on behind the last whole line: one torn by a crash would take the next letter with it."""
+        self._fd = self._disk.open(self._current, os.O_RDWR | os.O_CREAT)
+        self._size = self._current.read_bytes().rfind(b"\n") + 1
+        self._disk.truncate(self._fd, self._size)
+        self._disk.sync(self._fd)
+        self._disk.sync_folder(self._folder)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DiskError(f"A dead letter in {self._folder} could not be written: {error.strerror or error}.",
+                            "free space or mend the disk; ingest resumes from the last commit by itself.") from error
 
 
 def mentions(line: bytes, keys: Collection[Key]) -> bool:

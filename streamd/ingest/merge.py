@@ -212,13 +212,13 @@ class Merger:
         """Go on with `rest` in the buffer. left: places of events that went while others before them may have stayed."""
         part.keep(rest)
         first = _first(rest.rows) if len(rest) else part.following
-        part.ahead = sorted(x for x in (*part.ahead, *left) if x > first)
+        part.ahead = sorted(x for x in (*part.ahead, *left) if x >= first)
 
     def position(self, source: int) -> Position:
         """Where to read on from, given that all released events are in the log."""
         part = self._parts[source]
         first = _first(part.buffer().rows) if part.num_buffered else part.following
-        return Position(*first, tuple(x for x in part.ahead if x > first))
+        return Position(*first, tuple(x for x in part.ahead if x >= first))
 
     def paused(self) -> list[int]:
         """Partitions that should not be polled now: full buffers, except the one all others wait for."""

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from streamd.errors import JournalError
 from streamd.events import Position, Progress, Schema
-from streamd.storage import DISK, Disk
+from streamd.storage import DISK, SCRATCH, Disk
 
 FORMAT = 2
 
@@ -162,23 +162,23 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 class JournalWriter:
     """Appends lines to the newest journal file. Owner: the log writer."""
 
-    def __init__(
-        self, folder: Path, state: LogState, path: Path | None = None, size: int = 0, disk: Disk = DISK
-    ) -> None:
-        """Go on with `path` behind `size` bytes, or begin a new file with `state` as its checkpoint."""
+    def __init__(self, folder: Path, state: LogState, disk: Disk = DISK) -> None:
+        """Begin a new file with `state` as its checkpoint.
+
+        It never goes on with an old one: a line whose sync failed may be shown by the page cache and yet never have
+        reached the disk. The checkpoint makes durable what the old file was believed to say.
+        """
         self.folder, self._disk = folder, disk
-        if path is None:
-            self._begin(state)
-        else:
-            self._fd, self._size = disk.open(path, os.O_RDWR), size
-            disk.truncate(self._fd, size)
-            disk.sync(self._fd)
+        self._begin(state)
 
     def _begin(self, state: LogState) -> None:
+        """Take the place of a file of this name at once: the one before it may end earlier on the disk."""
         path = self.folder / f"{state.seq + 1:020d}.journal"
-        self._fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        scratch = path.with_suffix(SCRATCH)
+        self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
         self.append(encode_line(state.checkpoint()))
+        self._disk.replace(scratch, path)
         self._disk.sync_folder(self.folder)
 
     def append(self, line: bytes) -> None:

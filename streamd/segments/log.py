@@ -27,7 +27,15 @@ from streamd.segments.journal import (
 from streamd.segments.layout import APPENDED, DELETIONS, EDGES, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.lookup import EdgeLookup
 from streamd.segments.nodekeys import decode_keys, encode_keys
-from streamd.segments.recovery import drop_journals, finish_replacements, lock_directory, recover, replacement, sweep
+from streamd.segments.recovery import (
+    drop_journals,
+    finish_replacements,
+    last_state,
+    lock_directory,
+    replacement,
+    settle,
+    sweep,
+)
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import rows_crc
 from streamd.segments.writer import TGUFWriter
@@ -63,18 +71,19 @@ class LogWriter:
             raise
 
     def _open(self) -> None:
-        state, path, size = recover(self.data_dir, self.schema, self.disk)
+        state = last_state(self.data_dir, self.schema)
         if state.schema != self.schema:
             raise JournalError(
                 f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
                 "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.")
         self.state = state
+        self._journal = JournalWriter(self.data_dir / "journal", state, self.disk)
+        settle(self.data_dir, state, self.disk)
         self._segment: TGUFWriter | None = None
         self._segment_first = self._segment_revision = 0
         self._files: dict[str, int] = {}
         self._open_files()
         self._open_segment()
-        self._journal = JournalWriter(self.data_dir / "journal", state, path, size, self.disk)
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
         self.keys = self._read_keys()

@@ -10,45 +10,41 @@ from streamd.errors import JournalError, LockedError
 from streamd.events import Schema
 from streamd.segments.journal import LogState, journal_files, read_lines
 from streamd.segments.layout import APPENDED, EDGES
-from streamd.storage import DISK, Disk
+from streamd.storage import DISK, SCRATCH, Disk
 
 log = structlog.get_logger()
 REPLACEMENT = ".replacement-"
 
 
-def recover(data_dir: Path, schema: Schema, disk: Disk = DISK) -> tuple[LogState, Path | None, int]:
-    """Settle what a crash left.
+def last_state(data_dir: Path, schema: Schema) -> LogState:
+    """The state after the last good journal line, that of an empty log where there is none.
 
-    Returns: the last good state, the journal file to go on with (None for a new log) and its good bytes; a torn last line
-    is dropped with what was written for it.
-    Raises: JournalError where damage lies before the last line, or a commit that readers saw is missing.
+    Raises: JournalError where damage lies before the last line of a file, or a commit that readers saw is missing.
     """
-    files = journal_files(data_dir / "journal")
-    state, path, good = LogState(schema), None, 0
-    torn: list[Path] = []
-    while files:
-        found, size = _read(files[-1])
+    state = LogState(schema)
+    for path in reversed(journal_files(data_dir / "journal")):
+        found = _read(path)
         if found is not None:
-            state, path, good = found, files[-1], size
+            state = found
             break
-        torn.append(files.pop())
     published = data_dir / "published"
     if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
         raise JournalError(f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later ones.",
                            "restore the data_dir from a backup.")
-    for stray in torn:
-        disk.unlink(stray)
+    return state
+
+
+def settle(data_dir: Path, state: LogState, disk: Disk = DISK) -> None:
+    """Finish or remove what a crash left, given that the journal durably says `state`."""
     finish_replacements(data_dir, state, disk)
     sweep(data_dir, state, disk)
-    return state, path, good
 
 
-def _read(path: Path) -> tuple[LogState | None, int]:
-    """The state after the good lines of a journal file, None where not even the first is whole, and their bytes."""
+def _read(path: Path) -> LogState | None:
+    """The state after the good lines of a journal file, None where not even the first is whole."""
     state: LogState | None = None
-    good = 0
     lines = list(read_lines(path))
-    for number, (at, fields) in enumerate(lines):
+    for number, (_, fields) in enumerate(lines):
         if fields is None:
             if number != len(lines) - 1:
                 raise JournalError(f"{path} is damaged in line {number + 1}, before its last line.",
@@ -56,8 +52,7 @@ def _read(path: Path) -> tuple[LogState | None, int]:
             log.warning("torn_line_dropped", file=path.name, line=number + 1)
             break
         state = LogState.restored(fields) if state is None else state.after(fields)
-        good = at
-    return state, good
+    return state
 
 
 def replacement(path: Path, revision: int) -> Path:
@@ -81,6 +76,7 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
     strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
     for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
         strays += (data_dir / folder).glob(f"*{REPLACEMENT}*")
+    strays += (data_dir / "journal").glob(f"*{SCRATCH}")
     for path in strays:
         disk.unlink(path)
 

@@ -15,7 +15,7 @@ class JournalTail:
         self.data_dir = data_dir
         self.state: LogState | None = None
         self._journal: Path | None = None
-        self._at = 0
+        self._at = self._inode = 0
         self._taken = -1
         self._file: int | None = None
 
@@ -49,10 +49,11 @@ class JournalTail:
     def _open_newest(self, published: int) -> None:
         for path in reversed(journal_files(self.data_dir / "journal")):
             with path.open("rb") as file:
-                line = file.readline()
+                line, inode = file.readline(), os.fstat(file.fileno()).st_ino
             fields = decode_line(line)
             if fields is not None and fields["checkpoint"] <= published:
-                self._journal, self._at, self.state = path, len(line), LogState.restored(fields)
+                self._journal, self._at, self._inode = path, len(line), inode
+                self.state = LogState.restored(fields)
                 return
         raise JournalError(f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
                            "restore the data_dir from a backup.")
@@ -66,6 +67,9 @@ class JournalTail:
             self._open_newest(published)
             return
         with file:
+            if os.fstat(file.fileno()).st_ino != self._inode:
+                self._open_newest(published)  # a writer that started took the file's place with one of its own
+                return
             file.seek(self._at)
             while self.state.seq < published:
                 line = file.readline()
@@ -84,3 +88,4 @@ class JournalTail:
                                    "restore the data_dir from a backup.")
             with following.open("rb") as file:
                 self._journal, self._at = following, len(file.readline())
+                self._inode = os.fstat(file.fileno()).st_ino

@@ -49,7 +49,7 @@ def verify_log(
         try:
             file = open_tguf(data_dir / path, check_rows=False) if path.endswith(".tguf") else None
         except TGUFError as error:
-            damage.append(Damage(path, f"all of it: {error}", promises[-1].seq))
+            damage.append(Damage(path, f"all of it: {error}", promises[-1].seq if promises else 0))
             continue
         for p in promises:
             crc, what = _segment_crc(file, p) if file is not None else _bytes_crc(data_dir / path, p)
@@ -74,13 +74,17 @@ def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
     state: LogState | None = None
     commits = 0
     for path in journal_files(data_dir / "journal"):
-        for number, (_, fields) in enumerate(read_lines(path)):
+        lines = list(read_lines(path))
+        for number, (_, fields) in enumerate(lines):
             if fields is None:
+                if number == len(lines) - 1:
+                    break  # torn by a crash; the next file begins with what stood then
                 raise JournalError(f"{path} is damaged in line {number + 1}.", "restore the data_dir from a backup.")
             if number == 0:
-                if state is None:
-                    state = LogState.restored(fields)
-                    promised |= {p: [_Promise(state.seq, (0, f.num_bytes), None, f.crc)] for p, f in state.files.items()}
+                checkpoint = LogState.restored(fields)
+                if state is None or checkpoint.seq > state.seq:
+                    _begin_at(promised, state, checkpoint)
+                    state = checkpoint
                 continue
             if fields["seq"] > published or state is None:
                 break
@@ -95,6 +99,17 @@ def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
                 promised.setdefault(name, []).append(_Promise(fields["seq"], rows, labels, change["crc"]))
     present = set() if state is None else {s.path for s in state.segments} | set(state.files)
     return commits, {name: promises for name, promises in promised.items() if name in present}
+
+
+def _begin_at(promised: dict[str, list[_Promise]], before: LogState | None, now: LogState) -> None:
+    """Go on from a checkpoint whose last lines are gone: retention dropped them, or their sync failed.
+
+    Append-only files are held to their checksum as a whole; of rows in segments nothing is known but what older lines say,
+    and that no longer where the segment was replaced.
+    """
+    promised |= {p: [_Promise(now.seq, (0, f.num_bytes), None, f.crc)] for p, f in now.files.items()}
+    revision = {s.path: s.revision for s in before.segments} if before else {}
+    promised |= {s.path: [] for s in now.segments if revision.get(s.path) != s.revision}
 
 
 def _bytes_crc(path: Path, promise: _Promise) -> tuple[int, str]:

@@ -99,7 +99,7 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
     while (found := beat()) is not None:
         well, why = found.well()
         if not well:
-            log.error("role_stalled", role=found.role, why=why, action="it ends and is started again; report what it waited for")
+            log.error("role_stalled", child=found.role, why=why, action="it ends and is started again")
             os._exit(1)
         del found
         time.sleep(WATCHDOG_SECONDS)

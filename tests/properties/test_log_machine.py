@@ -11,6 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
 from streamd.segments.compact import rewrite_deleted
 from streamd.segments.log import LogWriter
@@ -42,8 +43,8 @@ class LogMachine(RuleBasedStateMachine):
             self.disk.abandon(self.log)
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def open(self):
-        self.disk = FaultyDisk()
+    def open(self, disk=None):
+        self.disk = disk or FaultyDisk()
         self.log = LogWriter(self.path, SCHEMA, SEGMENT_EDGES, self.disk)
         done = self.log.progress.positions.get("t", {0: Position(0)})[0].offset
         if self.pending is not None:
@@ -63,6 +64,10 @@ class LogMachine(RuleBasedStateMachine):
             if self.disk.mode == "power":
                 self.reader = LogReader(self.path)  # no reader outlives the power
             self.open()
+        except DiskError:
+            self.log.close()
+            self.disk.at = -1
+            self.open(self.disk)  # the page cache outlives the process
 
     @rule(edges=st.integers(0, 5), labels=st.integers(0, 2), delete=st.sampled_from(["", "", "node", "edge"]),
           late=st.booleans(), seed=st.integers(0, 2**20))
@@ -106,7 +111,14 @@ class LogMachine(RuleBasedStateMachine):
 
         self.survive(run)
 
-    @rule(at=st.integers(0, CALLS), mode=st.sampled_from(["kill", "torn", "power"]), seed=st.integers(0, 99))
+    @rule()
+    def cut_power(self):
+        self.disk.cut_power()
+        self.disk.abandon(self.log)
+        self.reader = LogReader(self.path)
+        self.open()
+
+    @rule(at=st.integers(0, CALLS), mode=st.sampled_from(["kill", "torn", "power", "unsynced"]), seed=st.integers(0, 99))
     def plan_a_crash(self, at, mode, seed):
         self.disk.at, self.disk.mode = self.disk.calls + at, mode
 

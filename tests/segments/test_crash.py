@@ -156,3 +156,30 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
                 log.commit(empty_batch(SCHEMA), Progress(), 10**9)
             log.close()
         recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"{mode} at call {at}")
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, expected, stride):
+    """A sync fails, the page cache goes on showing what was written; a new writer takes over; then the power is cut."""
+    trial = FaultyDisk()
+    log = LogWriter(tmp_path / "calls", SCHEMA, SEGMENT_EDGES, trial)
+    live(log)
+    log.close()
+    for number, at in enumerate(trial.syncs[::stride]):
+        path, acknowledged, log = tmp_path / f"{at}", [0], None
+        disk = FaultyDisk(at, "unsynced", seed=number)
+        with pytest.raises(DiskError):
+            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+            live(log, acknowledged=acknowledged)
+            log.close()
+        if log is not None and not log._closed:
+            log.close()
+        disk.at = -1
+        log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+        shown, got = contents(path)
+        assert shown in (acknowledged[-1], acknowledged[-1] + 1) and agrees(got, expected[shown]), at
+        acknowledged.append(shown)
+        live(log, min(shown + 2, NUM_COMMITS), acknowledged, housekeeping=False)
+        disk.cut_power()
+        disk.abandon(log)
+        recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"a failed sync, call {at}")

@@ -1,0 +1,65 @@
+"""Files and folders written whole: there as before or as meant, whatever stops the writing, and nothing left behind."""
+
+import pytest
+
+from streamd.storage import remove_scratch, write_durably, write_folder_durably
+from tests.faults import Crash, FaultyDisk
+
+OLD, NEW = b"old" * 1000, b"new" * 1500
+
+
+def calls(write, path):
+    disk = FaultyDisk()
+    write(path, disk)
+    return disk.calls
+
+
+def write_file(path, disk):
+    write_durably(path / "file", NEW, disk)
+
+
+def write_folder(path, disk):
+    write_folder_durably(path / "folder", {"a": OLD, "b": NEW}, disk)
+
+
+def state(path):
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("mode", ["kill", "torn", "power", "full", "broken"])
+@pytest.mark.parametrize("write", [write_file, write_folder])
+def test_a_write_that_stops_anywhere_leaves_the_old_or_the_new(tmp_path, write, mode):
+    (tmp_path / "trial").mkdir()
+    for at in range(calls(write, tmp_path / "trial")):
+        path = tmp_path / f"{at}"
+        path.mkdir()
+        (path / "file").write_bytes(OLD)
+        disk = FaultyDisk(at, mode)
+        with pytest.raises((Crash, OSError)):
+            write(path, disk)
+        disk.abandon(None)
+        failed = mode in ("full", "broken")
+        if not failed:
+            remove_scratch(path)
+        found = state(path)
+        assert found in ({"file": OLD}, {"file": NEW}, {"file": OLD, "folder/a": OLD, "folder/b": NEW}), (at, list(found))
+        assert not failed or not list(path.glob(".*")), "what fails takes its scratch with it"
+
+
+@pytest.mark.parametrize("write", [write_file, write_folder])
+def test_what_was_written_survives_a_power_cut(tmp_path, write):
+    for seed in range(20):
+        path = tmp_path / f"{seed}"
+        path.mkdir()
+        disk = FaultyDisk(mode="power", seed=seed)
+        write(path, disk)
+        disk.cut_power()
+        disk.abandon(None)
+        want = {"file": NEW} if write is write_file else {"folder/a": OLD, "folder/b": NEW}
+        assert state(path) == want
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path):
+    write_folder_durably(tmp_path / "folder", {"a": OLD})
+    with pytest.raises(AssertionError, match="there already"):
+        write_folder_durably(tmp_path / "folder", {"a": NEW})
