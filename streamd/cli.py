@@ -123,7 +123,8 @@ def backtest(
 
 @app.command()
 def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check every committed byte of the log against its checksum."""
+    """Check every committed byte of the log, and all versions and stored state, against their checksums."""
+    from streamd.maintenance import damage_beside_the_log
     from streamd.segments.verify import verify_log
 
     settings = _settings(config, data_dir)
@@ -132,10 +133,12 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     with _progress() as bar:
         task = bar.add_task("checking what was committed", total=None)
         commits, damage = verify_log(settings.data_dir, lambda done, of: bar.update(task, completed=done, total=of))
-    for d in damage:
-        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
-    out.print(f"{commits:,} commits checked, {len(damage)} damaged")
-    raise typer.Exit(1 if damage else 0)
+        bar.update(task, description="checking versions and stored state")
+        beside = list(damage_beside_the_log(settings))
+    for said in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *beside):
+        err.print(f"damaged: {said}", markup=False, soft_wrap=True)
+    out.print(f"{commits:,} commits checked, {len(damage)} damaged; {len(beside)} damaged beside the log")
+    raise typer.Exit(1 if damage or beside else 0)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import csv
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 from streamd.storage import write_durably
+from streamd.tensors import unpack
 
 if TYPE_CHECKING:
     from streamd.training.backtest import Plan
@@ -47,6 +48,26 @@ def write_keys(log: LogReader, path: Path) -> None:
         writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
         writer.writerow(("id", "key"))
         writer.writerows((node, key) for node, key in enumerate(log.keys) if key is not None)
+
+
+def damage_beside_the_log(settings: Settings) -> Iterator[str]:
+    """What is wrong with versions, the trainer's checkpoint, and stored facts, memory and replay; a line each."""
+    from streamd.registry import Registry
+    from streamd.training.checkpoint import read_cursor
+
+    if (settings.data_dir / "models").exists():
+        for name, error in Registry(settings).damage():
+            yield f"models/{name}: {error}"
+    try:
+        read_cursor(settings.data_dir / "train" / "checkpoints")
+    except StreamdError as error:
+        yield str(error)
+    for pattern in ("train/facts/*", "serve/facts/*", "serve/*", "train/replay/*"):
+        for path in sorted(settings.data_dir.glob(f"{pattern}.safetensors")):
+            try:
+                unpack(path)
+            except StreamdError as error:
+                yield str(error)
 
 
 def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], None]) -> tuple[bool, str]:

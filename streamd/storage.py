@@ -9,6 +9,9 @@ from pathlib import Path
 SCRATCH = ".tmp"
 """Ending of what is being written, and not there yet."""
 
+TAIL_BYTES = 8_192
+"""How much of a file's end is looked at in one go: most lines are shorter."""
+
 
 class Disk:
     """The system calls of every durable write. Tests put one in its place that stops, tears, refuses or loses them."""
@@ -91,6 +94,35 @@ def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DI
         disk.remove_folder(scratch)
         raise
     disk.sync_folder(path.parent)
+
+
+def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
+    """Add a line to a file, in the place of one that a crash tore. Returns: the file's size behind it."""
+    assert line.endswith(b"\n")
+    new = not path.exists()
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        size = _end_of_lines(fd)
+        disk.truncate(fd, size)
+        disk.write(fd, line, size)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    if new:
+        disk.sync_folder(path.parent)
+    return size + len(line)
+
+
+def _end_of_lines(fd: int) -> int:
+    """Size of a file up to the end of its last whole line."""
+    at = os.fstat(fd).st_size
+    while at:
+        first = max(0, at - TAIL_BYTES)
+        found = os.pread(fd, at - first, first).rfind(b"\n")
+        if found >= 0:
+            return first + found + 1
+        at = first
+    return 0
 
 
 def remove_scratch(folder: Path, disk: Disk = DISK) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import structlog
-from safetensors.numpy import load_file, save
 
+from streamd.errors import CorruptionError
 from streamd.events import Float32, Int64
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.facts import PairFacts
@@ -13,6 +13,7 @@ from streamd.graph.node_features import NodeFeatures
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
 from streamd.storage import write_durably
+from streamd.tensors import pack, unpack
 
 log = structlog.get_logger()
 
@@ -94,11 +95,15 @@ class LiveGraph:
 
         Without any they begin at the log's first edge, which is exact only where nothing lay before it.
         """
-        for path in sorted(folder.glob("*.safetensors"), reverse=True):
+        for path in _stored_facts(folder):
             if self.log.first_edge <= int(path.stem) <= until_edge:
-                if self.facts.restore({n: t.copy() for n, t in load_file(path).items()}):
-                    return self.edge
-                log.warning("facts_not_taken", file=path.name, reason="they were made under other model settings")
+                try:
+                    if self.facts.restore(unpack(path)[0]):
+                        return self.edge
+                    reason = "they were made under other model settings"
+                except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
+                    reason = str(error)
+                log.warning("facts_not_taken", file=str(path), reason=reason, meaning="they are made from the log again")
         if self.log.first_edge > 0:
             log.warning("facts_incomplete", first_edge=self.log.first_edge,
                         meaning="facts know nothing of the events that retention dropped")
@@ -109,7 +114,12 @@ def save_facts(facts: PairFacts, folder: Path) -> None:
     """Write facts durably as `folder/<edge>.safetensors`, then drop older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{facts.edge:020d}.safetensors"
-    write_durably(path, save({n: np.ascontiguousarray(t) for n, t in facts.tensors().items()}))
-    for old in folder.glob("*.safetensors"):
+    write_durably(path, pack(facts.tensors()))
+    for old in _stored_facts(folder):
         if old.name < path.name:
             old.unlink()
+
+
+def _stored_facts(folder: Path) -> list[Path]:
+    """Files of facts, newest first; a file by any other name is a stranger's."""
+    return sorted((p for p in folder.glob("*.safetensors") if p.stem.isdigit()), reverse=True)

@@ -50,11 +50,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the settings of
-    its model and the width of its windows."""
+    """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the first edge
+    of the window it learned, the settings of its model and the width of its windows."""
 
     weights: dict[str, Tensor]
     memory: dict[str, Tensor]
+    first_edge: int
     edge: int
     memory_us: int
     model: dict[str, Any]

@@ -1,5 +1,6 @@
 """Link prediction: a network over pair facts, and on top of it a graph network as a damped residual."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import Sampling
@@ -57,6 +59,19 @@ class LinkModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.gap_us.device
+
+    def restore(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over stored weights and statistics. Raises: VersionError where they are of another model."""
+        try:
+            self.load_state_dict(weights)
+        except RuntimeError as error:
+            raise VersionError(f"The weights do not fit the model: {' '.join(str(error).split())[:300]}.",
+                               "use the streamd that made them, or promote another version.") from None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights and statistics are numbers."""
+        return all(bool(t.isfinite().all()) for t in self.state_dict().values() if t.is_floating_point())
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by the first."""

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from streamd.errors import VersionError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.models.time_encoding import TimeEncoding, in_gaps
+
+STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")
+"""Tensors of a memory that are stored; the rest follows from them."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,23 @@ class Memory:
     def device(self) -> torch.device:
         return self.state.device
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every state and message is a number."""
+        held = (self.state, self.pending_other, self.pending_features)
+        return all(bool(tensor.isfinite().all()) for tensor in held)
+
     def tensors(self) -> dict[str, Tensor]:
         """The state by name, for storing; `edge` and `now_us` are stored beside it."""
-        return {n: getattr(self, n) for n in
-                ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")}
+        return {n: getattr(self, n) for n in STORED}
 
     @classmethod
     def restored(
         cls, tensors: dict[str, Tensor], edge: int, now_us: int, device: str | torch.device = "cpu"
     ) -> "Memory":
+        """Raises: VersionError where a tensor is missing."""
+        if missing := set(STORED) - set(tensors):
+            raise VersionError(f"A stored memory lacks {', '.join(sorted(missing))}.", "use the streamd that wrote it.")
         memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge, device)
         for name in memory.tensors():
             setattr(memory, name, tensors[name].to(device))

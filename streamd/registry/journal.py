@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 from filelock import FileLock
 
-from streamd.storage import write_durably
+from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durably
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -26,30 +29,46 @@ class Move:
 class ModelJournal:
     """`models/journal.jsonl`, appended under a lock by trainer, server and command line alike."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path, self._aliases = folder / "journal.jsonl", folder / "aliases.json"
+    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
+        self._path, self._aliases, self._disk = folder / "journal.jsonl", folder / "aliases.json", disk
+        self._passed_over: set[bytes] = set()
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
 
     def moves(self) -> list[Move]:
-        """All moves, oldest first; a torn last line does not count."""
+        """All moves, oldest first. A torn last line does not count; one that is no move is passed over."""
         try:
             lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [msgspec.json.decode(line, type=Move) for line in lines if line.endswith(b"\n")]
+        return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
 
     def last(self) -> Move | None:
         """The newest move, read from the end of the file."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 8192))
-                tail = file.read()
+                file.seek(max(0, size - TAIL_BYTES))
+                lines = file.read().split(b"\n")[:-1]
         except FileNotFoundError:
             return None
-        lines = [line for line in tail.split(b"\n")[:-1] if line]
-        return msgspec.json.decode(lines[-1], type=Move) if lines else None
+        for line in reversed(lines[1:] if size > TAIL_BYTES else lines):
+            if move := self._decoded(line):
+                return move
+        return next(iter(reversed(self.moves())), None) if size > TAIL_BYTES else None
+
+    def _decoded(self, line: bytes) -> Move | None:
+        """A line's move; None, and said once, where it is none."""
+        if not line.strip():
+            return None
+        try:
+            return msgspec.json.decode(line, type=Move)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line not in self._passed_over:
+                self._passed_over.add(line)
+                log.error("move_passed_over", file=str(self._path), error=str(error),
+                          line=line[:200].decode(errors="replace"))
+            return None
 
     def move(self, action: str, champion: str, who: str, why: str, shadow: str | None = None) -> Move:
         """Append a move durably; naming what is named already changes nothing. shadow: as it was where None, and the
@@ -60,23 +79,7 @@ class ModelJournal:
             if last is not None and (last.champion, last.shadow) == (champion, shadow):
                 return last
             move = Move(time.time(), action, champion, shadow, who, why)
-            self._drop_torn_line()
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(asdict(move)) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            write_durably(self._aliases, msgspec.json.encode({"champion": champion, "shadow": move.shadow}))
+            append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
+            aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
+            write_durably(self._aliases, aliases, self._disk)
             return move
-
-    def _drop_torn_line(self) -> None:
-        try:
-            content = self._path.read_bytes() if self._path.stat().st_size < 4096 else None
-            if content is None:
-                with self._path.open("rb") as file:
-                    file.seek(-4096, os.SEEK_END)
-                    content = file.read()
-        except FileNotFoundError:
-            return
-        torn = len(content) - (content.rfind(b"\n") + 1)
-        if torn:
-            os.truncate(self._path, self._path.stat().st_size - torn)

@@ -1,12 +1,16 @@
 """The store of versions: written whole and durable, then named; read without pickle."""
 
-import shutil
+import re
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 import structlog
+from crc32c import crc32c
+from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -18,10 +22,17 @@ from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
 from streamd.settings import ModelSettings, Settings
-from streamd.storage import write_folder_durably
+from streamd.storage import DISK, Disk, remove_scratch, write_folder_durably
+from streamd.tensors import file_checksum
 
 log = structlog.get_logger()
 FOLDER = "models"
+DROPPED = ".dropped"
+FORMAT = 2
+"""Of the manifest; it rises when an older streamd could no longer read a version rightly."""
+NAME = re.compile(r"\d+-\d+(-\d+)?")
+"""<window end in microseconds>-<edge>, and a number where another version has that name."""
+REMOVE = "remove its folder from models/, or restore it from a backup."
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Manifest:
     """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds.
 
     tail: MRR before and after on the held-out events, None where the window was too small to hold any out.
+    checksums: CRC32C of each file of tensors, by name; none in versions of the release before format 2.
     """
 
     name: str
@@ -48,9 +60,18 @@ class Manifest:
     loss: float
     code: str
     created: float
+    format: int = 1
+    checksums: dict[str, str] = field(default_factory=dict)
 
     def model_settings(self) -> ModelSettings:
-        return ModelSettings(**self.model)
+        """Raises: VersionError where it has settings that this release does not know."""
+        try:
+            return ModelSettings(**self.model)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            setting = ".".join(map(str, problem["loc"]))
+            raise VersionError(f"Version {self.name} has a model setting this streamd does not know: {setting}: "
+                               f"{problem['msg']}.", "use the streamd that made it.") from None
 
     def log_schema(self) -> Schema:
         return Schema(**self.schema)
@@ -68,11 +89,12 @@ class Version:
 class Registry:
     """`models/`: safe to use from several processes, each with its own object."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, disk: Disk = DISK) -> None:
+        self._settings, self._disk = settings, disk
         self.folder = settings.data_dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.journal = ModelJournal(self.folder)
+        self.journal = ModelJournal(self.folder, disk)
+        self._strangers: set[str] = set()
 
     def publish(self, candidate: Candidate, beside: str | None = None) -> Outcome:
         """Let the gate judge the candidate, write it and name it champion if it may serve, drop what is too old.
@@ -83,8 +105,7 @@ class Registry:
         if not decision.promote:
             log.warning("version_refused", window=candidate.window.end_us, reason=decision.reason)
             return Outcome(candidate.parent, False, decision.reason, refused=True)
-        name = self._free_name(f"{candidate.window.end_us}-{candidate.edge}")
-        self._write(name, candidate)
+        name = self._write(f"{candidate.window.end_us}-{candidate.edge}", candidate)
         if beside is not None:
             self.prune()
             return Outcome(name, False, f"{decision.reason}; learned beside {beside}")
@@ -92,28 +113,44 @@ class Registry:
         self.prune()
         return Outcome(name, True, decision.reason)
 
-    def _free_name(self, base: str) -> str:
-        """That name, or with a number behind it where a version of other settings has it."""
-        own = self._settings.model.model_dump(mode="json"), self._settings.windows.width_seconds
+    def _write(self, base: str, candidate: Candidate) -> str:
+        """Write a version under that name, with a number behind it where another has it. Returns: its name.
+
+        The very same version, as after a stop between writing and naming it, is not written twice.
+        """
+        files = {"model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
+                 "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()})}
+        checksums = {name: f"{crc32c(data):08x}" for name, data in files.items()}
         name, number = base, 0
-        while (self.folder / name).exists() and (m := self.manifest(name)) and (m.model, m.window_seconds) != own:
+        while (self.folder / name).exists():
+            if self._holds(name, checksums):
+                return name
             number += 1
             name = f"{base}-{number}"
+        manifest = msgspec.json.encode(asdict(self._manifest_of(name, candidate, checksums)))
+        write_folder_durably(self.folder / name, {**files, "manifest.json": manifest}, self._disk)
         return name
 
-    def _write(self, name: str, candidate: Candidate) -> None:
+    def _holds(self, name: str, checksums: dict[str, str]) -> bool:
+        """Whether a version of these tensors, made under our settings, lies whole under a name."""
+        try:
+            manifest = self.manifest(name)
+            self._check_files(manifest)
+        except (VersionError, OSError):
+            return False
+        found = manifest.checksums or {n: file_checksum(self.folder / name / n) for n in checksums}
+        own = self._settings.model.model_dump(mode="json"), self._settings.windows.width_seconds
+        return found == checksums and (manifest.model, manifest.window_seconds) == own
+
+    def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
         s, learned = self._settings, candidate.learned
         schema = s.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"})
-        manifest = Manifest(
+        return Manifest(
             name, candidate.window.start_us, candidate.window.end_us, candidate.window.first_edge, candidate.edge,
             candidate.seq, candidate.memory_us, candidate.parent, s.model.model_dump(mode="json"), schema,
             s.windows.width_seconds, s.training.model_dump(mode="json"), candidate.scores,
             {"before": learned.tail_before, "after": learned.tail_after, "events": learned.num_tail}, learned.loss,
-            __version__, time.time())
-        write_folder_durably(self.folder / name, {
-            "model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
-            "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()}),
-            "manifest.json": msgspec.json.encode(asdict(manifest))})
+            __version__, time.time(), FORMAT, checksums)
 
     def champion(self) -> str | None:
         """Name of the version that serves, None before there is one."""
@@ -126,33 +163,87 @@ class Registry:
         return last.champion if last and last.who != "trainer" else None
 
     def names(self) -> list[str]:
-        """All whole versions, oldest first."""
-        found = [p.name for p in self.folder.iterdir() if p.is_dir() and (p / "manifest.json").exists()
-                 and not p.name.startswith(".")]
+        """All versions whose manifest can be read, oldest first; what else lies in the folder is said once and passed
+        over."""
+        found = []
+        for path in self.folder.iterdir():
+            if not path.is_dir() or path.name.startswith("."):
+                continue
+            try:
+                self.manifest(path.name)
+            except VersionError as error:
+                if path.name not in self._strangers:
+                    self._strangers.add(path.name)
+                    log.warning("version_passed_over", folder=str(path), error=str(error))
+            else:
+                found.append(path.name)
         return sorted(found, key=lambda n: tuple(int(x) for x in n.split("-")))
 
     def manifest(self, name: str) -> Manifest:
-        """Raises: VersionError where there is no such version."""
+        """Raises: VersionError where there is no such version, or nobody can read what it is."""
         path = self.folder / name / "manifest.json"
-        if name in (".", "..") or "/" in name or name.startswith(".") or not path.is_file():
+        if not NAME.fullmatch(name) or not path.is_file():
             raise VersionError(f"There is no version {name!r}.", "pick one of `streamd models list`.")
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            raise VersionError(f"Version {name!r} is gone.", "pick one of `streamd models list`.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise VersionError(f"The manifest of version {name} is damaged: {error}.", REMOVE) from None
+        if manifest.format > FORMAT:
+            raise VersionError(f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
+                               "use the streamd that made it.")
+        if manifest.name != name:
+            raise VersionError(f"The folder {name} holds a copy of version {manifest.name}.", REMOVE)
+        return manifest
 
     def load(self, name: str) -> Version:
-        """Weights and memory of a version. Raises: VersionError."""
+        """Weights and memory of a version. Raises: VersionError where there is none, or it is damaged or not finite."""
         manifest = self.manifest(name)
+        manifest.model_settings()
         folder = self.folder / name
-        return Version(manifest, load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors"))
+        try:
+            self._check_files(manifest)
+            version = Version(manifest, load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors"))
+        except (SafetensorError, OSError) as error:
+            raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
+        for tensors in (version.weights, version.memory):
+            for part, tensor in tensors.items():
+                if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                    raise VersionError(f"Version {name} is not finite in {part}.", "promote another one.")
+        return version
+
+    def _check_files(self, manifest: Manifest) -> None:
+        """Raises: VersionError where a file differs from the manifest's checksum; OSError where one is gone."""
+        for file, checksum in manifest.checksums.items():
+            if file_checksum(self.folder / manifest.name / file) != checksum:
+                raise VersionError(f"{file} of version {manifest.name} differs from its checksum.", REMOVE)
+
+    def damage(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with the folder's versions: (name, error). For `streamd verify`."""
+        for path in sorted(self.folder.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                try:
+                    self._check_files(self.manifest(path.name))
+                except (VersionError, OSError) as error:
+                    yield path.name, str(error)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left half written or half dropped. For the trainer to call at its start."""
+        remove_scratch(self.folder, self._disk)
+        for path in self.folder.glob(f".*{DROPPED}"):
+            self._disk.remove_folder(path)
 
     def stored(self, name: str) -> StoredVersion:
         """A version as training takes it up again. Raises: VersionError."""
         version = self.load(name)
         m = version.manifest
-        return StoredVersion(version.weights, version.memory, m.edge, m.memory_us, m.model, m.window_seconds)
+        return StoredVersion(version.weights, version.memory, m.first_edge, m.edge, m.memory_us, m.model, m.window_seconds)
 
     def promote(self, name: str, who: str, why: str) -> Move:
-        """Make a version champion by hand. Raises: VersionError, also where the log no longer holds its position."""
-        self._check_position(name)
+        """Make a version champion by hand. Raises: VersionError, also where it is damaged or the log no longer holds its
+        position."""
+        self._check_servable(name)
         return self.journal.move("promote", name, who, why)
 
     def shadow(self) -> str | None:
@@ -167,14 +258,16 @@ class Registry:
         self.journal.move("prove", champion, "trainer", why, shadow=name)
 
     def rollback(self, who: str, why: str) -> Move:
-        """Make the shadow, the last proven version, champion. Raises: VersionError where it is champion already."""
+        """Make the shadow, the last proven version, champion. Raises: VersionError where it is champion already, damaged, or
+        the log no longer holds its position."""
         last = self.journal.last()
         if last is None or last.shadow == last.champion:
             raise VersionError("There is no version to roll back to.", "wait until a second one is promoted.")
-        self._check_position(last.shadow)
+        self._check_servable(last.shadow)
         return self.journal.move("rollback", last.shadow, who, why)
 
-    def _check_position(self, name: str) -> None:
+    def _check_servable(self, name: str) -> None:
+        self.load(name)
         edge, tail = self.manifest(name).edge, JournalTail(self._settings.data_dir)
         tail.refresh()
         if tail.state is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
@@ -205,9 +298,10 @@ class Registry:
         named = self._named()
         for name in names:
             if name not in named:
-                scratch = self.folder / f".{name}.dropped"
-                (self.folder / name).rename(scratch)
-                shutil.rmtree(scratch)
+                scratch = self.folder / f".{name}{DROPPED}"
+                self._disk.remove_folder(scratch)
+                self._disk.replace(self.folder / name, scratch)
+                self._disk.remove_folder(scratch)
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:

@@ -20,6 +20,10 @@ class NotReady(Exception):
     """The engine cannot answer yet; the caller answers 503."""
 
 
+class NotFinite(Exception):
+    """A version says what is no number; it must not serve."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """A request. dst: candidate keys, or None to let the engine choose `k` of a `kind`, from all nodes where exact.
@@ -74,6 +78,8 @@ def answers_of(
     for i, a in enumerate(asked):
         z = served.embedding_of(int(sources[i]), view.live).tolist() if a.embedding and served is not None else ()
         labels = served.labels(int(sources[i]), view.live) if a.labels and served is not None else None
+        if not np.isfinite([*z, *(labels or ())]).all():
+            raise NotFinite("an embedding or label is not finite")
         answers.append(answer_of(view, served, a, int(sources[i]), targets[i], scores[i], as_of[i], tuple(z), labels))
     return answers
 
@@ -89,6 +95,8 @@ def scores_of(view: LogView, served: Served | None, sources: Int64, targets: lis
         scores = rule_scores(rows)
     else:
         scores = served.scores(rows, np.repeat(sources, counts), np.concatenate(targets), view.live)
+        if not np.isfinite(scores).all():
+            raise NotFinite("a score is not finite")
     return np.split(scores, np.cumsum(counts)[:-1])
 
 

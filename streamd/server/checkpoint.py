@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+import torch
 
+from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
 from streamd.storage import write_durably
+from streamd.tensors import pack, unpack
 
 log = structlog.get_logger()
 FILE = "serve/memory.safetensors"
@@ -27,20 +28,19 @@ def store_memory(data_dir: Path, version: str, memory: Memory) -> None:
     path = data_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
-    write_durably(path, save({n: t.contiguous() for n, t in memory.tensors().items()}, told))
+    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **told))
 
 
 def stored_memory(data_dir: Path) -> StoredMemory | None:
     """The one stored last; None where there is none that can be read."""
     path = data_dir / FILE
     try:
-        with safe_open(path, "pt") as file:
-            told = file.metadata()
-            tensors = {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118 - not a dict
+        arrays, told = unpack(path)
+        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
         return StoredMemory(told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"])))
     except FileNotFoundError:
         return None
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+    except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
         log.error("memory_not_taken", file=str(path), error=str(error), meaning="it is replayed from the version's place")
         return None
 

@@ -21,7 +21,7 @@ from streamd.gpu import choose_device
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
-from streamd.server.answers import Answer, Asked, Done, NotReady, Overloaded, answers_of
+from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, Overloaded, answers_of
 from streamd.server.checkpoint import stored_memory
 from streamd.server.search import Searches
 from streamd.server.served import Served
@@ -80,7 +80,8 @@ class Engine:
         self._building: tuple[Served, LogView] | None = None
         self._loading: Future[tuple[Served, LogView]] | None = None
         self._noticed = 0.0
-        self._refused = ""
+        self._refused: set[str] = set()
+        """Versions that cannot be served, as far as was tried."""
         self._checked = self._kept = 0.0
         self.status = EngineStatus()
         self._view: LogView | None = None
@@ -127,12 +128,19 @@ class Engine:
                     self._view = await asyncio.to_thread(self._open)
                 busy = self._view is not None and self._step(self._view)
                 self._answer()
-                self.status.answered += self._searches.step()
+                self._search()
                 await self._rest(0.0 if busy or self._queue or self._searches else IDLE_SECONDS)
         except Exception as error:
             log.exception("engine_failed", error=str(error))
             self.status.ready, self.status.why = False, f"the engine failed: {error}"
             self._on_failure()
+
+    def _search(self) -> None:
+        """One slice of the searches over all nodes."""
+        try:
+            self.status.answered += self._searches.step()
+        except NotFinite as error:
+            self._stop_serving(str(error))
 
     async def _rest(self, seconds: float) -> None:
         """Let the loop do what else is due; for longer where nothing waits, until something is asked."""
@@ -193,9 +201,8 @@ class Engine:
         if self._loading is not None or self._building is not None or now - self._checked < REGISTRY_SECONDS:
             return
         self._checked = now
-        champion = self._registry.champion()
-        serving = self._served.manifest.name if self._served else None
-        if champion is None or champion in (serving, self._refused):
+        name = self._wanted()
+        if name is None or (self._served is not None and self._served.manifest.name == name):
             return
         self._noticed = now
         future: Future[tuple[Served, LogView]] = Future()
@@ -203,14 +210,34 @@ class Engine:
 
         def load() -> None:
             try:
-                served = Served.restored(self._registry.load(champion), choose_device(self._settings.server.device))
+                served = Served.restored(self._registry.load(name), choose_device(self._settings.server.device))
                 served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
                 future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
             except Exception as error:  # noqa: BLE001 - raised in `_build`: lost here, nothing would end the wait
                 future.set_exception(error)
 
-        self._loading_name = champion
+        self._loading_name = name
         threading.Thread(target=load, name="load-version", daemon=True).start()
+
+    def _wanted(self) -> str | None:
+        """The version to serve: the champion, or the last proven one where that cannot be; None where neither can."""
+        names = [self._registry.champion(), self._registry.shadow()]
+        metrics.champion_not_served.set(names[0] in self._refused)
+        return next((name for name in names if name and name not in self._refused), None)
+
+    def _refuse(self, name: str, error: str) -> None:
+        """Serve a version no more, nor try to."""
+        if name not in self._refused:
+            log.error("version_not_served", version=name, error=error,
+                      action="promote another version, or restore this one and start the server again")
+        self._refused.add(name)
+
+    def _stop_serving(self, error: str) -> None:
+        """Answer by the rule until another version is loaded than the one that serves."""
+        if self._served is not None:
+            self._refuse(self._served.manifest.name, error)
+        self._served = None
+        self.status.version, self.status.trained_until_us = RULE, None
 
     def _other_view(self, served: Served) -> LogView:
         """A view with facts as the version's settings have them, which takes the present one's place with the version."""
@@ -225,17 +252,16 @@ class Engine:
             try:
                 self._building = self._loading.result()
             except (StreamdError, OSError, RuntimeError, ValueError) as error:
-                if self._registry.champion() == self._loading_name:
-                    self._refused = self._loading_name
-                    log.error("version_not_served", version=self._loading_name, error=str(error))
+                if self._wanted() == self._loading_name:  # else it was dropped meanwhile, which harms nobody
+                    self._refuse(self._loading_name, str(error))
             self._loading = None
         if self._building is None:
             return False
         building, own = self._building
         name = building.manifest.name
         if not view.log.first_edge <= building.manifest.edge <= view.log.num_edges:
-            log.error("version_not_served", version=name, error="the log does not hold its place")
-            self._refused, self._building = name, None
+            self._refuse(name, "the log does not hold its place")
+            self._building = None
             return False
         if own is not view and (own.follow()[0] or not own.caught_up):
             return True
@@ -292,6 +318,13 @@ class Engine:
 
     def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
         """Answers in order. Those of different times may see memory at different cuts; each such group is one pass."""
+        try:
+            return self._computed(view, asked)
+        except NotFinite as error:
+            self._stop_serving(str(error))
+            return self._computed(view, asked)
+
+    def _computed(self, view: LogView, asked: list[Asked]) -> list[Answer]:
         as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
         by_time = {t: self._served and self._served.ahead(view.log, view.edge, t) for t in set(as_of)}
         seen_by = [by_time[t] for t in as_of]

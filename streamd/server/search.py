@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 
 from streamd.events import Float32, Int64
-from streamd.server.answers import Answer, Asked, Done, answer_of, scores_of
+from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, answer_of, scores_of
 from streamd.server.served import Served
 from streamd.server.view import LogView
 from streamd.settings import ServerSettings
@@ -74,7 +74,7 @@ class Searches:
         self.begin(view, [served], [asked], [as_of], time.monotonic() + self._patience, done)
 
     def step(self) -> int:
-        """One slice of the oldest. Returns: how many requests that answered."""
+        """One slice of the oldest. Returns: how many requests that answered. Raises: NotFinite."""
         if not self._waiting:
             return 0
         search = self._waiting[0]
@@ -88,6 +88,9 @@ class Searches:
             if len(part):
                 search.scores += scores_of(view, search.served, source, [part], [search.as_of_us])
                 search.at += len(part)
+        except NotFinite:
+            self._waiting.pop(0).done(NotReady("the version that was asked cannot be served"))
+            raise
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
             self._waiting.pop(0).done(error)

@@ -48,7 +48,7 @@ class Served:
     def restored(cls, version: Version, device: str = "cpu") -> "Served":
         """Build model and memory, on a device, from what the registry holds."""
         model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0, device)
-        model.load_state_dict(version.weights)
+        model.restore(version.weights)
         model.eval()
         memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
         suits = model.settings.name == "tgn" and model.device.type == "cpu"

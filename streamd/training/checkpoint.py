@@ -1,28 +1,36 @@
 """Where the trainer goes on after a stop: one folder, written whole after each window, the newest one counts."""
 
+import re
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from crc32c import crc32c
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from streamd.errors import VersionError
+from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
 from streamd.segments.journal import LogState
-from streamd.storage import write_folder_durably
+from streamd.storage import remove_scratch, write_folder_durably
+from streamd.tensors import file_checksum
 from streamd.training.learner import Learner
 from streamd.training.replay import Recorded
+
+NAME = re.compile(r"\d{20}(\.\d{6})?")
+FORMAT = 2
+"""It rises when an older streamd could no longer read a checkpoint rightly."""
 
 
 @dataclass(frozen=True)
 class Cursor:
     """Everything a checkpoint holds beside tensors.
 
-    edge: the first edge not yet in a finished window; window_edge: the first edge of the last finished one.
+    edge: the first edge not yet in a finished window; window_edge: the first edge of the last finished one. checksum: CRC32C
+    of the file of tensors, empty in checkpoints of the release before format 2.
     """
 
     edge: int
@@ -39,6 +47,8 @@ class Cursor:
     build: dict[str, Any] = field(default_factory=dict)
     replay: dict[str, Any] = field(default_factory=dict)
     tail: list[int] = field(default_factory=list)
+    format: int = FORMAT
+    checksum: str = ""
 
 
 def build_facts() -> dict[str, Any]:
@@ -54,30 +64,47 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
     tensors |= {f"memory.{k}": v for k, v in learner.memory.tensors().items()}
     for i, chunk in enumerate(learner.tail):
         tensors |= {f"tail.{i}.{k}": v for k, v in chunk.tensors().items()}
-    before = [int(p.suffix[1:] or 0) for p in folder.glob(f"{cursor.edge:020d}*")]
+    remove_scratch(folder)
+    before = [int(p.suffix[1:] or 0) for p in folder.glob(f"{cursor.edge:020d}*") if NAME.fullmatch(p.name)]
     name = f"{cursor.edge:020d}.{max(before, default=-1) + 1:06d}"
+    state = save({k: v.contiguous() for k, v in tensors.items()})
+    cursor = replace(cursor, checksum=f"{crc32c(state):08x}")
     write_folder_durably(folder / name, {
-        "state.safetensors": save({k: v.contiguous() for k, v in tensors.items()}),
-        "cursor.json": msgspec.json.encode(asdict(cursor))})
+        "state.safetensors": state, "cursor.json": msgspec.json.encode(asdict(cursor))})
     for old in folder.iterdir():
         if old.is_dir() and old.name != name:
             shutil.rmtree(old)
 
 
 def read_cursor(folder: Path) -> Cursor | None:
-    """Of the newest checkpoint; None where there is none."""
+    """Of the newest checkpoint; None where there is none.
+
+    Raises: CorruptionError where it is damaged, VersionError where a newer streamd wrote it.
+    """
     path = _newest(folder)
-    return msgspec.json.decode((path / "cursor.json").read_bytes(), type=Cursor) if path else None
+    if path is None:
+        return None
+    try:
+        cursor = msgspec.json.decode((path / "cursor.json").read_bytes(), type=Cursor)
+        checksum = file_checksum(path / "state.safetensors")
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        raise CorruptionError(f"The trainer's checkpoint {path} is damaged: {error}.", "none is needed.") from None
+    if cursor.format > FORMAT:
+        raise VersionError(f"The trainer's checkpoint {path} has format {cursor.format}, this streamd reads up to {FORMAT}.",
+                           "use the streamd that wrote it.")
+    if cursor.checksum not in ("", checksum):
+        raise CorruptionError(f"The trainer's checkpoint {path} differs from its checksum.", "none is needed.")
+    return cursor
 
 
 def _newest(folder: Path) -> Path | None:
-    return max((p for p in folder.glob("[0-9]*") if p.is_dir()), default=None)
+    return max((p for p in folder.glob("[0-9]*") if p.is_dir() and NAME.fullmatch(p.name)), default=None)
 
 
 def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> None:
     """Restore the newest checkpoint, whose cursor was read, into `learner`.
 
-    Raises: VersionError where it lies beyond the log, as after a log was replaced.
+    Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError where it is not finite.
     """
     path = _newest(folder)
     assert path is not None
@@ -88,7 +115,11 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     for name, tensor in load_file(path / "state.safetensors").items():
         group, rest = name.split(".", 1)
         parts.setdefault(group, {})[rest] = tensor
-    learner.model.load_state_dict(parts["model"])
+    for group in ("model", "memory"):
+        for name, tensor in parts[group].items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise CorruptionError(f"The trainer's checkpoint {path} is not finite in {group}.{name}.", "none is needed.")
+    learner.model.restore(parts["model"])
     optimizer = learner.optimizer.state_dict()
     for name, tensor in parts.get("optimizer", {}).items():
         number, key = name.split(".")

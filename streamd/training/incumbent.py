@@ -31,7 +31,7 @@ class Incumbent:
             "windows": settings.windows.model_copy(update={"width_seconds": stored.window_seconds})})
         carrier = Carrier(choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim)
         model = build_model(own.model, log.state.schema, 0, carrier.device)
-        model.load_state_dict(stored.weights)
+        model.restore(stored.weights)
         self.name, self._log, self._width_us = name, log, stored.window_seconds * 1_000_000
         memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, carrier.device)
         self._shadow = Shadow(name, model.eval(), memory, carrier)

@@ -96,7 +96,7 @@ class Learner:
 
         epochs: `training.epochs` where None.
 
-        Where a loss or weight is not finite the weights of before stand, and `finite` says so.
+        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand, and `finite` says so.
         """
         seen = [s for s in self._seen if s is not None]
         if not seen:
@@ -120,13 +120,13 @@ class Learner:
                 self.observe()
                 loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
         self.model.eval()
-        finite = math.isfinite(loss) and all(bool(p.isfinite().all()) for p in self.model.parameters())
-        if not finite:
-            self.restore_weights(*backup)
-        self.tail = self._tail(weights)
-        before, after, count = self._check_tail(weights)
         self._backup = backup
+        self.tail = self._tail(weights)
+        before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
+        finite = math.isfinite(loss) and tail_is_finite and self.memory.is_finite and self.model.is_finite
+        if not finite:
+            self.refuse()
         for chunk in seen:
             self.replay.offer(chunk)
         self.num_learned += 1
@@ -159,7 +159,7 @@ class Learner:
 
     def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
         """Take over weights; a fresh optimizer where none comes with them."""
-        self.model.load_state_dict(weights)
+        self.model.restore(weights)
         if optimizer is None:
             self.optimizer = self.model.optimizer(self._training.learning_rate)
         else:
@@ -243,14 +243,16 @@ class Learner:
                 for s, w in zip(self._seen, weights, strict=True) if s is not None and not w.all()]
 
     @torch.no_grad()
-    def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int]:
+    def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
+        """MRR of the held-out events before and after learning, their number, and whether all logits are finite."""
         held = [(w == 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
         before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
         after = [self._logits_of(t) for t in self.tail]
         if not before:
-            return math.nan, math.nan, 0
+            return math.nan, math.nan, 0, True
+        finite = all(bool(np.isfinite(x).all()) for x in after)
         return (float((1 / ranks(np.concatenate(before))).mean()), float((1 / ranks(np.concatenate(after))).mean()),
-                sum(len(x) for x in before))
+                sum(len(x) for x in before), finite)
 
     def _logits_of(self, chunk: Recorded) -> Float32:
         """Of a recorded chunk's events that weigh something."""

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from safetensors.torch import load_file, save
+import structlog
+import torch
 from torch import Tensor
 
+from streamd.errors import CorruptionError
 from streamd.models import LinkInputs
 from streamd.models.inputs import without_deleted
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.storage import write_durably
+from streamd.tensors import pack, unpack
 
+log = structlog.get_logger()
 Strategy = Literal["uniform", "recent", "none"]
 
 
@@ -74,7 +78,7 @@ class ReplayStore:
                 return
         self._chunks[place: place + 1] = [chunk]
         if self._folder is not None:
-            write_durably(self._file(chunk.first_edge), save(chunk.tensors()))
+            self._store(chunk)
 
     def draw(self, num_events: int, window_edge: int) -> list[Recorded]:
         """Distinct chunks with about `num_events` in all, seeded by the window."""
@@ -95,7 +99,7 @@ class ReplayStore:
             if left is not chunk:
                 self._chunks[place] = left
                 if self._folder is not None:
-                    write_durably(self._file(left.first_edge), save(left.tensors()))
+                    self._store(left)
 
     @property
     def chunks(self) -> list[Recorded]:
@@ -111,11 +115,19 @@ class ReplayStore:
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
     def restore(self, index: dict[str, list[int] | int]) -> None:
-        """Load what the checkpoint named."""
+        """Load what the checkpoint named, a sample of it where the store has become smaller; a chunk that cannot be read
+        is left out."""
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
         self.num_offered = index["offered"]
-        self._chunks = [Recorded.restored(n, load_file(self._file(n))) for n in names]
+        self._chunks = []
+        for name in self._fitting(names):
+            try:
+                arrays = unpack(self._file(name))[0]
+                self._chunks.append(Recorded.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()}))
+            except (CorruptionError, FileNotFoundError, KeyError) as error:
+                log.error("replay_chunk_lost", file=str(self._file(name)), error=str(error),
+                          meaning="it is not replayed any more")
 
     def sweep(self) -> None:
         """Remove files of chunks no longer held; call it once a checkpoint no longer names them."""
@@ -124,6 +136,18 @@ class ReplayStore:
             for path in self._folder.glob("*.safetensors"):
                 if path.name not in held:
                     path.unlink()
+
+    def _fitting(self, names: list[int]) -> list[int]:
+        """As many as the store holds, in their order: a uniform sample, or the newest."""
+        if len(names) <= self.capacity:
+            return names
+        if self._strategy == "recent":
+            return sorted(names)[-self.capacity:]
+        rng = np.random.default_rng([self._seed, 4, self.num_offered])
+        return [names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()]
+
+    def _store(self, chunk: Recorded) -> None:
+        write_durably(self._file(chunk.first_edge), pack({n: t.numpy() for n, t in chunk.tensors().items()}))
 
     def _file(self, first_edge: int) -> Path:
         assert self._folder is not None

@@ -8,10 +8,14 @@ Measures = dict[str, float]
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Rank of the first candidate among all: 1 + greater + half of the equal ones. A constant scorer ranks at chance."""
+    """Rank of the first candidate among all: 1 + greater + half of the equal ones. A constant scorer ranks at chance.
+
+    What is not a number ranks last: a candidate counts unless it is known to be smaller.
+    """
     true = score_EC[:, :1]
-    greater, equal = (score_EC[:, 1:] > true).sum(1), (score_EC[:, 1:] == true).sum(1)
-    out: np.ndarray[tuple[int], np.dtype[np.float64]] = 1.0 + greater + 0.5 * equal
+    smaller, equal = (score_EC[:, 1:] < true).sum(1), (score_EC[:, 1:] == true).sum(1)
+    num_others = score_EC.shape[1] - 1
+    out: np.ndarray[tuple[int], np.dtype[np.float64]] = 1.0 + num_others - smaller - 0.5 * equal
     return out
 
 
@@ -47,7 +51,9 @@ def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
 
 
 def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
-    """Average precision and area under the ROC curve, ties as scikit-learn treats them."""
+    """Average precision and area under the ROC curve, ties as scikit-learn treats them. What is not a number counts as
+    the worst that could be said."""
+    true_E, false_E = (np.where(np.isnan(x), bad, x) for x, bad in ((true_E, -np.inf), (false_E, np.inf)))
     score = np.concatenate([true_E, false_E]).astype(np.float64)
     label = np.concatenate([np.ones(len(true_E)), np.zeros(len(false_E))])
     order = np.argsort(-score, kind="stable")

@@ -10,6 +10,7 @@ import numpy as np
 import structlog
 
 from streamd.clock import Clock
+from streamd.errors import CorruptionError, VersionError
 from streamd.events import Float32, Int64
 from streamd.graph.facts import LOG_SHARE
 from streamd.models import Memory
@@ -35,7 +36,7 @@ from streamd.training.scores import Measures, label_measures, measures, ranks
 from streamd.training.shadow import Comparison, Shadow, judge
 from streamd.training.versions import Versions
 from streamd.windows import Window, next_window
-from streamd.windows.history import WindowRecord, append_record, truncate_records
+from streamd.windows.history import WindowRecord, append_record, history_until, truncate_records
 
 log = structlog.get_logger()
 FOLDER = "train"
@@ -67,6 +68,7 @@ class Trainer:
         self._learner.make_room = self._recorder.make_room
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._version, self._champion = "", ""
+        self._not_followed = ""
         self._shadow: Shadow | None = None
         self._incumbent: Incumbent | None = None
         self._compared = Comparison()
@@ -273,11 +275,17 @@ class Trainer:
         if champion == self._champion:
             self._incumbent = None
             return
-        if self._stand_beside(champion):
-            return
-        version = self._restored(champion)
+        try:
+            if self._stand_beside(champion):
+                return
+            version = self._restored(champion)
+            reason = "the log or the trainer is elsewhere"
+        except VersionError as error:
+            version, reason = None, str(error)
         if version is None:
-            log.warning("champion_not_followed", version=champion, reason="the log or the trainer is elsewhere")
+            if champion != self._not_followed:
+                log.error("champion_not_followed", version=champion, reason=reason)
+            self._not_followed = champion
             return
         log.warning("following_champion", version=champion, instead_of=self._champion)
         self._learner.restore_weights(version.model.state_dict(), None)
@@ -307,7 +315,7 @@ class Trainer:
         if not self._log.first_edge <= stored.edge <= self.edge:
             return None
         model = copy.deepcopy(self._learner.model)
-        model.load_state_dict(stored.weights)
+        model.restore(stored.weights)
         memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, model.device)
         while memory.edge < self.edge:
             window = next_window(self._log, memory.edge, self._width_us)
@@ -351,8 +359,18 @@ class Trainer:
         folder = self._folder / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
         assert self._log.state is not None
-        cursor = read_cursor(folder)
-        if cursor is not None and cursor.settings != self._fixed_settings():
+        self._versions.sweep()
+        shadow, lost = "", False
+        try:
+            cursor = read_cursor(folder)
+            ours = cursor is not None and cursor.settings == self._fixed_settings()
+            if cursor is not None and ours:
+                load_checkpoint(folder, cursor, self._learner, self._log.state)
+        except CorruptionError as error:
+            log.error("checkpoint_lost", error=str(error), meaning="learning goes on from the champion")
+            cursor, lost = None, self._resume_from_champion()
+            shadow = (self._versions.shadow() or "") if lost else ""
+        if cursor is not None and not ours:
             log.warning("learning_anew", reason="model or window settings are not those of the trainer's checkpoint")
             for name in (BOOTSTRAP, ATTEMPT):
                 (self._folder / name).unlink(missing_ok=True)
@@ -360,32 +378,66 @@ class Trainer:
             cursor = None
             self._save()
         elif cursor is not None:
-            load_checkpoint(folder, cursor, self._learner, self._log.state)
             if cursor.build != build_facts():
                 log.warning("build_differs", checkpoint=cursor.build, now=build_facts(),
                             meaning="resumed weights may differ in the last bits")
             self.edge, self._version, self._champion = cursor.edge, cursor.version, cursor.champion
             self._history_bytes, self._window_edge = cursor.history_bytes, cursor.window_edge
-            self._compared = Comparison(*cursor.compared)
+            self._compared, shadow = Comparison(*cursor.compared), cursor.shadow
         truncate_records(self._settings.data_dir, self._history_bytes)
         started = time.perf_counter()
         self._keeping = Keeping(self._settings, self._versions, self._recorder.live, self.edge)
         self._recorder.rebuild(self.edge, on_slice=self._on_rebuilt)
-        if cursor is not None and cursor.shadow:
-            self._resume_shadow(cursor)
+        if shadow:
+            self._resume_shadow(shadow)
+        if lost:
+            self._save()
         compared, champion = self._compared, self._versions.champion()
-        if champion is not None and self._stand_beside(champion):
-            self._compared = compared
+        try:
+            if champion is not None and self._stand_beside(champion):
+                self._compared = compared
+        except VersionError as error:
+            log.error("champion_not_compared", version=champion, reason=str(error))
         self._hide_deleted()
         self._keeping.keep(self.edge, self._window_edge)
         log.info("trainer_started", edge=self.edge, version=self._version or RULE,
                  rebuild_seconds=round(time.perf_counter() - started, 3))
 
-    def _resume_shadow(self, cursor: Cursor) -> None:
+    def _resume_shadow(self, name: str) -> None:
         """The last proven version as the checkpoint named it; a stop may have come before the journal heard of it."""
-        if self._versions.shadow() != cursor.shadow:
-            self._versions.prove(cursor.shadow, "proven before a restart")
-        self._shadow = self._restored(cursor.shadow)
+        try:
+            self._shadow = self._restored(name)
+        except VersionError as error:
+            log.error("shadow_lost", version=name, error=str(error), meaning="the champion takes its place unproven")
+            self._shadow, self._compared = Shadow.of(self._champion, self._learner), Comparison()
+            self._versions.prove(self._champion, "the version proven before it cannot be read")
+            return
+        if self._versions.shadow() != name:
+            self._versions.prove(name, "proven before a restart")
+
+    def _resume_from_champion(self) -> bool:
+        """Where there is no checkpoint that can be read: weights and memory of what serves, a fresh optimizer, no past to
+        replay. Returns: False where there is no champion of ours that can be read; learning begins as at a first start."""
+        name = self._versions.champion()
+        if name is None:
+            return False
+        try:
+            stored = self._versions.stored(name)
+        except VersionError as error:
+            log.error("champion_not_followed", version=name, reason=str(error))
+            return False
+        own = {"model": stored.model, "window": stored.window_seconds} == self._fixed_settings()
+        if not own or not self._log.first_edge <= stored.edge <= self._log.num_edges:
+            log.error("champion_not_followed", version=name, reason="the log or the settings are others")
+            return False
+        self._learner.restore_weights(stored.weights, None)
+        self._learner.memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, self._learner.model.device)
+        self._learner.num_learned = 1
+        self._learner.begin()
+        self.edge, self._window_edge = stored.edge, stored.first_edge
+        self._version = self._champion = name
+        self._history_bytes = history_until(self._settings.data_dir, self.edge)
+        return True
 
     def _fixed_settings(self) -> dict[str, Any]:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}

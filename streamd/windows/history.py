@@ -5,7 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 
+from streamd.storage import append_durably
+
+log = structlog.get_logger()
 FILE = "train/windows.jsonl"
 
 
@@ -32,18 +36,27 @@ def append_record(data_dir: Path, record: WindowRecord) -> int:
     """Add a line. Returns: the file's size behind it, which the trainer's checkpoint remembers."""
     path = data_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(asdict(record)) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+    return append_durably(path, msgspec.json.encode(asdict(record)) + b"\n")
 
 
 def truncate_records(data_dir: Path, size: int) -> None:
     """Drop what a crashed trainer wrote behind its last checkpoint; those windows will be written again."""
     path = data_dir / FILE
-    if path.exists():
+    found = path.stat().st_size if path.exists() else 0
+    if found > size:
         os.truncate(path, size)
+    elif found < size:
+        log.error("history_lost", file=str(path), num_bytes=size - found, meaning="windows before are not shown any more")
+
+
+def history_until(data_dir: Path, edge: int) -> int:
+    """Size of the file's part that speaks of windows up to an edge: what stays where learning goes back to it."""
+    reader, size = HistoryReader(data_dir), 0
+    for record in reader.refresh():
+        if record.end_edge > edge:
+            break
+        size += len(msgspec.json.encode(asdict(record))) + 1
+    return size
 
 
 class HistoryReader:
@@ -68,5 +81,8 @@ class HistoryReader:
                 if not line.endswith(b"\n"):
                     break
                 self._at += len(line)
-                self.records.append(msgspec.json.decode(line, type=WindowRecord))
+                try:
+                    self.records.append(msgspec.json.decode(line, type=WindowRecord))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    log.error("history_line_passed_over", file=str(self._path), at_byte=self._at, error=str(error))
         return self.records

@@ -11,7 +11,7 @@ import streamd
 
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server")
-SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "processes"}
+SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes"}
 TOP = {"cli", "daemon", "doctor", "maintenance", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}
 
@@ -66,7 +66,7 @@ def test_every_folder_is_a_known_room():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_short_and_say_what_they_are(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 500
     assert path.name == "__main__.py" or ast.get_docstring(ast.parse(text))
 
 
