@@ -108,12 +108,12 @@ def warm_up() -> float:
     """Compile all kernels, or load them where that was done before; one process at a time. Returns: seconds."""
     from filelock import FileLock
 
-    from streamd.graph.facts_kernels import advance
+    from streamd.graph.jit import CACHE
 
     begun = time.perf_counter()
     with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
         half = None
-        if not list(Path(advance.stats.cache_path).glob("facts_kernels.advance*")):
+        if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
             # numba compiles on one core at a time: a second process does half of it.
             half = subprocess.Popen([sys.executable, "-c", "from streamd.doctor import warm_facts; warm_facts()"])
         warm_graph()

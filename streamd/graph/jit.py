@@ -1,7 +1,56 @@
-"""How kernels are compiled: those that Python calls by `kernel`, those that only kernels call by `inner`."""
+"""How kernels are compiled, and where what was compiled is kept: the one place that knows numba's cache.
 
+numba keeps machine code by the file that calls a kernel and does not see that another file, whose
+functions it inlined, has changed. So the folder of the cache is named by a hash of all sources that
+kernels are made of: after an upgrade nothing old is run.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import numba
 from numba import njit
 
-kernel = njit(cache=True, nogil=True)
+ROOMS = ("graph", "gpu")
+"""Rooms whose files hold kernels."""
+
+
+def sources_hash(package: Path) -> str:
+    """A hash of all files that kernels are made of."""
+    found = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((package / room).glob("*.py")):
+            found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: below NUMBA_CACHE_DIR, the user's cache folder, or a private temporary one.
+
+    None where no such folder can be trusted, since what it holds is run.
+    """
+    given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    home = Path(given) if given else Path.home() / ".cache"
+    for base in (home / "streamd", Path(tempfile.gettempdir()) / f"streamd-{os.getuid()}"):
+        folder = base / f"kernels-{sources_hash(Path(__file__).parents[1])}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = base.stat()
+        except OSError:
+            continue
+        own = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if own and os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+CACHE = cache_folder()
+if CACHE is not None:
+    numba.config.CACHE_DIR = str(CACHE)
+
+kernel = njit(cache=CACHE is not None, nogil=True)
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the kernel itself."""

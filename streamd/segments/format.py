@@ -146,6 +146,8 @@ def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
     if header.version != 1:
         raise fail(f"version {header.version} is unknown, this reader knows 1")
     capacity = sections_of(header, file_bytes, path)["src"].capacity
+    if header.neg_dst_offset and header.negatives_start_e_id > capacity:
+        raise fail(f"negatives begin at edge {header.negatives_start_e_id}, behind the {capacity} rows there is room for")
     if not _in_order(header.val_start, header.test_start, capacity):
         raise fail(f"splits val_start {header.val_start}, test_start {header.test_start} are out of order or behind the "
                    f"{capacity} rows there is room for")

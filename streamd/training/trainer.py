@@ -3,7 +3,7 @@
 import copy
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.attempts import FILE as ATTEMPT
-from streamd.training.attempts import MAX_TRIES, begin_attempt, last_attempt
+from streamd.training.attempts import MAX_FAILURES, begin_attempt, counting_failures, last_attempt
 from streamd.training.bootstrap import FILE as BOOTSTRAP
 from streamd.training.bootstrap import planned_range
 from streamd.training.checkpoint import Cursor, build_facts, load_checkpoint, read_cursor, save_checkpoint
@@ -102,7 +102,7 @@ class Trainer:
             found.append(window)
             cursor = window.end_edge
         if begun.edge == self.edge:
-            return [w for w in found if w.end_edge <= begun.end_edge][: None if begun.tries < MAX_TRIES else 1]
+            return [w for w in found if w.end_edge <= begun.end_edge][: None if begun.failures < MAX_FAILURES else 1]
         return found[:most] if len(found) > most > 0 else found[:1]
 
     def process(self, *windows: Window) -> WindowRecord:
@@ -112,10 +112,14 @@ class Trainer:
         self._hide_deleted()
         self._touch("scoring")
         window = Window(windows[0].start_us, windows[-1].end_us, windows[0].first_edge, windows[-1].end_edge)
-        tries = begin_attempt(self._folder, window)
+        passed_over = begin_attempt(self._folder, window) >= MAX_FAILURES
+        with counting_failures(self._folder):
+            return self._process(window, windows, passed_over)
+
+    def _process(self, window: Window, windows: Sequence[Window], passed_over: bool) -> WindowRecord:
         begun, parts = time.perf_counter(), []
         for part in windows:
-            parts.append(self._score(part, tries <= MAX_TRIES, max(1, self._settings.windows.max_events // len(windows))))
+            parts.append(self._score(part, not passed_over, max(1, self._settings.windows.max_events // len(windows))))
         scores, scored_by = parts[-1][0], self._champion or RULE
         scored = time.perf_counter()
         self._touch("learning")
@@ -126,9 +130,9 @@ class Trainer:
             self._take_over(why)
         proven = Shadow.of(self._champion, self._learner) if verdict == "proven" and not beside else None
         learned, outcome = self._roll_back(why) if verdict == "worse" and not beside else self._learn(window, scores)
-        if tries > MAX_TRIES:
-            log.error("window_passed_over", start=window.start_us, first_edge=window.first_edge, failures=MAX_TRIES)
-            outcome = Outcome(self._version, False, f"passed over: scoring or learning it failed {MAX_TRIES} times")
+        if passed_over:
+            log.error("window_passed_over", start=window.start_us, first_edge=window.first_edge, failures=MAX_FAILURES)
+            outcome = Outcome(self._version, False, f"passed over: scoring or learning it failed {MAX_FAILURES} times")
         self._window_edge, self.edge = window.first_edge, window.end_edge
         if verdict != "open":
             metrics.gate_verdicts.labels(verdict).inc()

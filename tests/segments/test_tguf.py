@@ -1,4 +1,5 @@
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -269,4 +270,17 @@ def test_a_truncated_file_is_refused(tmp_path, size):
     path = tmp_path / "x.tguf"
     path.write_bytes((GOLDEN / "edges_msgs.tguf").read_bytes()[:size])
     with pytest.raises(TGUFError):
+        open_tguf(path)
+
+
+def test_negatives_that_begin_behind_all_rows_are_refused_instead_of_lost(tmp_path):
+    path = tmp_path / "x.tguf"
+    with TGUFWriter(path, TGUFSchema(10, 2, negatives_per_edge=2, negatives_start=4)) as writer:
+        writer.append_edges(*edges(10), np.zeros((6, 2), np.int64))
+        writer.commit()
+    assert open_tguf(path).neg_dst.shape == (6, 2)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, 64, 10**6)
+    path.write_bytes(data)
+    with pytest.raises(TGUFError, match="negatives begin at edge 1000000"):
         open_tguf(path)

@@ -372,3 +372,25 @@ def test_windows_begun_as_one_are_taken_as_one_again_and_singly_where_that_fails
     assert trainer._due() == due[:1]
     record = trainer.process(*trainer._due())
     assert "passed over" not in record.reason
+
+
+@pytest.mark.parametrize("fault", ["signal", "full disk"])
+def test_kills_from_outside_and_a_full_disk_throw_no_window_away(tmp_path, monkeypatch, fault):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    if fault == "signal":
+        assert [train(tmp_path, "learn", 2) for _ in range(2)] == [-9, -9], "killed in the second window it sees"
+        assert [train(tmp_path, "learn", 1) for _ in range(4)] == [-9] * 4, "and then over and over in the same one"
+    else:
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Registry, "publish", full)
+        for _ in range(5):
+            trainer, _, log = make(tmp_path)
+            with pytest.raises(OSError, match="No space"):
+                process_all(trainer, log)
+        monkeypatch.undo()
+    trainer, _, log = make(tmp_path)
+    process_all(trainer, log)
+    records = HistoryReader(tmp_path).refresh()
+    assert sum(r.num_scored for r in records) > 400 and not any("passed over" in r.reason for r in records)

@@ -1,0 +1,68 @@
+"""Changed kernels are compiled again: the cache is named by all sources that machine code is made of."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import streamd
+from streamd.graph import jit
+
+PACKAGE = Path(streamd.__file__).parent
+INNER = """
+from numba import njit
+from streamd.graph.jit import inner
+
+@inner
+def value():
+    return {}
+"""
+OUTER = """
+from streamd.graph.jit import kernel
+from streamd.graph.inner_of_test import value
+
+@kernel
+def answer():
+    return value()
+"""
+
+
+def test_files_with_kernels_lie_where_the_hash_looks():
+    for path in PACKAGE.rglob("*.py"):
+        if "streamd.graph.jit import kernel" in path.read_text() or "import inner" in path.read_text():
+            assert path.parent.name in jit.ROOMS, path
+
+
+def test_the_hash_follows_every_source(tmp_path):
+    shutil.copytree(PACKAGE / "graph", tmp_path / "graph", ignore=shutil.ignore_patterns("__pycache__"))
+    before = jit.sources_hash(tmp_path)
+    assert before == jit.sources_hash(tmp_path)
+    for path in sorted((tmp_path / "graph").glob("*.py"))[:3]:
+        path.write_text(path.read_text() + "\n# changed\n")
+        assert (after := jit.sources_hash(tmp_path)) != before
+        before = after
+
+
+def test_a_kernel_whose_inlined_function_changed_in_another_file_gives_the_new_answer(tmp_path):
+    package = tmp_path / "streamd"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "static", "data"))
+    (package / "graph/outer_of_test.py").write_text(OUTER)
+    command = [sys.executable, "-c", "from streamd.graph.outer_of_test import answer; print(answer())"]
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for value in (1, 2):
+        (package / "graph/inner_of_test.py").write_text(INNER.format(value))
+        for _ in range(2):
+            done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+            assert done.stdout.strip() == str(value)
+    assert len(list((tmp_path / "cache/streamd").glob("kernels-*"))) == 2
+
+
+def test_a_cache_that_others_may_write_is_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path / "other"))
+    assert jit.cache_folder().is_relative_to(tmp_path / "streamd")
+    (tmp_path / "streamd").chmod(0o777)
+    assert jit.cache_folder().is_relative_to(tmp_path / "other")
+    (tmp_path / f"other/streamd-{os.getuid()}").chmod(0o777)
+    assert jit.cache_folder() is None
