@@ -22,7 +22,7 @@ from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaErr
 from streamd.processes import collect_garbage_rarely, end_with_parent
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
-from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat
 from streamd.telemetry.keys import ApiKeys
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
@@ -33,6 +33,11 @@ STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 REFUSED = 2
+"""Exit status of a role whose settings cannot be: the daemon ends with it."""
+ROLE_REFUSED = 3
+"""Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again, the others go on."""
+TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError)
+"""Errors that may be over the next time."""
 SUPERVISED_BY = "SUPERVISED_BY"
 """Variable that tells a role the process id of its supervisor."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -54,10 +59,11 @@ class Supervisor:
         self._started: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._failures = dict.fromkeys(roles, 0)
+        self._refused: set[str] = set()
         self._stop = threading.Event()
 
     def run(self) -> int:
-        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or data."""
+        """Run until a signal. Returns: exit status, 2 where a role refuses its settings, or all refuse their data."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         for role in self._roles:
@@ -87,6 +93,8 @@ class Supervisor:
     def _watch(self) -> int | None:
         now = time.monotonic()
         for role in self._roles:
+            if role in self._refused:
+                continue
             child = self._children.get(role)
             if child is None:
                 if now >= self._due[role]:
@@ -98,6 +106,13 @@ class Supervisor:
             if status == REFUSED:
                 log.error("role_refused", child=role, hint="see its message above")
                 return REFUSED
+            if status == ROLE_REFUSED:
+                self._refused.add(role)
+                del self._children[role]
+                log.error("role_refused", child=role, hint="see its message above", meaning="the other roles go on")
+                if self._refused.issuperset(self._roles):
+                    return REFUSED
+                continue
             if now - self._started[role] > STEADY_SECONDS:
                 self._failures[role] = 0
             pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
@@ -138,12 +153,14 @@ def run_role(settings: Settings, role: str) -> int:
             _run_serve(settings, stop, at_once)
         else:
             {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
-    except (LockedError, DiskError, KafkaError, DeviceMemoryError) as error:
-        log.error("refused", error=str(error), kind=type(error).__name__)
-        return REFUSED if isinstance(error, DataLossError) else 1
     except StreamdError as error:
         log.error("refused", error=str(error), kind=type(error).__name__)
-        return REFUSED
+        if isinstance(error, SettingsError):
+            return REFUSED
+        if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
+            return 1
+        Heartbeat(settings.data_dir, role).touch(REFUSED_STATE, why=str(error))
+        return ROLE_REFUSED
     return 0
 
 

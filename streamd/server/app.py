@@ -59,11 +59,13 @@ def _add_pages(app: FastAPI) -> None:
     async def readyz(state: State) -> JSONResponse:
         """Whether requests can be answered now."""
         ready, why = state.ready()
-        return JSONResponse({"ready": ready, "why": why}, 200 if ready else 503)
+        refused = {f"{role}_refused": error for role, error in state.refusals().items()}
+        return JSONResponse({"ready": ready, "why": why, **refused}, 200 if ready else 503)
 
     @app.get("/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)])
-    def prometheus() -> Response:
+    def prometheus(state: State) -> Response:
         """Metrics of the serve role in Prometheus' text format."""
+        state.refusals()
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/status.json", tags=["operating"], dependencies=[Depends(require_key)])

@@ -10,8 +10,11 @@ from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
 from streamd.server.status import StatusPage
 from streamd.settings import Settings
-from streamd.telemetry.heartbeat import STALLED_SECONDS
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
 from streamd.telemetry.keys import ApiKeys
+
+OTHER_ROLES = ("ingest", "train")
 
 
 class ServerState:
@@ -29,6 +32,13 @@ class ServerState:
         """Whether the engine's loop turns; idle and busy are well."""
         age = time.monotonic() - self.engine.status.beat
         return age < STALLED_SECONDS, f"the engine's last turn was {age:.1f} s ago"
+
+    def refusals(self) -> dict[str, str]:
+        """Other roles that refused their data, and why; their metric follows."""
+        refused = refusals(self.settings.data_dir, OTHER_ROLES)
+        for role in OTHER_ROLES:
+            metrics.role_refused.labels(role).set(role in refused)
+        return refused
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests should come."""

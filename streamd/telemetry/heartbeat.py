@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ STALLED_SECONDS = 60.0
 """A loop that has not turned for so long stands still: nothing it does on purpose takes half of that."""
 WATCHDOG_SECONDS = 1.0
 FOLDER = "run"
+REFUSED_STATE = "refused"
+"""State of a role that ended because of its data, and is not started again."""
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,10 @@ def read_beat(data_dir: Path, role: str) -> Beat | None:
     except PermissionError:
         exists = True
     return Beat(role, content["state"], content["pid"], age, exists and age < STALLED_SECONDS, content["detail"])
+
+
+def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
+    """Roles that refused their data, and why."""
+    beats = {role: read_beat(data_dir, role) for role in roles}
+    return {role: str(beat.detail.get("why", "")) for role, beat in beats.items()
+            if beat is not None and beat.state == REFUSED_STATE}

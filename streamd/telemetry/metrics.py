@@ -54,6 +54,8 @@ engine_seconds = Histogram("streamd_engine_seconds", "Seconds a request waited f
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine")
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in")
 memory_lag = Gauge("streamd_memory_lag_edges", "Edges taken in that memory has not advanced over")
+role_refused = Gauge(
+    "streamd_role_refused", "1 where another role refused its data and is not started again; `/readyz` says why", ["role"])
 champion_not_served = Gauge(
     "streamd_champion_not_served", "1 where the champion cannot be served, and the last proven version or the rule answers")
 swaps = Counter("streamd_swaps", "Model versions swapped in")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -108,14 +109,20 @@ def test_a_topic_made_anew_and_records_deleted_unread_stop_ingest_by_name(daemon
     produce(producer, topic, rows_of(100, seed=1))
     admin.delete_records({TopicPartition(topic, p): -1 for p in range(4)})
     daemon.start("ingest")
-    assert daemon.process.wait(30) == 2 and "were deleted before they were read" in daemon.output()
+    assert daemon.process.wait(30) == 3 and "were deleted before they were read" in daemon.output()
     admin.delete_topics([topic])
     time.sleep(1)
     kafka.create_topic(topic, 4)
     admin.close()
     daemon.start("ingest")
-    assert daemon.process.wait(30) == 2 and "made anew" in daemon.output()
+    assert daemon.process.wait(30) == 3 and "made anew" in daemon.output()
     assert daemon.edges() == 200
+    daemon.start()
+    wait(lambda: daemon.seen() == 200, "the server answers on beside an ingest that refuses")
+    wait(lambda: "made anew" in daemon.get("/readyz").get("ingest_refused", ""), "readiness says why")
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.settings.server.port}/metrics", timeout=5) as answer:
+        assert b'streamd_role_refused{role="ingest"} 1.0' in answer.read()
+    assert daemon.process.poll() is None and daemon.stop() == 0
 
 
 @pytest.mark.slow
