@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -14,59 +15,76 @@ COLUMNS = {"live": "live", "nightly": "nightly", "nightly_live": "nightly weight
            "frozen": "frozen weights,\nlive state", "edgebank": "EdgeBank", "popularity": "popularity"}
 
 
+class Part(NamedTuple):
+    """A window's scores by regime. num_known: scored events whose destination was one before."""
+
+    first_edge: int
+    num_scored: int
+    num_known: int
+    scores: dict[str, Measures]
+
+
 @dataclass(frozen=True)
 class Row:
-    """Event-weighted means over some windows: regime -> (MRR, AP)."""
+    """Event-weighted means over some windows: regime -> (MRR, AP); no AP of a part of the events."""
 
     label: str
     num_events: int
-    means: dict[str, tuple[float, float]]
+    means: dict[str, tuple[float, float | None]]
 
 
 def rows(records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int) -> list[Row]:
-    """One row per event-time day, then the total over the windows after the first 30% of the events."""
+    """One row per event-time day, then the total over the windows after the first 30% of the events, and over those of its
+    events whose destination was one before."""
     half_life = best_half_life(windows, int(0.2 * num_events), cut)
     twins = {w.window.first_edge: w for w in windows}
-    days: dict[int, list[tuple[int, int, dict[str, Measures]]]] = {}
+    days: dict[int, list[Part]] = {}
     for record in records:
         twin = twins.get(record.first_edge)
         if not record.num_scored or twin is None:
             continue
         scores = {"live": record.scores["live"], "popularity": twin.scores[f"popularity_{half_life}"], **twin.scores}
-        days.setdefault(record.start_us // DAY_US, []).append((record.first_edge, record.num_scored, scores))
+        part = Part(record.first_edge, record.num_scored, record.num_known, scores)
+        days.setdefault(record.start_us // DAY_US, []).append(part)
     first = min(days, default=0)
     out = [_row(f"day {day - first + 1}", parts) for day, parts in sorted(days.items())]
-    late = [part for parts in days.values() for part in parts if part[0] >= cut]
+    late = [part for parts in days.values() for part in parts if part.first_edge >= cut]
     if late:
         out.append(_row("after 30%", late))
+    if known := [part for part in late if part.num_known]:
+        weight = [part.num_known for part in known]
+        out.append(Row("known before", sum(weight), {r: (_mean(known, weight, r, "mrr_known"), None) for r in COLUMNS}))
     return out
 
 
-def _row(label: str, parts: Sequence[tuple[int, int, dict[str, Measures]]]) -> Row:
-    weight = [n for _, n, _ in parts]
+def _row(label: str, parts: Sequence[Part]) -> Row:
+    weight = [part.num_scored for part in parts]
+    return Row(label, sum(weight), {r: (_mean(parts, weight, r, "mrr"), _mean(parts, weight, r, "ap")) for r in COLUMNS})
 
-    def mean(regime: str, measure: str) -> float:
-        return float(np.average([s[regime][measure] for _, _, s in parts], weights=weight))
 
-    return Row(label, sum(weight), {r: (mean(r, "mrr"), mean(r, "ap")) for r in COLUMNS})
+def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: str) -> float:
+    return float(np.average([part.scores[regime][measure] for part in parts], weights=weight))
 
 
 def render(table_rows: Sequence[Row], title: str) -> Table:
     """The rows as a table, MRR / AP, the best MRR of each row in bold."""
-    table = Table(title=title, caption="MRR / AP of every event before it was learned, against the same negatives")
+    caption = ("MRR / AP of every event before it was learned, against the same negatives; "
+               "last row: MRR where the destination was known before")
+    table = Table(title=title, caption=caption)
     table.add_column("")
     table.add_column("events", justify="right")
     for name in COLUMNS.values():
         table.add_column(name, justify="right")
+    last_day = [row for row in table_rows if row.label.startswith("day")][-1:]
     for row in table_rows:
         best = max(mrr for mrr, _ in row.means.values())
         cells = [_cell(*row.means[r], bold=row.means[r][0] == best) for r in COLUMNS]
-        table.add_row(row.label, f"{row.num_events:,}", *cells, end_section=row is table_rows[-2:][0])
+        table.add_row(row.label, f"{row.num_events:,}", *cells, end_section=row in last_day)
     return table
 
 
-def _cell(mrr: float, ap: float, bold: bool) -> str:
-    text = f"{_short(mrr)} / {_short(ap)}"
+def _cell(mrr: float, ap: float | None, bold: bool) -> str:
+    text = _short(mrr) if ap is None else f"{_short(mrr)} / {_short(ap)}"
     return f"[bold]{text}[/bold]" if bold else text
 
 

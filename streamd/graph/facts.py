@@ -35,7 +35,7 @@ MET, LOG_SINCE_SENT, LOG_SHARE = 4, 6, 8
 WEIGHT_80 = 1
 __all__ = ["FLOOR_LOG_SHARE", "LOG_SHARE", "LOG_SINCE_SENT", "MET", "NEVER_LOG_SECONDS", "NUM_FACTS", "WEIGHT_80",
            "PairFacts"]
-NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark")
+NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark", "rank", "order")
 PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
 NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
 
@@ -58,10 +58,11 @@ class PairFacts:
             seen=np.zeros(0, np.int64), last=np.zeros(0, np.int64), last_dst=np.zeros(0, np.int64),
             log_pop=np.zeros((0, NUM_HALF_LIVES)), pop_at=np.zeros(0, np.int64),
             ring=np.zeros((0, PARTNERS), np.int32), ring_count=np.zeros(0, np.int64), mark=np.zeros(0, np.int32),
+            rank=np.zeros(0, np.int32), order=np.zeros(0, np.int32),
             key=np.zeros(0, np.uint64), weight=np.zeros((0, 2, 4), np.float32), met_at=np.zeros((0, 2), np.int64),
             sent=np.zeros((0, 2), np.int64), before=np.zeros(0, np.int32), after=np.zeros(0, np.int32),
             slots=np.zeros(2, np.int32), totals=np.zeros(NUM_HALF_LIVES), power=power,
-            decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6), size=np.array([0, -1, -1, 0], np.int64))
+            decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6), size=np.array([0, -1, -1, 0, 0], np.int64))
 
     @property
     def num_nodes(self) -> int:
@@ -100,6 +101,18 @@ class PairFacts:
         """Ids of all nodes that were a destination, ascending."""
         return np.flatnonzero(self._f.pop_at != NEVER)
 
+    @property
+    def sighted(self) -> NDArray[np.int32]:
+        """int32, ids of all nodes that ever were a destination in order of first sight, deleted ones among them."""
+        return self._f.order[: int(self._f.size[4])]
+
+    def ranks_of(self, nodes: Int64) -> Int64:
+        """Place of each node in `sighted`, -1 for one that never was a destination: int64, same shape."""
+        inside = (nodes >= 0) & (nodes < self.num_nodes)
+        ranks = np.full(nodes.shape, -1, np.int64)
+        ranks[inside] = self._f.rank[nodes[inside]] - 1
+        return ranks
+
     def partners(self, node: int) -> Int64:
         """Distinct last partners of a node, at most 16; none for a node never seen."""
         if not 0 <= node < self.num_nodes:
@@ -125,7 +138,8 @@ class PairFacts:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, for storing; `edge` among it."""
-        nodes = int(np.flatnonzero(self._f.seen)[-1]) + 1 if self._f.seen.any() else 0
+        used = np.flatnonzero((self._f.seen > 0) | (self._f.rank > 0))
+        nodes = int(used[-1]) + 1 if len(used) else 0
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {"totals": self._f.totals, "size": self._f.size, "decay": self._f.decay,
@@ -135,6 +149,8 @@ class PairFacts:
         """Take over a stored state; False, and nothing taken, where it was made with other half-lives or more pairs."""
         if not np.array_equal(tensors["decay"], self._f.decay) or len(tensors["key"]) > self.max_pairs:
             return False
+        if "rank" not in tensors:
+            tensors = _with_order(tensors)
         self._f = self._f._replace(**{n: tensors[n] for n in (*NODE_ARRAYS, *PAIR_ARRAYS, "totals", "size")},
                                    slots=np.zeros(2, np.int32))
         self.edge, self._forgotten = int(tensors["edge"][0]), 0
@@ -175,6 +191,16 @@ class PairFacts:
         if slots > len(self._f.slots):
             self._f = self._f._replace(slots=np.zeros(slots, np.int32))
             place_all(self._f)
+
+
+def _with_order(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Facts stored by the release before, which kept no order of destinations: they are taken in order of their ids, which
+    were given out in order of first sight, be it as a source."""
+    known = np.flatnonzero(tensors["pop_at"] != NEVER)
+    rank, order = np.zeros((2, len(tensors["seen"])), np.int32)
+    rank[known] = np.arange(1, len(known) + 1)
+    order[: len(known)] = known
+    return tensors | {"rank": rank, "order": order, "size": np.append(tensors["size"], len(known))}
 
 
 def _grown(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int) -> np.ndarray[

@@ -21,10 +21,16 @@ LN2 = float(np.log(2.0))
 
 class FactArrays(NamedTuple):
     """Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring int32[N, 16], newest at
-    (ring_count - 1) % 16; mark int32[N] scratch. Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4],
-    met_at int64[P, 2] (events of that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a
-    list from least to most recently touched. slots int32[S]: open addressing, entry + 1. totals float64[5] as of
-    total_at; power float32[4, 2048]; decay float64[5] per microsecond; size: pairs, oldest, newest, total_at."""
+    (ring_count - 1) % 16; mark int32[N] scratch; rank int32[N], one more than a node's place among all destinations by
+    first sight, 0 for none; order int32[N], the other way round, first sighted first.
+
+    Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of that side when they last
+    met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from least to most recently touched. slots int32[S]:
+    open addressing, entry + 1.
+
+    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond; size: pairs, oldest, newest,
+    total_at, destinations.
+    """
 
     seen: NDArray[Any]
     last: NDArray[Any]
@@ -34,6 +40,8 @@ class FactArrays(NamedTuple):
     ring: NDArray[Any]
     ring_count: NDArray[Any]
     mark: NDArray[Any]
+    rank: NDArray[Any]
+    order: NDArray[Any]
     key: NDArray[Any]
     weight: NDArray[Any]
     met_at: NDArray[Any]
@@ -256,6 +264,10 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
         _meet(f, entry, 1 - side, v, u, time)
     f.sent[entry, side] = time
     f.last_dst[v] = time
+    if f.rank[v] == 0:
+        f.order[f.size[4]] = v
+        f.size[4] += 1
+        f.rank[v] = f.size[4]
     known = f.pop_at[v] != NEVER
     for h in range(NUM_HALF_LIVES):
         old = np.exp(f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h]) if known else 0.0

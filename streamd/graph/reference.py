@@ -58,6 +58,7 @@ class ReferenceFacts:
         self.last_dst: dict[int, int] = {}
         self.partners: dict[int, list[int]] = {}
         self.meetings: OrderedDict[tuple[int, int], dict[str, dict[int, object]]] = OrderedDict()
+        self.sighted: list[int] = []
 
     def row(self, u: int, c: int, t: int) -> list[float]:
         """The facts about source u and candidate c for a query at time t (microseconds)."""
@@ -102,6 +103,8 @@ class ReferenceFacts:
             self.partners.setdefault(a, []).append(b)
         pair["sent"][u] = t
         self.last_dst[v] = t
+        if v not in self.sighted:
+            self.sighted.append(v)
 
     def forget(self, gone: Collection[int]) -> None:
         """Delete nodes: their pairs, what is known of them, and their places among the last partners of others."""

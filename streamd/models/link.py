@@ -12,6 +12,7 @@ from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import Sampling
+from streamd.models.dropout import half_dropout
 from streamd.models.encoders import DEPTH, Encoder
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelInputs
@@ -104,14 +105,18 @@ class LinkModel(nn.Module):
         out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self.gap())
         return out
 
-    def residual(self, z_UD: Tensor, src_E: Tensor, candidate_EC: Tensor) -> Tensor:
-        """What the graph adds to each pair's logit: float32[E, C]."""
-        return self.residual_of(embedding(src_E, self.head_src(z_UD))[:, None], embedding(candidate_EC, self.head_dst(z_UD)))
+    def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | None) -> Tensor:
+        """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
+        src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
+        hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
+        if dropout is not None and self.settings.pair_facts:
+            hidden_ECD = half_dropout(hidden_ECD, dropout, inputs.event_E)
+        out: Tensor = self.head_out(hidden_ECD)[..., 0]
+        return out
 
     def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
         """The same from what the head makes of sources and destinations, float32[..., D], which may be kept."""
-        hidden = half_dropout((src_D + dst_D).relu(), self.training and self.settings.pair_facts)
-        out: Tensor = self.head_out(hidden)[..., 0]
+        out: Tensor = self.head_out((src_D + dst_D).relu())[..., 0]
         return out
 
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
@@ -129,11 +134,11 @@ class LinkModel(nn.Module):
         out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
         return out
 
-    def forward(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
-        """Logits of all candidates, float32[E, C]."""
+    def forward(self, inputs: LinkInputs, state_MD: Tensor, dropout: int | None = None) -> Tensor:
+        """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None otherwise."""
         logits = self.pair_logits(inputs.facts_ECF)
         if self.has_graph:
-            logits = logits + self.residual(self.embed(inputs, state_MD), inputs.src_E, inputs.candidate_EC)
+            logits = logits + self.residual(self.embed(inputs, state_MD), inputs, dropout)
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
@@ -178,13 +183,3 @@ def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
     target[:, 0] = 1.0
     binary = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none").mean(1)
     return ((softmax + binary) * weight_E).sum()
-
-
-def half_dropout(x: Tensor, training: bool) -> Tensor:
-    """Dropout at 1/2: eight decisions from each random byte, since drawing them singly took a tenth of a training step."""
-    if not training:
-        return x
-    count = x.numel()
-    random_bytes = torch.randint(0, 256, ((count + 7) // 8, 1), dtype=torch.uint8, device=x.device)
-    bits = (random_bytes >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1
-    return x * (bits.flatten()[:count].view(x.shape).to(x.dtype) * 2.0)

@@ -4,11 +4,20 @@ import torch
 from torch import Tensor, nn
 
 CLIP = 5.0
+"""Standardised values beyond it say no more than that they are extreme."""
+WARM_UP_ROWS = 1_000
+"""Before so many rows nobody knows what is wild."""
+MAX_SPREADS = 100.0
+"""Rows enter the statistics clipped to so many spreads around the mean. One wild row then moves the spread of a million by
+half a percent, and a flag that is set once in ten thousand rows still counts in full."""
+MEMORY_ROWS = 1_000_000
+"""The past weighs as much as so many rows, so that statistics follow a stream that changes."""
 
 
 class RunningStandardizer(nn.Module):
-    """(x - mean) / std over all rows seen so far, clipped to +-5. mean, var: float64[dim]; count: float64.
+    """(x - mean) / std over the rows seen lately, clipped to +-5.
 
+    mean, var: float64[dim]; count: float64, at most MEMORY_ROWS.
     shift, scale: float32[dim], what follows from them, made when they change rather than for every few rows.
     """
 
@@ -33,6 +42,9 @@ class RunningStandardizer(nn.Module):
         if not rows.numel():
             return
         rows = rows.reshape(-1, len(self.mean)).to(self.mean)
+        bounded = (self.var > 0) & (self.count >= WARM_UP_ROWS)
+        bound = torch.where(bounded, MAX_SPREADS * self.var.sqrt(), torch.inf)
+        rows = rows.clamp(self.mean - bound, self.mean + bound)
         n = len(rows)
         mean, var = rows.mean(0), rows.var(0, unbiased=False)
         total = self.count + n
@@ -40,7 +52,7 @@ class RunningStandardizer(nn.Module):
         old = self.var * self.count  # nothing before the first rows, when count is 0
         self.var.copy_((old + var * n + delta**2 * (self.count * n / total)) / total)
         self.mean += delta * (n / total)
-        self.count.copy_(total)
+        self.count.copy_(total.clamp_max(MEMORY_ROWS))
         self._derive()
 
     def _derive(self) -> None:

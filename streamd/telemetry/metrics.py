@@ -34,6 +34,8 @@ compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten"
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"])
 window_seconds = Histogram("streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW)
 window_mrr = Gauge("streamd_window_mrr", "Prequential MRR of the newest window", ["model"])
+window_mrr_known = Gauge(
+    "streamd_window_mrr_known", "The same over events whose destination was known before", ["model"])
 window_ap = Gauge("streamd_window_average_precision", "Prequential AP of the newest window", ["model"])
 label_score = Gauge("streamd_window_label_score", "Scores of the newest window's labels", ["model", "measure"])
 window_loss = Gauge("streamd_window_loss", "Mean loss of the newest window's last epoch")

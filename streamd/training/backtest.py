@@ -14,8 +14,8 @@ from streamd.windows import Window, recorded_windows
 TITLES = {"live": "live", "nightly": "nightly", "nightly_live": "nightly weights, live state",
           "frozen": "frozen weights, live state", "rule": "partners + popularity", "edgebank": "EdgeBank",
           "popularity": "popularity"}
-MEASURES = ("mrr", "hits10", "ap", "auc")
-COLUMNS = ("", "MRR", "Hits@10", "AP", "AUC", "s a window")
+MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
+COLUMNS = ("", "MRR", "MRR, known", "Hits@10", "AP", "AUC", "s a window")
 """Of `Result.table`."""
 
 
@@ -80,9 +80,13 @@ def age_text(age: int | None) -> str:
 
 
 def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
-    """Event-weighted means of one regime or rule over windows."""
-    weight = [w.num_scored for w in windows]
-    return {m: float(np.average([w.scores[name][m] for w in windows], weights=weight)) for m in MEASURES}
+    """Event-weighted means of one regime or rule over windows; nan where nothing counts."""
+    found = {}
+    for measure in MEASURES:
+        weight = [w.num_known if measure == "mrr_known" else w.num_scored for w in windows]
+        scores = [w.scores[name].get(measure, 0.0) for w in windows]
+        found[measure] = float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
+    return found
 
 
 def backtest(
@@ -125,4 +129,4 @@ def _run(
 
 
 def _learned_at_once(window: Window) -> RegimeWindow:
-    return RegimeWindow(window, 0, {}, {})
+    return RegimeWindow(window, 0, 0, {}, {})

@@ -42,7 +42,7 @@ class Cursor:
     version: str
     champion: str
     shadow: str
-    compared: tuple[int, float, float]
+    compared: list[float]
     settings: dict[str, Any]
     build: dict[str, Any] = field(default_factory=dict)
     replay: dict[str, Any] = field(default_factory=dict)

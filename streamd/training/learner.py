@@ -14,11 +14,13 @@ from streamd.events import Float32, Schema
 from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
+from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.training.carry import Carrier
+from streamd.training.negatives import LEARNED, SCORED
 from streamd.training.recorder import RecordedChunk
 from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
@@ -77,7 +79,8 @@ class Learner:
             logits = self.carrier.logits(self.model, self.memory, chunk.score, updated)
             state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated).cpu()
             seen = Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
-            self._logits.append(logits[:, : chunk.learn.candidate_EC.shape[1]])
+            self._logits.append(logits[:, LEARNED])
+            logits = logits[:, SCORED]
         if chunk.labels is not None and self.model.label_head is not None:
             labels = self.carrier.labels(chunk.labels)
             state_MD = self.memory.rows(labels.around.node_M, updated)
@@ -190,11 +193,10 @@ class Learner:
     ) -> float:
         loss, self._steps = math.nan, (0, passes * len(self._edges))
         for epoch in range(passes):
-            torch.manual_seed((self._training.seed * 1_000_003 + window_edge * 101 + epoch) % 2**63)
-            loss = self._epoch(weights, replayed)
+            loss = self._epoch(weights, replayed, dropout_key(self._training.seed, window_edge, epoch))
         return loss
 
-    def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]) -> float:
+    def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int) -> float:
         """One pass from the memory at the window's start. replayed: what of the past joins each step."""
         self.model.train()
         memory = self._start.copy()
@@ -209,7 +211,7 @@ class Learner:
             if events:
                 inputs, state_MD = joined(parts)
                 with self.carrier.autocast():
-                    logits = self.model(inputs, state_MD)
+                    logits = self.model(inputs, state_MD, dropout)
                 loss = link_loss(logits.float(), inputs.weight_E)
                 losses.append(loss / events)
                 total, count = total + float(loss.detach()), count + events

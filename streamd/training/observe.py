@@ -21,6 +21,8 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
                 metrics.label_score.labels(name, measure).set(value)
             continue
         metrics.window_mrr.labels(name).set(values["mrr"])
+        if "mrr_known" in values:
+            metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
     if record.loss is not None:
         metrics.window_loss.set(record.loss)

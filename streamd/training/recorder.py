@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, make_graph, make_room
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
@@ -15,21 +15,30 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.negatives import NUM_LEARNED, negatives
+from streamd.training.negatives import LEARNED, LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED, SCORED_SEED, Pool
 from streamd.windows import Window, canonical_chunks
 
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """One canonical chunk. score: all candidates (true + 100); learn: the same events, true + 10. None: not scored.
+    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored against and 10 to be
+    learned with (`SCORED` and `LEARNED` are their columns); learn: the same events with the latter. None: not scored.
 
-    labels: those with times up to the chunk's last event and behind the one before the chunk, as of the chunk's start.
+    known_E: whether each event's destination was one before. labels: those with times up to the chunk's last event and
+    behind the one before the chunk, as of the chunk's start.
     """
 
     edges: EdgeRows
     score: LinkInputs | None
     learn: LinkInputs | None
+    known_E: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     labels: LabelInputs | None = None
+
+    @property
+    def scored_facts(self) -> Float32:
+        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must be scored."""
+        assert self.score is not None
+        return self.score.facts_ECF.numpy()[:, SCORED]
 
 
 def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
@@ -79,30 +88,36 @@ class Recorder:
             yield rows.cut(a, b)
 
     def chunks(
-        self, window: Window, standing: bool = False, pool: Int64 | None = None, stale_events: int | None = 0,
-        recorded: bool = True, max_events: int | None = None
+        self, window: Window, standing: bool = False, pool: Pool | None = None, stale_events: int | None = 0,
+        recorded: bool = True, max_events: int | None = None, first_recorded: int = 0
     ) -> Iterator[RecordedChunk]:
         """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
 
         standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
-        pool: nodes negatives are drawn from, by default all destinations before the window.
+        pool: what negatives are drawn from, by default `pool_of` the window.
         stale_events: facts lag, moving every so many events of a chunk; None, only with the window. recorded: False
-        moves the state only. max_events: of the window, `windows.max_events` where None.
+        moves the state only. max_events: of the window, `windows.max_events` where None. first_recorded: edges before it
+        move the state only.
         """
         self.live.hide_deleted()
         rows = self.rows(window.first_edge, window.end_edge)
-        pool = self.live.destinations() if pool is None else pool
-        limit = max_events or self._settings.windows.max_events
-        chosen = self._chosen(rows, limit) if recorded and len(pool) >= 2 else np.zeros(0, np.int64)
+        pool = pool or self.pool_of(window)
+        known_E = pool.known_before(rows.time_E)
+        chosen = np.zeros(0, np.int64)
+        if recorded:
+            possible = pool.has_others(rows.dst_E, known_E)
+            possible[: max(0, first_recorded - rows.first_edge)] = False
+            chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
         standing_edge = self.edge
         if not standing:
             self.live.insert(window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
-            dst = part.dst_E[asked]
-            wrong = negatives(pool, part.first_edge + asked, dst) if len(asked) else np.zeros((0, 100), np.int64)
-            candidates = np.concatenate([dst[:, None], wrong], 1)
+            event, dst, known = part.first_edge + asked, part.dst_E[asked], known_E[a + asked]
+            candidates = np.concatenate([
+                dst[:, None], pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
+                pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED)], 1)
             before_edge = standing_edge if standing else part.first_edge
             labels = self._labels(part, before_edge) if recorded else None
             self.live.take_features(before_edge)
@@ -116,10 +131,15 @@ class Recorder:
             if len(asked):
                 query_us = self._time_before(before_edge)
                 src = part.src_E[asked]
-                score, learn = self._inputs(part.first_edge + asked, facts, src, candidates, before_edge, query_us)
-            yield RecordedChunk(part, score, learn, labels)
+                score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
+            yield RecordedChunk(part, score, learn, pool.holds(dst, known), labels)
         if stale_events is None and not standing:
             self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
+
+    def pool_of(self, window: Window) -> Pool:
+        """What a window's negatives are drawn from; ask before the state moves over the window."""
+        _, dst, time = self._log.edges(window.first_edge, window.end_edge)
+        return Pool.of(self.live.facts, dst, time, self._log.deletions.nodes)
 
     def _time_before(self, edge: int) -> int:
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
@@ -150,9 +170,9 @@ class Recorder:
             self.live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
-    def _chosen(self, rows: EdgeRows, limit: int) -> Int64:
+    def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
         """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""
-        chosen = np.flatnonzero(~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
+        chosen = np.flatnonzero(possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
         if len(chosen) > limit:
             rng = np.random.default_rng([self._settings.training.seed, rows.first_edge])
             chosen = np.sort(rng.choice(chosen, limit, replace=False))
@@ -166,8 +186,7 @@ class Recorder:
         around = look_around(self.live.graph, self._log.columns, self.live.features, nodes, before_edge, query_us,
                              self._sampling)
         score = link_inputs(event, facts, src_at, candidate_at, around)
-        kept = 1 + NUM_LEARNED
-        few, place = np.unique(np.concatenate([src_at, candidate_at[:, :kept].ravel()]), return_inverse=True)
-        learn = link_inputs(event, np.ascontiguousarray(facts[:, :kept]), place[: len(src)],
-                            place[len(src):].reshape(len(src), kept), around.subset(few))
+        few, place = np.unique(np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True)
+        learn = link_inputs(event, np.ascontiguousarray(facts[:, LEARNED]), place[: len(src)],
+                            place[len(src):].reshape(len(src), len(LEARNED)), around.subset(few))
         return score, learn

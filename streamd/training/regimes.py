@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.events import Float32
+from streamd.events import Bools, Float32
 from streamd.graph.facts import LOG_SHARE
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
@@ -39,10 +39,12 @@ LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
 @dataclass(frozen=True)
 class RegimeWindow:
-    """Scores of one window: regime or rule -> measures; popularity once per half-life. seconds: regime -> wall time."""
+    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known: scored events whose
+    destination was one before. seconds: regime -> wall time."""
 
     window: Window
     num_scored: int
+    num_known: int
     scores: dict[str, Measures]
     seconds: dict[str, float]
 
@@ -61,6 +63,7 @@ class Regimes:
         """
         assert log.state is not None
         self._settings, self._cut, self._epochs, self._stale = settings, cut, initial_epochs, stale_events
+        self._first = log.first_edge
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
@@ -79,8 +82,8 @@ class Regimes:
         """Score a window under every regime, then let those learn whose turn it is. None for one before the cut that
         is learned at once."""
         if self._base is not None and window.first_edge < self._cut:
-            shown = window.first_edge >= SKIPPED * self._cut
-            for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, recorded=shown)):
+            shown = self._first + int(SKIPPED * (self._cut - self._first))
+            for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, first_recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -88,17 +91,19 @@ class Regimes:
         self._seconds = dict.fromkeys(self._learners, 0.0)
         self._midnight(window)
         parts: dict[str, list[Float32]] = {}
+        known: list[Bools] = [np.zeros(0, np.bool_)]
         standing = self._learners.get("nightly")
-        pool = self._moving.live.destinations()
+        pool = self._moving.pool_of(window)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale)):
+        for chunk in one_ahead(self._moving.chunks(window, pool=pool, stale_events=self._stale)):
             for name, learner in self._learners.items():
                 if not learner.standing:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
-                for name, scores in _rules(chunk.score.facts_ECF.numpy()).items():
+                known.append(chunk.known_E)
+                for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
         if standing is not None and standing.standing and self._standing is not None:
             for chunk in self._standing.chunks(window, standing=True, pool=pool):
@@ -109,8 +114,9 @@ class Regimes:
             self._learn("frozen", window.first_edge)
         elif "frozen" in self._learners:
             self._learners["frozen"].observe()
-        table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
-        return RegimeWindow(window, sum(len(x) for x in parts.get(RULE, [])), table, self._seconds)
+        known_E = np.concatenate(known)
+        table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
+        return RegimeWindow(window, len(known_E), int(known_E.sum()), table, self._seconds)
 
     def _begin_alike(self, edge: int) -> None:
         """Learn all before the cut, and let every regime begin as the model that did."""
@@ -146,7 +152,7 @@ class Regimes:
         logits = learner.score(chunk)
         self._seconds[name] += time.perf_counter() - begun
         if chunk.score is not None:
-            scores = logits if learner.num_learned else rule_scores(chunk.score.facts_ECF.numpy())
+            scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             parts.setdefault(name, []).append(scores)
 
 

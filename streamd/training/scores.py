@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 
 Measures = dict[str, float]
+EXTREME = 1e300
+"""Beyond every float32, and twice of it is still a number."""
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -19,11 +21,17 @@ def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return out
 
 
-def measures(score_EC: Float32) -> Measures:
-    """MRR and Hits@10 over all candidates; AP and AUC of the first against the second."""
+def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
+    """MRR and Hits@10 over all candidates; AP and AUC of the first against the second.
+
+    known_E: whether each event's destination was one before; with it also MRR over those alone, where there are any.
+    """
     rank = ranks(score_EC)
     ap, auc = average_precision(score_EC[:, 0], score_EC[:, 1])
-    return {"mrr": float((1 / rank).mean()), "hits10": float((rank <= 10).mean()), "ap": ap, "auc": auc}
+    found = {"mrr": float((1 / rank).mean()), "hits10": float((rank <= 10).mean()), "ap": ap, "auc": auc}
+    if known_E is not None and known_E.any():
+        found["mrr_known"] = float((1 / rank[known_E]).mean())
+    return found
 
 
 def label_measures(task: str, said_LT: Float32, target_LT: Float32) -> Measures:
@@ -53,8 +61,9 @@ def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
 def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
     """Average precision and area under the ROC curve, ties as scikit-learn treats them. What is not a number counts as
     the worst that could be said."""
-    true_E, false_E = (np.where(np.isnan(x), bad, x) for x, bad in ((true_E, -np.inf), (false_E, np.inf)))
-    score = np.concatenate([true_E, false_E]).astype(np.float64)
+    parts = ((true_E, -EXTREME), (false_E, EXTREME))
+    score = np.concatenate([np.nan_to_num(x.astype(np.float64), nan=bad, posinf=EXTREME, neginf=-EXTREME)
+                            for x, bad in parts])
     label = np.concatenate([np.ones(len(true_E)), np.zeros(len(false_E))])
     order = np.argsort(-score, kind="stable")
     score, label = score[order], label[order]

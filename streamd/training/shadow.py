@@ -13,10 +13,15 @@ from streamd.events import Float32
 from streamd.models import LinkModel, Memory
 from streamd.training.carry import Carrier
 from streamd.training.learner import Learner
+from streamd.training.negatives import SCORED
 from streamd.training.recorder import RecordedChunk
 
 NUM_SPREADS = 3.5
 """Standard errors below nothing at which a mean difference counts as worse: by chance once in 4,300 comparisons."""
+LEAST_EFFECT = 0.02
+"""Share of the shadow's score below which a difference harms nobody: equal models that were drawn from other seeds differ by
+five standard errors on real streams, and by less than this."""
+
 
 @dataclass
 class Shadow:
@@ -39,23 +44,28 @@ class Shadow:
         updated = self.model.updated(self.memory)
         out = None
         if chunk.score is not None:
-            out = self.carrier.logits(self.model, self.memory, chunk.score, updated)
+            out = self.carrier.logits(self.model, self.memory, chunk.score, updated)[:, SCORED]
         self.memory.commit(updated, chunk.edges)
         return out
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Champions of the moment beside the standing shadow, event by event: reciprocal ranks, champion's less shadow's."""
+    """Champions of the moment beside the standing shadow, event by event: reciprocal ranks, champion's less shadow's.
+
+    sum_shadow: of the shadow's reciprocal ranks.
+    """
 
     num_events: int = 0
     sum: float = 0.0
     sum_squares: float = 0.0
+    sum_shadow: float = 0.0
 
     def added(self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]) -> "Comparison":
         """With more events. Args: reciprocal ranks of the same events by either."""
         d = champion_E - shadow_E
-        return Comparison(self.num_events + len(d), self.sum + float(d.sum()), self.sum_squares + float((d * d).sum()))
+        return Comparison(self.num_events + len(d), self.sum + float(d.sum()), self.sum_squares + float((d * d).sum()),
+                          self.sum_shadow + float(shadow_E.sum()))
 
     @property
     def mean(self) -> float:
@@ -64,10 +74,13 @@ class Comparison:
 
 def judge(compared: Comparison, enough: int) -> tuple[Literal["open", "proven", "worse"], str]:
     """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard errors below nothing (a
-    one-sided paired test), else proven. Before: open. Returns: the verdict and why."""
+    one-sided paired test) and more than LEAST_EFFECT of the shadow's score, else proven. Before: open. Returns: the verdict
+    and why."""
     n, mean = compared.num_events, compared.mean
     if n < max(enough, 2):
         return "open", f"{n} of {enough} events compared"
     error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))
-    said = f"MRR {mean:+.4f} beside the shadow over {n} events, standard error {error:.4f}"
-    return ("worse" if mean < -NUM_SPREADS * error else "proven"), said
+    shadow = compared.sum_shadow / n
+    said = f"MRR {mean:+.4f} beside the shadow's {shadow:.4f} over {n} events, standard error {error:.4f}"
+    worse = mean < -max(NUM_SPREADS * error, LEAST_EFFECT * shadow)
+    return ("worse" if worse else "proven"), said

@@ -4,14 +4,15 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
 
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, VersionError
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts import LOG_SHARE
 from streamd.models import Memory
 from streamd.models.candidate import Candidate, Learned, Outcome
@@ -47,6 +48,14 @@ POPULARITY_HALF_LIFE = 3
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
     """Two baselines that cost nothing, from fact columns: EdgeBank (seen before) and popularity decayed over 12 h."""
     return {"edgebank": edgebank_scores(facts_ECF), "popularity": facts_ECF[..., LOG_SHARE + POPULARITY_HALF_LIFE]}
+
+
+class ScoredWindow(NamedTuple):
+    """table: model name -> measure -> value; num_known: scored events whose destination was one before."""
+
+    table: dict[str, Measures]
+    num_scored: int
+    num_known: int
 
 
 class Trainer:
@@ -120,7 +129,7 @@ class Trainer:
         begun, parts = time.perf_counter(), []
         for part in windows:
             parts.append(self._score(part, not passed_over, max(1, self._settings.windows.max_events // len(windows))))
-        scores, scored_by = parts[-1][0], self._champion or RULE
+        scores, scored_by = parts[-1].table, self._champion or RULE
         scored = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
@@ -142,13 +151,14 @@ class Trainer:
         done = time.perf_counter()
         self._on_step("record")
         records = []
-        for part, (table, num_scored) in zip(windows, parts, strict=True):
+        for part, scored_part in zip(windows, parts, strict=True):
             own = outcome if part is windows[-1] else Outcome(scored_by, False, "learned as one with those behind it")
             records.append(WindowRecord(
-                part.start_us, part.end_us, part.first_edge, part.end_edge, num_scored, own.version, scored_by,
-                own.promoted, own.reason, table, learned.loss if own is outcome and learned and learned.finite else None,
+                part.start_us, part.end_us, part.first_edge, part.end_edge, scored_part.num_scored, own.version, scored_by,
+                own.promoted, own.reason, scored_part.table,
+                learned.loss if own is outcome and learned and learned.finite else None,
                 {"score": (scored - begun) / len(windows), "learn": (done - scored) / len(windows)},
-                self._clock.now_us() / 1e6))
+                self._clock.now_us() / 1e6, scored_part.num_known))
             self._history_bytes = append_record(self._settings.data_dir, records[-1])
         self._on_step("checkpoint")
         self._checkpoint()
@@ -239,9 +249,10 @@ class Trainer:
         self._version = self._champion = self._shadow.name
         return None, Outcome(self._champion, False, f"rolled back: {why}")
 
-    def _score(self, window: Window, recorded: bool, max_events: int) -> tuple[dict[str, Measures], int]:
+    def _score(self, window: Window, recorded: bool, max_events: int) -> ScoredWindow:
         parts: dict[str, list[Float32]] = {}
         events: list[Int64] = []
+        known: list[Bools] = [np.zeros(0, np.bool_)]
         labels_before = len(self._learner.label_scores)
         for chunk in one_ahead(self._recorder.chunks(window, recorded=recorded, max_events=max_events)):
             logits = self._learner.score(chunk)
@@ -252,23 +263,26 @@ class Trainer:
             if stands is not None and self._shadow is not None and self._shadow.name != self._champion:
                 self._compared = self._compared.added(1 / ranks(logits), 1 / ranks(stands))
                 parts.setdefault("shadow", []).append(stands)
-            facts = chunk.score.facts_ECF.numpy()
+            facts = chunk.scored_facts
+            known.append(chunk.known_E)
             live = logits if self._learner.num_learned else rule_scores(facts)
             events.append(chunk.score.event_E.numpy())
             for name, scores in {"live": live, **baseline_scores(facts)}.items():
                 parts.setdefault(name, []).append(scores)
+        served = np.zeros((0, 0), np.float32)
         if self._incumbent is not None and parts and self._learner.num_learned:
             ours, served = self._incumbent.compare(
                 np.concatenate(events), np.concatenate(parts["live"]), window, lambda: self._touch("scoring"))
             self._compared = self._compared.added(1 / ranks(ours), 1 / ranks(served))
-            if len(served):
-                parts["incumbent"] = [served]
-        table = {name: measures(np.concatenate(scores)) for name, scores in parts.items()}
+        known_E = np.concatenate(known)
+        table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
+        if len(served):
+            table["incumbent"] = measures(served)
         if labels := self._learner.label_scores[labels_before:]:
             live, constant, target = map(np.concatenate, zip(*labels, strict=True))
             for name, said in (("labels", live), ("labels_constant", constant)):
                 table[name] = label_measures(self._settings.model.labels, said, target)
-        return table, sum(len(x) for x in parts.get("live", []))
+        return ScoredWindow(table, len(known_E), int(known_E.sum()))
 
     def _follow_rollback(self) -> None:
         """When someone moved the champion by hand, go on from that version's weights, memory replayed to here; beside it
@@ -338,7 +352,7 @@ class Trainer:
         save_checkpoint(self._folder / "checkpoints", self._learner, Cursor(
             self.edge, self._window_edge, memory.edge, memory.now_us, self._learner.num_learned, self._history_bytes,
             self._version, self._champion, self._shadow.name if self._shadow else "",
-            (self._compared.num_events, self._compared.sum, self._compared.sum_squares), self._fixed_settings(),
+            list(astuple(self._compared)), self._fixed_settings(),
             build_facts(), self._learner.replay.index(), [c.first_edge for c in self._learner.tail]))
 
     def _hide_deleted(self) -> None:
@@ -387,7 +401,8 @@ class Trainer:
                             meaning="resumed weights may differ in the last bits")
             self.edge, self._version, self._champion = cursor.edge, cursor.version, cursor.champion
             self._history_bytes, self._window_edge = cursor.history_bytes, cursor.window_edge
-            self._compared, shadow = Comparison(*cursor.compared), cursor.shadow
+            num_events, *sums = cursor.compared
+            self._compared, shadow = Comparison(int(num_events), *sums), cursor.shadow
         truncate_records(self._settings.data_dir, self._history_bytes)
         started = time.perf_counter()
         self._keeping = Keeping(self._settings, self._versions, self._recorder.live, self.edge)

@@ -15,7 +15,8 @@ FILE = "train/windows.jsonl"
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """One finished window. scores: model name -> measure -> value; "live" is the version that served. Times in us."""
+    """One finished window. scores: model name -> measure -> value; "live" is the version that served. num_known: scored
+    events whose destination was one before. Times in us."""
 
     start_us: int
     end_us: int
@@ -30,6 +31,7 @@ class WindowRecord:
     loss: float | None
     seconds: dict[str, float]
     finished_at: float
+    num_known: int = 0
 
 
 def append_record(data_dir: Path, record: WindowRecord) -> int:

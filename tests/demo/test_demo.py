@@ -65,11 +65,13 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
             if record.end_edge <= twins.cut:
                 assert twin.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
     table = rows(records, twins.windows, twins.cut, 900)
-    assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 30%"]
+    assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 30%", "known before"]
     late = [r for r in records if r.first_edge >= twins.cut]
     want = np.average([r.scores["live"]["mrr"] for r in late], weights=[r.num_scored for r in late])
-    assert abs(table[-1].means["live"][0] - want) < 1e-12
-    assert render(table, "t").row_count == 4
+    assert abs(table[-2].means["live"][0] - want) < 1e-12
+    known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
+    assert abs(table[-1].means["live"][0] - known) < 1e-12 and table[-1].means["live"][1] is None
+    assert render(table, "t").row_count == 5
     reader = LogReader(tmp_path)
     reader.refresh()
     assert reader.num_edges == 900
@@ -78,7 +80,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
     def twin(edge, best):
         scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
-        return RegimeWindow(Window(0, 1, edge, edge + 1), 1, scores, {})
+        return RegimeWindow(Window(0, 1, edge, edge + 1), 1, 1, scores, {})
 
     assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 20, 30) == 4
     assert best_half_life([], 20, 30) == 2
@@ -86,4 +88,4 @@ def test_the_popularity_half_life_is_chosen_before_the_scored_part():
 
 def test_a_window_without_scores_has_no_row():
     record = WindowRecord(0, 10, 0, 5, 0, "", "rule", False, "", {}, None, {}, 0.0)
-    assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, {}, {})], 0, 5) == []
+    assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, 0, {}, {})], 0, 5) == []

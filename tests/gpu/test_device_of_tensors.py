@@ -68,11 +68,11 @@ def test_the_fake_does_refuse_to_mix_devices(fake):
 def test_a_model_on_a_gpu_makes_no_tensor_elsewhere(log, name, training):
     learner, chunk = recorded(log, model__name=name, model__id_rows=32, model__labels="regression")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = on_gpu(learner.model).train(training)
+        model = on_gpu(learner.model)
         inputs = chunk.learn.to(send, lambda hop: send(hop.edge_UKD))
         memory = Memory(model.settings.dim if model.has_memory else 0, 2, chunk.edges.first_edge, DEVICE)
         updated = model.updated(memory)
-        logits = model(inputs, memory.rows(inputs.node_M, updated))
+        logits = model(inputs, memory.rows(inputs.node_M, updated), 7 if training else None)
         loss = link_loss(logits, inputs.weight_E)
         assert str(logits.device) == DEVICE == str(loss.device)
         optimizer = model.optimizer(0.01)

@@ -71,7 +71,8 @@ def test_asking_changes_nothing_and_a_copy_stands_still():
 def test_what_is_known_of_nodes():
     facts = PairFacts(HALF_LIVES, 10)
     facts.advance(np.array([0, 0, 2]), np.array([1, 4, 4]), np.array([1, 2, 3]))
-    assert facts.destinations().tolist() == [1, 4]
+    assert facts.destinations().tolist() == facts.sighted.tolist() == [1, 4]
+    assert facts.ranks_of(np.array([4, 1, 0, 99, -1])).tolist() == [1, 0, -1, -1, -1]
     assert facts.partners(0).tolist() == [1, 4] and facts.partners(99).tolist() == []
     assert facts.is_known(np.array([-1, 0, 3, 4, 10**6])).tolist() == [False, True, False, True, False]
 
@@ -102,7 +103,7 @@ def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pai
     for a, b in zip([0, *starts], [*starts, len(src)], strict=True):
         got.append(facts.advance_scoring(src[a:b], dst[a:b], time[a:b], np.arange(b - a), candidates[a:b], deletes))
     np.testing.assert_allclose(np.concatenate(got), want, atol=2e-4)
-    assert facts.num_pairs == len(reference.meetings)
+    assert facts.num_pairs == len(reference.meetings) and facts.sighted.tolist() == reference.sighted
     assert not facts.is_known(np.array([3, 7, 11])).any() and not set(facts.destinations()) & {3, 7, 11}
 
 
@@ -117,4 +118,5 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
     for f in (facts, twin):
         f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([5]), np.array([130])))
     np.testing.assert_array_equal(facts.rows(src, time, candidates), twin.rows(src, time, candidates))
+    np.testing.assert_array_equal(facts.sighted, twin.sighted)
     assert not PairFacts((1, 2, 3, 4, 5), 25).restore(load_file(stored)), "other half-lives, other facts"

@@ -20,6 +20,7 @@ from streamd.server.engine import Engine
 from streamd.server.served import Served
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.negatives import SCORED
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream, write_log
@@ -135,13 +136,13 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     from streamd.server.served import Served
     served = Served.restored(version)
     assert served.memory.edge == log.num_edges
-    candidates = np.arange(20, 35)[None]
+    candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
     facts = recorder.live.facts.rows(np.array([3]), np.array([when]), candidates)
     inputs, _ = recorder._inputs(np.array([500]), facts, np.array([3]), candidates, 500, when - 1)
     with torch.no_grad():
-        want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0]
-    got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0]])["scores"]]
+        want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0, :15]
+    got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0, :15]])["scores"]]
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 
 
@@ -176,7 +177,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
             logits = learner.score(chunk)
             cuts.append(chunk.edges.first_edge)
             if chunk.score is not None:
-                nodes = chunk.score.node_M[chunk.score.hops[0].root_U][chunk.score.candidate_EC]
+                nodes = chunk.score.node_M[chunk.score.hops[0].root_U][chunk.score.candidate_EC][:, SCORED]
                 want.update(zip(chunk.score.event_E.tolist(), logits, strict=True))
                 asked_by_edge.update(zip(chunk.score.event_E.tolist(), nodes.tolist(), strict=True))
     writer = LogWriter(tmp_path, SCHEMA, 100_000)

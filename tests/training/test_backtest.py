@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
@@ -42,6 +43,19 @@ def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
     assert scored[-1].scores["live"] != scored[-1].scores["frozen"]
     assert scored[0].scores["live"]["mrr"] > scored[0].scores["rule"]["mrr"] - 0.1
     assert run._learners["frozen"].num_learned == 1
+
+
+def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentieth(tmp_path):
+    s, log = world(tmp_path)
+    run = Regimes(s, log, ("live", "frozen"), 300, 3)
+    first, second = recorded_windows(log, HOURS // 2 * HOUR)
+    assert first.end_edge > 300, "the initial part ends inside the first window"
+    assert run.window(first) is None
+    seen = [chunk.inputs.event_E for chunk in run._base._seen if chunk is not None]
+    assert int(torch.cat(seen).min()) == 15 and int(torch.cat(seen).max()) == first.end_edge - 1
+    scored = run.window(second)
+    assert run._learners["frozen"].num_learned == 1 and scored.scores["live"] == scored.scores["frozen"]
+    assert abs(scored.scores["live"]["mrr"] - scored.scores["rule"]["mrr"]) > 0.01
 
 
 def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
@@ -109,4 +123,7 @@ def test_the_measures_of_a_window_weigh_as_many_events_as_it_has(tmp_path):
     result = backtest(s, log, Plan())
     weight = [w.num_scored for w in result.windows]
     assert np.isclose(result.mean("rule")["ap"], np.average([w.scores["rule"]["ap"] for w in result.windows], weights=weight))
-    assert set(measures(np.zeros((3, 101), np.float32))) == set(result.mean("rule"))
+    known = [w.num_known for w in result.windows]
+    assert np.isclose(result.mean("rule")["mrr_known"],
+                      np.average([w.scores["rule"]["mrr_known"] for w in result.windows], weights=known))
+    assert set(measures(np.zeros((3, 101), np.float32), np.ones(3, bool))) == set(result.mean("rule"))

@@ -52,7 +52,7 @@ def test_learning_beats_standing_still(tmp_path, name):
     _, learned, losses = run(s, log)
     _, frozen, _ = run(s, log, learn=False)
     assert measures(learned[-300:])["mrr"] > measures(frozen[-300:])["mrr"] + 0.1
-    assert losses[0] is None and losses[-1] < losses[1], "without an earlier window there is no negative to learn from"
+    assert losses[-1] < losses[0]
 
 
 def test_two_runs_give_the_same_bits(tmp_path):
@@ -66,10 +66,10 @@ def test_two_runs_give_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "losses"), [
-    ("tgn", [2.84622, 2.37662, 2.19315, 1.78520, 1.62868]), ("pair", [2.84687, 2.37900, 2.19718, 1.79033, 1.63376]),
-    ("tgat", [2.84646, 2.37796, 2.19541, 1.78736, 1.63192])])
+    ("tgn", [2.49408, 1.99529, 2.03800, 1.65980, 1.51070]), ("pair", [2.49549, 1.99943, 2.04362, 1.66400, 1.51152]),
+    ("tgat", [2.49470, 1.99772, 2.04152, 1.66294, 1.51075])])
 def test_a_change_meant_to_change_no_number_changes_none(tmp_path, name, losses):
-    """Losses of a fixed seed as they were on 2026-11-21: a refactoring keeps them, a better model replaces them."""
+    """Losses of a fixed seed as they were on 2026-11-22: a refactoring keeps them, a better model replaces them."""
     s, log = world(tmp_path, model__name=name)
     torch.set_num_threads(1)
     np.testing.assert_allclose(run(s, log)[2][1:], losses, atol=2e-4)
@@ -82,7 +82,8 @@ def test_the_residual_starts_as_the_pair_network(tmp_path):
     list(recorder.chunks(first))
     chunk = next(recorder.chunks(second))
     logits = learner.score(chunk)
-    np.testing.assert_allclose(logits, learner.model.pair_logits(chunk.score.facts_ECF).detach().numpy(), atol=1e-6)
+    want = learner.model.pair_logits(torch.from_numpy(chunk.scored_facts)).detach().numpy()
+    np.testing.assert_allclose(logits, want, atol=1e-6)
 
 
 def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
@@ -97,8 +98,9 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     learner.begin()
     first = []
     for chunk in recorder.chunks(window):
-        logits = learner.score(chunk)
-        first.append(float(link_loss(torch.from_numpy(logits[:, :11]), torch.ones(len(logits)))))
+        learner.score(chunk)
+        logits = learner._logits[-1]
+        first.append(float(link_loss(torch.from_numpy(logits), torch.ones(len(logits)))))
     with torch.no_grad():
         replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner._seen]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
@@ -118,7 +120,28 @@ def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
     assert 0 < learned.tail_after <= 1
 
 
-def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path):
+def spoil_a_fact(learner, monkeypatch):
+    learner._seen[0].inputs.facts_ECF[0, 0, 0] = torch.nan
+
+
+def spoil_a_statistic(learner, monkeypatch):
+    observe = learner.observe
+    monkeypatch.setattr(learner, "observe", lambda: (observe(), learner.model.edge_stats.var[0].fill_(torch.inf)))
+
+
+def spoil_memory(learner, monkeypatch):
+    advance = learner._advance_all
+    calls = []
+    monkeypatch.setattr(learner, "_advance_all", lambda: (advance(), calls or learner.memory.state[0, 0].fill_(torch.nan), calls.append(1)))
+
+
+def spoil_logits_of_the_tail(learner, monkeypatch):
+    logits_of = learner._logits_of
+    monkeypatch.setattr(learner, "_logits_of", lambda chunk: logits_of(chunk) * np.float32(np.nan))
+
+
+@pytest.mark.parametrize("spoil", [spoil_a_fact, spoil_a_statistic, spoil_memory, spoil_logits_of_the_tail])
+def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkeypatch, spoil):
     s, log = world(tmp_path)
     learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
     for number, window in enumerate(list(windows(log))[:3]):
@@ -127,11 +150,12 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path):
             learner.score(chunk)
         if number == 2:
             before = {k: v.clone() for k, v in learner.model.state_dict().items()}
-            learner._seen[0].inputs.facts_ECF[0, 0, 0] = float("nan")
+            spoil(learner, monkeypatch)
         learned = learner.learn(window.first_edge)
     assert not learned.finite
     for name, value in learner.model.state_dict().items():
         assert torch.equal(value, before[name]), name
+    assert learner.memory.is_finite
 
 
 def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
@@ -173,7 +197,7 @@ def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
     recorder = Recorder(s, log)
     for number, window in enumerate(list(windows(log))[:2]):
         sampled = sum(c.score.num_events for c in recorder.chunks(window) if c.score is not None)
-        assert sampled == (30 if number else 0)
+        assert sampled == 30, number
     assert recorder.live.facts.edge == window.end_edge, "all events move the facts"
 
 

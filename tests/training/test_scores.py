@@ -1,7 +1,11 @@
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from streamd.training.negatives import negatives
+from streamd.graph import PairFacts
+from streamd.training.negatives import Pool
 from streamd.training.scores import average_precision, measures, ranks
 
 
@@ -41,9 +45,56 @@ def plain_negatives(pool, event, dst, seed, count):
     return out
 
 
-def test_negatives_are_the_protocols_and_never_the_true_destination():
-    pool = np.array([2, 3, 5, 7, 11, 13])
-    events, dst = np.array([0, 1, 10**12, 4]), np.array([5, 2, 99, 13])
-    got = negatives(pool, events, dst, seed=3)
-    for row, e, d in zip(got.tolist(), events.tolist(), dst.tolist(), strict=True):
-        assert row == plain_negatives(pool.tolist(), e, d, 3, 100) and d not in row
+def random_window(rng):
+    """Facts after some events, and the events of a window behind them, with ties and destinations that it brings."""
+    facts, nodes = PairFacts((1, 2, 3, 4, 5), 1000), 30
+    before, window = int(rng.integers(0, 25)), int(rng.integers(1, 40))
+    dst = rng.permutation(np.concatenate([np.arange(nodes), rng.integers(0, nodes, before + window)]))[: before + window]
+    time = np.sort(rng.integers(0, before + window, before + window)) * 10
+    if before and before < len(time):
+        time[before:] += 1  # a window begins behind the events before it
+    src = rng.integers(0, nodes, before + window)
+    facts.advance(src[:before], dst[:before], time[:before])
+    return facts, src, dst, time, before
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_negatives_are_the_protocols_over_the_destinations_known_before_each_event(seed):
+    rng = np.random.default_rng(seed)
+    facts, src, dst, time, before = random_window(rng)
+    deleted = rng.choice(30, int(rng.integers(0, 4)), replace=False)
+    pool = Pool.of(facts, dst[before:], time[before:], deleted)
+    sighted = [d for d in dict.fromkeys(dst.tolist()) if d not in deleted]
+    first = {d: int(time[np.flatnonzero(dst == d)[0]]) for d in sighted}
+    known_E = pool.known_before(time[before:])
+    facts.advance(src[before:], dst[before:], time[before:])  # the facts move on while a window is recorded
+    asked = np.flatnonzero(pool.has_others(dst[before:], known_E) & ~np.isin(dst[before:], deleted))
+    event, true = 10**9 + before + asked, dst[before:][asked]
+    got = pool.draw(event, true, known_E[asked], 100, 3)
+    learned = pool.draw(event, true, np.full(len(asked), pool.size), 10, 1)
+    for i, at in enumerate(asked.tolist()):
+        now = int(time[before + at])
+        allowed = [d for d in sighted if first[d] < now]
+        assert got[i].tolist() == plain_negatives(allowed, int(event[i]), int(true[i]), 3, 100)
+        assert learned[i].tolist() == plain_negatives(sighted, int(event[i]), int(true[i]), 1, 10)
+        assert bool(pool.holds(true[i: i + 1], known_E[asked][i: i + 1])[0]) == (true[i] in allowed)
+    for at in set(range(len(time) - before)) - set(asked.tolist()):
+        d, now = int(dst[before + at]), int(time[before + at])
+        assert d in deleted or not [x for x in sighted if first[x] < now and x != d], "all that can be asked is asked"
+
+
+def test_what_is_not_a_number_ranks_last_and_scores_worse_than_chance():
+    nan = np.nan
+    assert ranks(np.array([[nan, 1, 2, 3], [1, nan, nan, 0], [nan] * 4, [1, 0, 0, 0]], np.float32)).tolist() == [4, 3, 4, 1]
+    broken = np.full((50, 101), nan, np.float32)
+    m = measures(broken)
+    assert m["mrr"] == pytest.approx(1 / 101) and m["hits10"] == 0 and m["auc"] == 0 and m["ap"] <= 0.5
+
+
+def test_known_destinations_are_scored_apart():
+    scores = np.zeros((4, 101), np.float32)
+    scores[:2, 0] = 1
+    m = measures(scores, np.array([True, True, False, False]))
+    assert m["mrr_known"] == 1 and m["mrr"] == (2 + 2 / 51) / 4
+    assert "mrr_known" not in measures(scores, np.zeros(4, bool))

@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import numpy as np
 
-from streamd.training.shadow import Comparison, judge
+from streamd.training.shadow import NUM_SPREADS, Comparison, judge
 
 ENOUGH, WINDOW, YEAR = 2000, 95, 24 * 365
 
@@ -40,6 +42,22 @@ def test_a_model_a_fifth_worse_is_rolled_back_within_a_day():
         assert 0.15 < 1 - champion.mean() / shadow.mean() < 0.25
         hour, verdict = windows(np.random.default_rng(seed), 24, 0.2)[0]
         assert verdict == "worse" and hour <= 24
+
+
+def test_models_that_differ_in_their_seed_alone_are_never_worse_on_real_streams():
+    with np.load(Path(__file__).with_name("two_seeds.npz")) as file:
+        streams = [2 / file[name].astype(np.float64) for name in file]
+    only_errors = 0
+    for rank in streams:
+        for champion, shadow in (rank, rank[::-1]):
+            for n, first in ((ENOUGH, ENOUGH), (5000, 0), (10_000, 0)):  # models learn the first events at unlike speed
+                for a in range(first, len(champion) - n + 1, n):
+                    part = slice(a, a + n)
+                    compared = Comparison().added(champion[part], shadow[part])
+                    error = np.std(champion[part] - shadow[part]) / np.sqrt(n)
+                    only_errors += compared.mean < -NUM_SPREADS * error
+                    assert judge(compared, ENOUGH)[0] == "proven"
+    assert only_errors, "the data no longer shows what the least effect is for"
 
 
 def test_the_comparison_is_that_of_all_events_at_once():
