@@ -69,7 +69,8 @@ class LinkInputs:
         return LinkInputs(**{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"}, hops=hops)
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
-        return dataclasses.replace(self, weight_E=weight_E)
+        """The same, each event's weight times float32[E]."""
+        return dataclasses.replace(self, weight_E=self.weight_E * weight_E)
 
 
 def link_inputs(

@@ -95,14 +95,14 @@ class Learner:
         return logits
 
     def learn(self, window_edge: int, epochs: int | None = None) -> Learned | None:
-        """Learn what was scored since `begin`; None where nothing was. Memory ends as of the new weights.
+        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as of the new weights.
 
         epochs: `training.epochs` where None.
 
         Where a loss, weight, statistic, logit or memory is not finite the weights of before stand, and `finite` says so.
         """
         seen = [s for s in self._seen if s is not None]
-        if not seen:
+        if not any(s.inputs.weight_E.any() for s in seen):
             self._advance_all()
             return None
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
@@ -131,7 +131,8 @@ class Learner:
         if not finite:
             self.refuse()
         for chunk in seen:
-            self.replay.offer(chunk)
+            if chunk.inputs.weight_E.any():
+                self.replay.offer(chunk)
         self.num_learned += 1
         self.carrier.report()
         return Learned(loss, finite, before, after, count)
@@ -147,7 +148,7 @@ class Learner:
         """Forgetting: scores of the present weights, true destination among 11, on a part of the past that stays the same
         for as long as replay holds it. None without one."""
         chunks = sorted(self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little")))[:RECALLED_CHUNKS]
-        kept = [self._logits_of(c) for c in chunks]
+        kept = [logits for c in chunks if len(logits := self._logits_of(c))]
         return measures(np.concatenate(kept)) if kept else None
 
     def hide_deleted(self, deletions: Deletions) -> None:
@@ -234,7 +235,9 @@ class Learner:
         """What a training step needs, on the device: edges, the chunk if any of it is learned, what of the past joins it,
         labels; and the events that count."""
         edges, seen, weight, past, labels = step
-        own = seen.inputs.weighted(weight) if seen is not None and weight.any() else None
+        own = seen.inputs.weighted(weight) if seen is not None else None
+        if own is not None and not own.weight_E.any():
+            own = None
         events = sum(float(inputs.weight_E.sum()) for inputs in (*(p for p, _ in past), *([own] if own is not None else [])))
         return (edges, None if own is None else self.carrier.inputs(own),
                 [(self.carrier.inputs(inputs), self.carrier.send(state_MD)) for inputs, state_MD in past],
@@ -247,7 +250,7 @@ class Learner:
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
         """MRR of the held-out events before and after learning, their number, and whether all logits are finite."""
-        held = [(w == 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
+        held = [((1 - w) * s.inputs.weight_E > 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
         before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
         after = [self._logits_of(t) for t in self.tail]
         if not before:

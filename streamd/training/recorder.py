@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, make_graph, make_room
@@ -24,8 +25,9 @@ class RecordedChunk:
     """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored against and 10 to be
     learned with (`SCORED` and `LEARNED` are their columns); learn: the same events with the latter. None: not scored.
 
-    known_E: whether each event's destination was one before. labels: those with times up to the chunk's last event and
-    behind the one before the chunk, as of the chunk's start.
+    known_E: whether each event's destination was one before. Others weigh nothing in learning: beside negatives that were
+    seen, a candidate that never was would be true by construction, and the model would rank whatever is unknown first.
+    labels: those with times up to the chunk's last event and behind the one before the chunk, as of the chunk's start.
     """
 
     edges: EdgeRows
@@ -115,6 +117,7 @@ class Recorder:
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
             event, dst, known = part.first_edge + asked, part.dst_E[asked], known_E[a + asked]
+            is_known = pool.holds(dst, known)
             candidates = np.concatenate([
                 dst[:, None], pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
                 pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED)], 1)
@@ -132,7 +135,8 @@ class Recorder:
                 query_us = self._time_before(before_edge)
                 src = part.src_E[asked]
                 score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
-            yield RecordedChunk(part, score, learn, pool.holds(dst, known), labels)
+                learn = learn.weighted(torch.from_numpy(is_known).float())
+            yield RecordedChunk(part, score, learn, is_known, labels)
         if stale_events is None and not standing:
             self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
 
