@@ -51,15 +51,18 @@ class Position:
     """Where to read on in one partition: event `index` of the record at `offset`, less those appended ahead of it.
 
     ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending order.
+    epoch: the partition's leader epoch when it was read up to here, by which Kafka tells whether it lost what was read
+    (KIP-320); -1 where it is not known.
     """
 
     offset: int
     index: int = 0
     ahead: tuple[tuple[int, int], ...] = ()
+    epoch: int = -1
 
 
 class Gap(NamedTuple):
-    """Offsets [first, end) that Kafka no longer had; end is -1 where a topic made anew took the place of the old one."""
+    """Offsets [first, end) that Kafka no longer had; end is -1 where another log took the place of the one read."""
 
     topic: str
     partition: int

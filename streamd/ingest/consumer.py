@@ -1,6 +1,7 @@
 """The Kafka side of ingest: an assigned consumer whose positions are the log's, never Kafka's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -8,12 +9,13 @@ from crc32c import crc32c
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import LogTruncationError, OffsetOutOfRangeError
+from kafka.structs import OffsetAndMetadata
 
 from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.client import make_admin, make_consumer
-from streamd.ingest.kafka_records import make_reading_safe, stable_offsets
+from streamd.ingest.kafka_records import make_reading_safe, seek, stable_offsets
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
 
@@ -40,6 +42,10 @@ class KafkaSource:
         self._end: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
         self.partitions: list[TopicPartition] = []
+
+        self._epochs: dict[TopicPartition, int] = {}
+        self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        """Partitions that lost what was read: where they part from it, None where they have nothing in common."""
 
     def _open(self) -> None:
         self._consumer = make_consumer(self._kafka)
@@ -110,6 +116,9 @@ class KafkaSource:
                                        f"Topic {tp.topic} was deleted and made anew (id {topics.topic_ids[tp.topic]}, the "
                                        f"log has {stored.topic_ids[tp.topic]})."))
                 position = Position(first[tp])
+            elif tp in self._truncated:
+                gap, position = self._parted(tp, position, first[tp])
+                gaps.append(gap)
             elif position.offset > end[tp]:
                 gaps.append(self._lost(Gap(tp.topic, tp.partition, end[tp], position.offset),
                                        f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, but the log has read up to "
@@ -120,10 +129,20 @@ class KafkaSource:
                                        f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; offsets {position.offset} "
                                        f"to {first[tp] - 1} were deleted before they were read."))
                 position = Position(first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp]))
-            self._consumer.seek(tp, position.offset)
-            self._positions[tp] = position.offset
+            seek(self._consumer, tp, position.offset, position.epoch)
+            self._positions[tp], self._epochs[tp] = position.offset, position.epoch
             begun.append(position)
+        self._truncated.clear()
         return begun, gaps
+
+    def _parted(self, tp: TopicPartition, position: Position, first: int) -> tuple[Gap, Position]:
+        """What was lost of a partition whose leader has another log than the one read, and where to read on."""
+        at = self._truncated[tp]
+        what = f"An election made a leader of {tp.topic}-{tp.partition} that has not what was read of it"
+        if at is None:
+            return self._lost(Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."), Position(first)
+        gap = Gap(tp.topic, tp.partition, at.offset, position.offset)
+        return self._lost(gap, f"{what} from offset {at.offset} to {position.offset - 1}."), Position(at.offset)
 
     def _lost(self, gap: Gap, what: str) -> Gap:
         if self._ingest.on_data_loss == "fail":
@@ -149,11 +168,15 @@ class KafkaSource:
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
             self._positions = {tp: int(self._consumer.position(tp, ANSWER_MS)) for tp in self.partitions}
-        except (OffsetOutOfRangeError, LogTruncationError):
+        except OffsetOutOfRangeError:
+            raise OutOfRange from None
+        except LogTruncationError as error:
+            self._truncated.update(error.divergent_offsets)
             raise OutOfRange from None
         except Exception as error:  # noqa: BLE001 - whatever reading raises, the client that raised it may be broken
             self._begin_anew()
             raise KafkaError(f"The broker does not answer: {error!r}.", "ingest goes on trying.") from error
+        self._epochs.update({tp: records[-1].leader_epoch for tp, records in polled.items() if records})
         number = {tp: i for i, tp in enumerate(self.partitions)}
         return {number[tp]: records for tp, records in polled.items()}
 
@@ -165,7 +188,7 @@ class KafkaSource:
         self._stable.update(seen)
         self._consumer.assign(self.partitions)
         for tp in self.partitions:
-            self._consumer.seek(tp, self._positions[tp])
+            seek(self._consumer, tp, self._positions[tp], self._epochs.get(tp, -1))
 
     def position(self, source: int) -> int:
         """Next offset to be read, as of the last poll; passes over holes left by transactions and compaction."""
@@ -208,7 +231,7 @@ class KafkaSource:
         """What the commit line stores."""
         table: dict[str, dict[int, Position]] = {}
         for tp, position in zip(self.partitions, positions, strict=True):
-            table.setdefault(tp.topic, {})[tp.partition] = position
+            table.setdefault(tp.topic, {})[tp.partition] = replace(position, epoch=self._epochs.get(tp, -1))
         return Progress(self._topics.cluster_id, dict(self._topics.topic_ids), table)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from kafka.errors import CorruptRecordError
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from kafka.record.util import decode_varint
+from kafka.structs import OffsetAndMetadata
 
 from streamd.ingest.codecs import expand
 
@@ -158,6 +159,16 @@ def make_reading_safe(max_batch_bytes: int) -> None:
     """Let this process read every batch by `SafeBatch`, and expand none beyond `max_batch_bytes`."""
     SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch
+
+
+def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
+    """Read on at an offset; the next poll asks the broker first whether it still has the log that was
+    read up to there under this leader epoch (KIP-320), and raises LogTruncationError where it has not.
+
+    kafka-python's own `seek` takes no epoch.
+    """
+    consumer.seek(partition, offset)
+    consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
 
 
 def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from streamd.errors import JournalError
+from streamd.errors import JournalError, LockedError
 from streamd.events import Position, Progress, Schema
 from streamd.storage import DISK, SCRATCH, Disk
 
@@ -108,9 +108,11 @@ class LogState:
 
 
 def progress_fields(progress: Progress) -> dict[str, Any]:
-    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index, [ahead]]}}}."""
+    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index, [ahead], epoch]}}}.
+
+    Before 2026-11-23 there was no epoch."""
     return {"cluster": progress.cluster_id, "topics": progress.topic_ids,
-            "positions": {t: {str(p): [x.offset, x.index, [list(a) for a in x.ahead]] for p, x in parts.items()}
+            "positions": {t: {str(p): [x.offset, x.index, [list(a) for a in x.ahead], x.epoch] for p, x in parts.items()}
                           for t, parts in progress.positions.items()}}
 
 
@@ -124,8 +126,9 @@ def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
 def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
     positions = {t: dict(parts) for t, parts in old.positions.items()}
     for topic, parts in fields["positions"].items():
-        for partition, (offset, index, ahead) in parts.items():
-            positions.setdefault(topic, {})[int(partition)] = Position(offset, index, tuple((a, b) for a, b in ahead))
+        for partition, (offset, index, ahead, *epoch) in parts.items():
+            positions.setdefault(topic, {})[int(partition)] = Position(
+                offset, index, tuple((a, b) for a, b in ahead), *epoch)
     return Progress(fields["cluster"] or old.cluster_id, old.topic_ids | fields["topics"], positions)
 
 
@@ -173,12 +176,12 @@ class JournalWriter:
 
     def _begin(self, state: LogState) -> None:
         """Take the place of a file of this name at once: the one before it may end earlier on the disk."""
-        path = self.folder / f"{state.seq + 1:020d}.journal"
-        scratch = path.with_suffix(SCRATCH)
+        self._path = self.folder / f"{state.seq + 1:020d}.journal"
+        scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
         self.append(encode_line(state.checkpoint()))
-        self._disk.replace(scratch, path)
+        self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
 
     def append(self, line: bytes) -> None:
@@ -186,6 +189,16 @@ class JournalWriter:
         self._disk.write(self._fd, line, self._size)
         self._disk.sync(self._fd)
         self._size += len(line)
+
+    def check_alone(self) -> None:
+        """Raises: LockedError where another process has begun a file of its own.
+
+        On some shared volumes the lock of the directory holds nobody back.
+        """
+        newest = journal_files(self.folder)[-1]
+        if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
+            raise LockedError(f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
+                              "run one ingest per data_dir; the lock (flock) does not work on this volume.")
 
     def roll(self, state: LogState) -> None:
         """Start a new file, because a segment was sealed."""

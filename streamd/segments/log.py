@@ -145,6 +145,7 @@ class LogWriter:
         """Append one batch durably. gaps: offsets that Kafka lost and that are passed over.
 
         Raises: DiskError where a write or sync failed; the log stays at the commit before and the caller ends the process.
+        LockedError where another process writes here too.
         """
         with self._steps():
             self._commit(batch, progress, watermark, gaps)
@@ -265,6 +266,7 @@ class LogWriter:
         if self._failed:
             raise DiskError(f"The log at {self.data_dir} takes nothing more after: {self._failed}.", "restart ingest.")
         try:
+            self._journal.check_alone()
             yield
         except OSError as error:
             self._failed = str(error)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from streamd.errors import JournalError, LockedError
+from streamd.errors import DataDirectoryError, JournalError, LockedError
 from streamd.events import Schema
 from streamd.segments.journal import LogState, journal_files, read_lines
 from streamd.segments.layout import APPENDED, EDGES
@@ -102,6 +102,10 @@ def lock_directory(path: Path) -> int:
         os.close(fd)
         raise LockedError(f"{path.parent} is being written by process {owner}.",
                           "stop that process or set another data_dir.") from None
+    except OSError as error:
+        os.close(fd)
+        raise DataDirectoryError(f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
+                                 "set a data_dir on a local or block volume.") from error
     os.ftruncate(fd, 0)
     DISK.write(fd, str(os.getpid()).encode(), 0)
     return fd

@@ -110,7 +110,7 @@ def main() -> None:
         per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
         print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "target": target,
                           "seconds": round(seconds), "per_window": per_window,
-                          **{k: (v["mrr"], v["ap"]) for k, v in got.items() if not k.startswith("popularity")},
+                          **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
 
 

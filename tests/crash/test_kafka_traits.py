@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from streamd.demo.broker import ApacheKafka
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.journal import journal_files, read_lines
 from streamd.settings import as_environment
@@ -212,3 +213,32 @@ def test_secrets_are_in_no_log_line_and_no_output(daemon_on, kafka, topic):
                                 check=False))
     assert daemon.stop() == 0
     assert secret not in daemon.output() + "".join(x.stdout + x.stderr for x in shown)
+
+
+def test_a_leader_that_lost_what_was_read_is_told_from_one_that_has_it(tmp_path, daemon_on, kafka_home):
+    """An unclean election, as the consumer sees it: the log is shorter than it was, and has grown again under a new leader epoch."""
+    broker = ApacheKafka(kafka_home, tmp_path / "kafka")
+    try:
+        broker.create_topic("events", 4)
+        producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+        produce(producer, "events", rows_of(200), size=1)
+        careful = daemon_on(broker.bootstrap_servers, "events").start("ingest")
+        wait(lambda: careful.edges() == 200, "the events are in")
+        assert careful.stop() == 0
+        producer.close()
+        broker.kill()
+        for part in (tmp_path / "kafka").glob("0/log/events-*"):
+            data = part / "00000000000000000000.log"
+            os.truncate(data, data.stat().st_size // 2)
+        broker.start()
+        producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+        produce(producer, "events", rows_of(400, seed=1), size=1)
+        producer.close()
+        assert careful.start("ingest").process.wait(60) == 3 and "has not what was read of it" in careful.output()
+        assert careful.edges() == 200
+        daemon = daemon_on(broker.bootstrap_servers, "events", ingest__on_data_loss="continue").start("ingest")
+        wait(lambda: daemon.edges() == 600, "what came behind the election is in, all of it and once")
+        assert {end > first for _, _, first, end in gaps(daemon)} == {True}
+        assert daemon.stop() == 0
+    finally:
+        broker.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamd.errors import CorruptionError, JournalError, LockedError
+from streamd.errors import CorruptionError, DataDirectoryError, JournalError, LockedError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
 from streamd.segments.layout import FEATURES, LATE
@@ -93,6 +93,28 @@ def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
         LogWriter(tmp_path, SCHEMA)
     writer.close()
     LogWriter(tmp_path, SCHEMA).close()
+
+
+def test_where_the_lock_holds_nobody_back_the_writer_that_came_first_stops_before_it_writes(tmp_path, monkeypatch):
+    first = LogWriter(tmp_path, SCHEMA)
+    two = batch(SCHEMA, np.array([0, 3]), np.array([1, 3]), np.array([10, 10]))
+    first.commit(two, Progress(), 20)
+    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", lambda fd, how: None)
+    second = LogWriter(tmp_path, SCHEMA)
+    second.commit(two, Progress(), 30)
+    with pytest.raises(LockedError, match="in spite of the lock"):
+        first.commit(two, Progress(), 99)
+    second.commit(two, Progress(), 40)
+    assert read(tmp_path).num_edges == 6 and read(tmp_path).watermark == 40
+    assert verify_log(tmp_path)[1] == []
+
+
+def test_a_volume_without_locks_is_refused(tmp_path, monkeypatch):
+    def no_locks(fd, how):
+        raise OSError(95, "Operation not supported")
+    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", no_locks)
+    with pytest.raises(DataDirectoryError, match="gives no locks"):
+        LogWriter(tmp_path, SCHEMA)
 
 
 def test_other_widths_are_refused(tmp_path):
