@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 
-.PHONY: demo test slow lint bench clean keys
+.PHONY: demo test slow mutants lint bench clean keys
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -15,6 +15,9 @@ test: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
+	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check streamd tests
@@ -39,8 +42,13 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,arrow,bench]'
 	touch $@ $(VENV)/.dev $(VENV)/.demo
 
+# The mutation tool has an environment of its own: it only draws and writes code.
+$(VENV)-mutants/bin/cosmic-ray:
+	$(PYTHON) -m venv $(VENV)-mutants
+	$(VENV)-mutants/bin/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.0'
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:

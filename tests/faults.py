@@ -165,6 +165,10 @@ class FaultyDisk(Disk):
         super().close(fd)
         self._paths.pop(fd, None)
 
+    @property
+    def all_synced(self) -> bool:
+        return not (self._dirty or self._lost or self._entries)
+
     def cut_power(self) -> None:
         """Lose what no sync made durable."""
         self._lose()

@@ -176,6 +176,31 @@ def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_s
     life.writer.close()
 
 
+def test_the_server_embeds_the_neighbours_of_a_deleted_node_anew(tmp_path):
+    life = Life(tmp_path).grow(400)
+    life.settings = settings(tmp_path, stream__edge_feature_dim=2, stream__node_feature_dim=1, model__name="tgat")
+    life.learn(life.trainer())
+    met = sorted(set(life.dst[:400][life.src[:400] == GONE].tolist()))
+
+    def embedded(world):
+        wait(lambda: world.engine.status.version != "rule")
+        answer = world.client.post("/v1/embeddings", json={"nodes": [f"n:{v}" for v in met]}).json()
+        return np.array([a["embedding"] for a in answer])
+    world = World(tmp_path, stream__node_feature_dim=1, model__name="tgat")
+    world.start()
+    before = embedded(world)
+    life.delete()
+    wait(lambda: world.client.post("/v1/score", json={"src": SECRET, "dst": ["n:20"]}).json()["known"] is False)
+    after = embedded(world)
+    world.stop()
+    assert not np.allclose(before, after)
+    again = World(tmp_path, stream__node_feature_dim=1, model__name="tgat")
+    again.start()
+    np.testing.assert_allclose(embedded(again), after, atol=1e-5)
+    again.stop()
+    life.writer.close()
+
+
 def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
     life.grow(450)
     trainer = life.trainer()

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from streamd.events import Position
 from streamd.ingest import keys
+from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.telemetry import metrics
 from tests.builders import HOUR, SECOND
+from tests.faults import FaultyDisk
 from tests.ingest.world import World
 
 
@@ -268,6 +270,35 @@ def test_deletes_in_a_topic_of_their_own_hide_what_they_mean_and_those_that_mean
     letters = world.dead_letters()
     assert [x["reason"] for x in letters] == ["unmatched_delete"] * 2
     assert not world.reader()._late.size
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_deleted_nodes_id_is_never_given_again(tmp_path, restarted):
+    world = World(tmp_path)
+    for i, key in enumerate(["a", "b", "c"]):
+        world.send(0, edge(key, "x", i))
+    world.send(0, {"type": "delete", "node": "c"})
+    world.run(1)
+    ids = dict(world.reader().ids)
+    if restarted:
+        world.kill().start()
+    world.send(0, edge("new", "x", 10))
+    world.send(0, edge("c", "x", 11))
+    world.run(1)
+    assert ids == {"a": 0, "x": 1, "b": 2} and world.reader().ids == {**ids, "new": 4, "c": 5}
+    assert world.events() == [("a", "x", 0), ("b", "x", 1), ("new", "x", 10), ("c", "x", 11)]
+
+
+def test_what_was_refused_is_on_the_disk_before_the_commit_that_passes_it_by(tmp_path, monkeypatch):
+    world, disk = World(tmp_path), FaultyDisk()
+    world.loop._letters = world.letters = LocalDeadLetters(tmp_path / "deadletter", 10**6, disk)
+    found = []
+    commit = world.writer.commit
+    monkeypatch.setattr(world.writer, "commit", lambda *what: (found.append((disk.all_synced, len(world.letters_written()))), commit(*what)))
+    world.send(0, edge("a", "x", 0))
+    world.send(0, value=b"no json")
+    world.run(1)
+    assert found[-1] == (True, 1) and world.writer.progress.positions["events"][0].offset == 2
 
 
 def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_are_busy(tmp_path, monkeypatch):

@@ -133,7 +133,10 @@ class World:
 
     def dead_letters(self):
         self.letters.flush()
-        lines = (self.path / "deadletter/current.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return self.letters_written()
+
+    def letters_written(self):
+        """Letters in the file, whether they are synced or not."""
+        return [json.loads(line) for line in (self.path / "deadletter/current.jsonl").read_text().splitlines()]
 
 

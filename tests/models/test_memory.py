@@ -80,6 +80,16 @@ def test_memory_survives_restarts_and_swaps(tmp_path, model):
         torch.testing.assert_close(got.tensors()[name], tensor, atol=1e-5, rtol=0)
 
 
+def test_a_restored_memory_answers_with_the_messages_that_wait(model):
+    _, net = model
+    memory, nodes = net.new_memory(), torch.tensor([4, 2, 9])
+    net.advance(memory, EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), np.ones((3, 2), np.float32)))
+    kept = {name: tensor.clone() for name, tensor in memory.tensors().items()}
+    again = Memory.restored(kept, memory.edge, memory.now_us)
+    rows = again.rows(nodes, net.updated(again))
+    assert torch.equal(rows, memory.rows(nodes, net.updated(memory))) and rows[:2].any(1).all()
+
+
 def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
     _, net = model
     rows = EdgeRows(0, np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.ones((2, 2), np.float32))

@@ -1,6 +1,7 @@
 """Retention and compaction as ingest does them between commits."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -116,14 +117,15 @@ def test_events_that_arrive_during_a_compaction_are_kept(writer):
     from streamd.segments.compact import compaction
 
     reader = LogReader(writer.data_dir)
-    steps = compaction(writer, reader, writer.num_edges)
+    steps, rewritten = compaction(writer, reader, writer.num_edges), [0]
     for i in range(45, 60, 3):
-        next(steps)
+        rewritten.append(next(steps).segments)
         time = np.arange(i, i + 3) * SECOND
         while writer.room() < 3:
             writer.seal()
         writer.commit(batch(SCHEMA, np.full(3, 5), np.full(3, 6), time), Progress(), int(time[-1]))
-    list(steps)
+    rewritten.append(list(steps)[-1].segments)
+    assert sum(a < b for a, b in itertools.pairwise(rewritten)) > 2, "segments are rewritten between the commits"
     reader.refresh()
     assert reader.num_edges == 60 and (reader.edges(0, 60)[2] == np.arange(60) * SECOND).all()
     assert not verify_log(writer.data_dir)[1]

@@ -67,5 +67,6 @@ def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_
     log.refresh()
     assert process_all(other, log, 1)[0].promoted and other._incumbent is None
     registry.rollback("someone", "I did not") if registry.shadow() == old else registry.promote(old, "someone", "back")
-    record = process_all(other, log, 1)
-    assert registry.champion() == old and not any(r.promoted for r in record)
+    record, = process_all(other, log, 1)
+    assert registry.champion() == old and not record.promoted
+    assert other._incumbent.name == old and record.scores["incumbent"]["mrr"] > 0, "it learns on, beside the one that serves"

@@ -119,6 +119,25 @@ def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
     assert 0 < learned.tail_after <= 1
 
 
+def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypatch):
+    s, log = world(tmp_path, training__tail_share=0.25, training__epochs=1)
+    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    window = next(windows(log))
+    learner.begin()
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner._seen if chunk is not None])
+    num_tail = int(len(wanted) * 0.25)
+    assert wanted[-num_tail:].any() and wanted[:-num_tail].any()
+    wanted[-num_tail:] = 0
+    learned = []
+    monkeypatch.setattr("streamd.training.learner.link_loss",
+                        lambda logits, weight: (learned.append(weight), link_loss(logits, weight))[1])
+    learner.learn(window.first_edge)
+    assert float(torch.cat(learned).sum()) == float(wanted.sum())
+    assert torch.equal(torch.cat(learned), wanted[: sum(map(len, learned))])
+
+
 def spoil_a_fact(learner, monkeypatch):
     learner._seen[0].inputs.facts_ECF[0, 0, 0] = torch.nan
 
@@ -220,6 +239,19 @@ def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
             store.offer(dataclasses.replace(chunk, first_edge=edge))
     assert sorted(c.first_edge for c in newest._chunks) == [5, 6, 7] and nothing.num_events == 0
     assert nothing.draw(100, 0) == []
+
+
+def test_all_chunks_kept_are_replayed_alike(tmp_path):
+    learner, _, _ = run(*world(tmp_path), capacity=50)
+    store, chunk = ReplayStore(None, 8, 0), learner.replay._chunks[0]
+    for edge in range(8):
+        store.offer(dataclasses.replace(chunk, first_edge=edge))
+    drawn = np.zeros(8)
+    for window_edge in range(800):
+        some = [c.first_edge for c in store.draw(2 * chunk.inputs.num_events, window_edge)]
+        assert len(set(some)) == len(some) == 2
+        drawn[some] += 1
+    assert abs(drawn / 800 - 2 / 8).max() < 0.07
 
 
 def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):

@@ -1,0 +1,188 @@
+"""`make mutants`: change the code in one place, and see whether the tests of its room notice.
+
+The mutations named here once survived all tests. 100 more are drawn with cosmic-ray's operators, at most one a line, by
+the hash of what they change, so that a change elsewhere does not draw others. Each is made in a copy of the tree and asked
+of its room's tests only, for LIMIT seconds at most; running longer counts as noticed, as a hang would be.
+"""
+
+import concurrent.futures
+import difflib
+import hashlib
+import itertools
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
+
+ROOT = Path(__file__).parent.parent
+NUM_DRAWN, LIMIT, WORKERS = 100, 120, 2
+ROOMS = {
+    "streamd/ingest/merge.py": ["tests/ingest"],
+    "streamd/segments/log.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/segments/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/segments/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/graph/facts.py": ["tests/graph/test_facts.py"],
+    "streamd/graph/facts_kernels.py": ["tests/graph/test_facts.py"],
+    "streamd/training/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
+    "streamd/registry/gate.py": ["tests/training/test_shadow.py", "tests/registry"],
+    "streamd/registry/journal.py": ["tests/registry"],
+    "streamd/registry/registry.py": ["tests/registry"],
+}
+"""The files that mutations are drawn over, and the tests asked."""
+SWAPS = ("Add_Sub", "Sub_Add", "Mul_Add", "FloorDiv_Mul", "Mod_FloorDiv", "LShift_RShift", "RShift_LShift", "BitAnd_BitOr",
+         "BitXor_BitAnd")
+COMPARISONS = ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE")
+OTHERS = ("AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "NumberReplacer",
+          "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop", "ReplaceUnaryOperator_USub_UAdd",
+          "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_Invert")
+"""The operators drawn from: those whose result is most often a program of the right types that does something else."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one file. code: the whole file with it; line: the changed line, as the reasons below name it."""
+
+    path: str
+    name: str
+    line: str
+    code: str
+    tests: list[str]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A change that once survived."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: list[str]
+
+
+NO_RECORDED_LOSSES = ["--deselect", "tests/training/test_learner.py::test_a_change_meant_to_change_no_number_changes_none"]
+NAMED = [
+    Named("a deleted node's key finds its old id after a restart", "streamd/segments/log.py",
+          "if k is not None and i not in gone}", "if k is not None}", ["tests/ingest"]),
+    Named("a retired id is given again after a restart", "streamd/segments/log.py",
+          "        return self.state.num_nodes\n", "        return len(self.keys)\n", ["tests/ingest"]),
+    Named("dead letters are flushed after the commit", "streamd/ingest/loop.py", """        self._letters.flush()
+        with metrics.commit_seconds.time():
+            self._log.commit(batch, source.progress(positions), watermark)
+""", """        with metrics.commit_seconds.time():
+            self._log.commit(batch, source.progress(positions), watermark)
+        self._letters.flush()
+""", ["tests/ingest"]),
+    Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine.py",
+          "            if deleted:\n                self._served.forget", "            if False:\n                self._served.forget",
+          ["tests/test_deletes.py"]),
+    Named("a version's folder is not synced after the rename", "streamd/storage.py",
+          "        raise\n    disk.sync_folder(path.parent)\n\n\ndef append", "        raise\n\n\ndef append", ["tests/test_storage.py"]),
+    Named("waiting messages are not placed in a restored memory", "streamd/models/memory.py",
+          "        memory._place_pending()\n        return memory", "        return memory", ["tests/models/test_memory.py"]),
+    Named("replay draws the newest only", "streamd/training/replay.py", "rng.permutation(len(self._chunks)).tolist()",
+          "reversed(range(len(self._chunks)))", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
+    Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(count) < left).float()",
+          "torch.ones(count)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
+]
+
+REASONS: dict[tuple[str, str], str] = {}
+"""Why a survivor does not matter, by path and changed line."""
+
+
+def changed_line(old: str, new: str) -> str:
+    """The first line that differs, as it is after the change, or as it was where it is gone."""
+    lines = [line for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+             if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    added = [line[1:].strip() for line in lines if line[0] == "+"]
+    return added[0] if added else lines[0][1:].strip()
+
+
+def named() -> list[Mutation]:
+    """The named ones. Raises: AssertionError where the code has changed so that one no longer applies."""
+    out = []
+    for change in NAMED:
+        old = (ROOT / change.path).read_text()
+        assert old.count(change.old) == 1, f"{change.name}: {change.path} no longer says {change.old!r} once"
+        new = old.replace(change.old, change.new)
+        out.append(Mutation(change.path, change.name, changed_line(old, new), new, change.tests))
+    return out
+
+
+def drawn() -> list[Mutation]:
+    """`NUM_DRAWN` mutations over ROOMS, no two on one line."""
+    operators = [f"core/ReplaceBinaryOperator_{swap}" for swap in SWAPS] + [f"core/{name}" for name in OTHERS] + [
+        f"core/ReplaceComparisonOperator_{a}_{b}" for a, b in itertools.permutations(COMPARISONS, 2)]
+    found: dict[tuple[str, int], tuple[str, Mutation]] = {}
+    for path, tests in ROOMS.items():
+        old = (ROOT / path).read_text()
+        for operator in operators:
+            for occurrence in range(10_000):
+                new = mutate_code(old, get_operator(operator)(), occurrence)
+                if new is None:
+                    break
+                line = changed_line(old, new)
+                if line.startswith("@"):
+                    continue
+                number = next(i for i, (a, b) in enumerate(zip(old.splitlines(), new.splitlines(), strict=False)) if a != b)
+                before = old.splitlines()[:number]
+                nth = before.count(old.splitlines()[number])
+                rank = hashlib.sha256(f"{path} {operator} {line} {nth}".encode()).hexdigest()
+                mutation = Mutation(path, operator.removeprefix("core/"), line, new, tests)
+                found[path, number] = min(found.get((path, number), (rank, mutation)), (rank, mutation), key=lambda m: m[0])
+    return [m for _, m in sorted(found.values(), key=lambda m: m[0])[:NUM_DRAWN]]
+
+
+def noticed(mutation: Mutation, tree: Path, python: str) -> bool:
+    """Whether the tests fail with the mutation made in a copy of the tree."""
+    file = tree / mutation.path
+    old = file.read_text()
+    file.write_text(mutation.code)
+    try:
+        return subprocess.run([python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests], cwd=tree,
+                              env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tree.parent / "cache")},
+                              capture_output=True, timeout=LIMIT).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        file.write_text(old)
+
+
+def main(python: str) -> int:
+    """Run all mutations. python: the interpreter that has the tests' packages. Returns: survivors without a reason."""
+    mutations = [*named(), *drawn()]
+    trees: queue.Queue[Path] = queue.Queue()
+    unexplained = []
+    with tempfile.TemporaryDirectory() as work:
+        for i in range(WORKERS):
+            tree = Path(work) / str(i)
+            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", "__pycache__", "*.egg-info"))
+            trees.put(tree)
+
+        def ask(mutation: Mutation) -> bool:
+            tree = trees.get()
+            try:
+                return noticed(mutation, tree, python)
+            finally:
+                trees.put(tree)
+
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            for mutation, killed in zip(mutations, pool.map(ask, mutations), strict=True):
+                reason = REASONS.get((mutation.path, mutation.line))
+                verdict = "noticed" if killed else f"SURVIVES ({reason or 'no reason known'})"
+                print(f"{verdict}: {mutation.path}: {mutation.name}: {mutation.line}", flush=True)
+                if not killed and reason is None:
+                    unexplained.append(mutation)
+    print(f"{len(mutations)} mutations, {len(unexplained)} survive without a reason")
+    return len(unexplained)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(str(Path(sys.argv[1]).absolute())), 1))
