@@ -70,9 +70,9 @@ def test_asking_changes_nothing_and_a_copy_stands_still():
 
 def test_what_is_known_of_nodes():
     facts = PairFacts(HALF_LIVES, 10)
-    facts.advance(np.array([0, 0, 2]), np.array([1, 4, 4]), np.array([1, 2, 3]))
-    assert facts.destinations().tolist() == facts.sighted.tolist() == [1, 4]
-    assert facts.ranks_of(np.array([4, 1, 0, 99, -1])).tolist() == [1, 0, -1, -1, -1]
+    facts.advance(np.array([0, 0, 2, 4]), np.array([1, 4, 4, 0]), np.array([1, 2, 3, 4]))
+    assert facts.destinations().tolist() == [0, 1, 4] and facts.sighted.tolist() == [1, 4, 0]
+    assert facts.ranks_of(np.array([4, 1, 0, 2, 99, -1])).tolist() == [1, 0, 2, -1, -1, -1]
     assert facts.partners(0).tolist() == [1, 4] and facts.partners(99).tolist() == []
     assert facts.is_known(np.array([-1, 0, 3, 4, 10**6])).tolist() == [False, True, False, True, False]
 

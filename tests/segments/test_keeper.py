@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
+from streamd.segments.journal import journal_files, read_lines
 from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
@@ -64,6 +65,8 @@ def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(
     keeper(writer, max_bytes=size - 1).step()
     assert writer.state.first_edge == 10
     keeper(writer, max_bytes=1).step()
+    newest, = journal_files(writer.data_dir / "journal")
+    assert any(line["segments"] == [[40, 5, 0, 10, 0]] for _, line in read_lines(newest) if line and "segments" in line)
     assert writer.state.first_edge == 40 and metric("log_bytes") == (writer.data_dir / writer.state.segments[0].path).stat().st_blocks * 512
 
 

@@ -176,6 +176,15 @@ def test_verify_names_the_file_of_a_flipped_bit(tmp_path, where):
     assert ("[40, 80)" if where.endswith("tguf") else "[0, ") in damage[0].what
 
 
+def test_a_file_of_keys_with_fewer_keys_than_were_committed_is_refused(tmp_path):
+    write_log(tmp_path, *stream(120), SCHEMA)
+    keys = tmp_path / "nodes.keys"
+    raw = keys.read_bytes()
+    keys.write_bytes(raw[: len(encode_keys(list(decode_keys(raw))[:-1]))])
+    with pytest.raises(DataDirectoryError, match="nodes.keys is shorter than the journal says"):
+        LogWriter(tmp_path, SCHEMA)
+
+
 def test_lines_and_keys_are_read_as_written():
     assert decode_line(encode_line({"a": [1, "x"]})) == {"a": [1, "x"]}
     assert decode_line(encode_line({"a": 1})[:-1]) is None
