@@ -57,6 +57,21 @@ def test_the_state_does_not_depend_on_how_the_log_is_cut():
     np.testing.assert_array_equal(whole.rows(sources, when, everyone), cut.rows(sources, when, everyone))
 
 
+def test_rows_of_some_events_are_those_of_all(seed=4):
+    src, dst, time, candidates = tied_stream(seed)
+    want = PairFacts(HALF_LIVES, 1000).advance_scoring(src, dst, time, np.arange(len(src)), candidates)
+    asked = np.array([3, 4, 100, 249])
+    got = PairFacts(HALF_LIVES, 1000).advance_scoring(src, dst, time, asked, candidates[asked])
+    np.testing.assert_array_equal(got, want[asked])
+
+
+@pytest.mark.parametrize("node", [1023, 1024, 5000])
+def test_there_is_room_for_every_node(node):
+    facts = PairFacts(HALF_LIVES, 10)
+    facts.advance(np.array([0]), np.array([node]), np.array([1]))
+    assert facts.is_known(np.array([node, node + 1])).tolist() == [True, False] and facts.sighted.tolist() == [node]
+
+
 def test_asking_changes_nothing_and_a_copy_stands_still():
     src, dst, time, candidates = tied_stream(3)
     facts = PairFacts(HALF_LIVES, 1000)

@@ -77,6 +77,13 @@ def test_a_live_event_waits_a_bounded_time_only():
     assert merger.next_due(0.21) == 3600.0
 
 
+def test_with_one_partition_no_event_waits():
+    merger = Merger(1, 0.2)
+    assert merger.next_due(0.0) == 3600.0
+    merger.push(0, [event(1, 0, 0)], 1, False, 0.0)
+    assert merger.next_due(0.0) == 0.0
+
+
 def test_a_partition_that_never_had_a_record_holds_nobody_back():
     merger = Merger(3, 10.0)
     for empty in (1, 2):

@@ -79,10 +79,17 @@ def test_only_moves_by_others_count_as_by_hand(registry):
 
 @pytest.mark.parametrize(("finite", "before", "after", "num", "promoted"), [
     (True, 0.8, 0.85, 20, True), (True, 0.8, 0.7, 20, True), (True, 0.8, 0.1, 20, False), (False, 0.8, 0.9, 20, False),
-    (True, 0.8, 0.0, 3, True), (True, float("nan"), float("nan"), 0, True), (True, 0.8, 0.5, 2000, False)])
+    (True, 0.8, 0.0, 3, True), (True, 0.8, 0.0, 4, True), (True, 0.8, 0.0, 5, False), (True, float("nan"), float("nan"), 0, True), (True, 0.8, 0.5, 2000, False)])
 def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after, num, promoted):
     decision = decide(finite, before, after, num)
     assert decision.promote is promoted and decision.reason
+
+
+def test_what_is_learned_beside_a_champion_is_kept_and_does_not_serve(registry):
+    serving = registry.publish(candidate(1)).version
+    outcome = registry.publish(candidate(2), beside=serving)
+    assert not outcome.promoted and not outcome.refused and registry.champion() == serving
+    assert registry.names() == [serving, outcome.version]
 
 
 def test_a_refused_candidate_is_not_written(registry):

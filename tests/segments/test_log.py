@@ -87,12 +87,25 @@ def test_a_commit_without_rows_moves_watermark_and_positions(tmp_path):
     assert reader.watermark == 10**13 and reader.num_edges == 50 and reader.state.progress.positions["t"][0].offset == 3
 
 
+def test_the_writer_knows_which_edges_it_holds(tmp_path):
+    write_log(tmp_path, *stream(300), SCHEMA, segment_edges=128)
+    src, dst, time_E = stream(300)
+    writer = LogWriter(tmp_path, SCHEMA, 128)
+    for edge in (0, 127, 128, 299):
+        assert writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]))
+        assert not writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]) + 1)
+    assert not writer.has_edge(int(src.max()) + 1, int(dst[0]), int(time_E[0]))
+    writer.close()
+
+
 def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
     writer = LogWriter(tmp_path, SCHEMA)
     with pytest.raises(LockedError, match=str(os.getpid())):
         LogWriter(tmp_path, SCHEMA)
     writer.close()
+    files = len(list(Path("/proc/self/fd").iterdir()))
     LogWriter(tmp_path, SCHEMA).close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_where_the_lock_holds_nobody_back_the_writer_that_came_first_stops_before_it_writes(tmp_path, monkeypatch):
