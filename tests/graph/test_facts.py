@@ -125,13 +125,15 @@ def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pai
 def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
     src, dst, time, candidates = tied_stream(6)
     facts, at = PairFacts(HALF_LIVES, 25), 120
-    facts.advance(src[:at], dst[:at], time[:at])
+    dst[at - 2], highest = 15, Deletes(np.array([15]), np.array([at - 1]))
+    facts.advance(src[:at], dst[:at], time[:at], highest)
+    assert 15 in facts.sighted
     save_facts(facts, tmp_path)
     stored, = tmp_path.iterdir()
     twin = PairFacts(HALF_LIVES, 25)
     assert twin.restore({n: t.copy() for n, t in load_file(stored).items()}) and twin.edge == at
     for f in (facts, twin):
-        f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([5]), np.array([130])))
+        f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([15, 5]), np.array([at - 1, 130])))
     np.testing.assert_array_equal(facts.rows(src, time, candidates), twin.rows(src, time, candidates))
     np.testing.assert_array_equal(facts.sighted, twin.sighted)
     assert not PairFacts((1, 2, 3, 4, 5), 25).restore(load_file(stored)), "other half-lives, other facts"

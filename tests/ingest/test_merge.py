@@ -77,6 +77,12 @@ def test_a_live_event_waits_a_bounded_time_only():
     assert merger.next_due(0.21) == 3600.0
 
 
+def test_events_out_of_order_between_a_first_and_a_last_leave_in_order_of_time():
+    merger = Merger(1, 0.2)
+    merger.push(0, [event(t, 0, o) for o, t in enumerate((1, 3, 2, 4))], 4, True, 0.0)
+    assert times(merger.release(1.0, 100)) == [1, 2, 3, 4] and merger.position(0) == Position(4)
+
+
 def test_with_one_partition_no_event_waits():
     merger = Merger(1, 0.2)
     assert merger.next_due(0.0) == 3600.0

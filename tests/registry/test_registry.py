@@ -10,6 +10,7 @@ from streamd.registry import Registry
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
+from streamd.storage import TAIL_BYTES
 from streamd.windows import Window
 from tests.builders import settings
 
@@ -125,3 +126,11 @@ def test_a_torn_last_move_does_not_count_and_is_written_over(tmp_path):
     assert journal.last().champion == "a"
     journal.move("promote", "b", "me", "")
     assert [m.champion for m in journal.moves()] == ["a", "b"]
+
+
+def test_the_newest_move_is_found_before_a_long_stretch_of_lines_that_are_none(tmp_path):
+    journal = ModelJournal(tmp_path)
+    journal.move("promote", "a", "me", "")
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(b"no move\n" * (TAIL_BYTES // 4))
+    assert journal.last().champion == "a"
