@@ -2,7 +2,7 @@
 
 The mutations named here once survived all tests. 100 more are drawn with cosmic-ray's operators, at most one a line, by
 the hash of what they change, so that a change elsewhere does not draw others. Each is made in a copy of the tree and asked
-of its room's tests only, for LIMIT seconds at most; running longer counts as noticed, as a hang would be.
+of its room's tests only, for LIMIT seconds of CPU time at most; taking more counts as noticed, as a hang would.
 """
 
 import concurrent.futures
@@ -11,11 +11,12 @@ import hashlib
 import itertools
 import os
 import queue
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmic_ray.mutating import mutate_code
@@ -93,7 +94,26 @@ NAMED = [
           "torch.ones(count)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
 ]
 
-REASONS: dict[tuple[str, str], str] = {}
+MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
+                              "streamd/segments/log.py")
+REASONS = {
+    (MERGE, "overdue=max((a.last for a in overdue if a.part is part), default=(-1, - 2))))"): "no place is below (0, 0)",
+    (MERGE, 'return list(zip(rows["offset"].tolist(), rows["item"].tolist(), strict=False))'): "two columns of one table",
+    (MERGE, "NUM_LEADS = 1001"): "a parameter",
+    (FACTS, "changed[name] = _grown(getattr(f, name), size, 1)"): "a pair's row is written whole when the pair is entered",
+    (FACTS, "slots = 1 << (2 * len(self._f.key) + 1).bit_length() if len(self._f.key) else 2"): "more slots hold the same",
+    (FACTS, "known[inside] = self._f.seen[node_N[inside]] != 0"): "a count is never negative",
+    (KERNELS, "log_total[h] = np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] >= 0 else 0.0"):
+        "where the total is 0 nothing was a destination, and no share is read",
+    (KERNELS, "x = (x ^ (x >> np.uint64(27))) * np.uint64( 10723151780598845930)"): "another hash finds the same pairs",
+    (KERNELS, "THREE_HOP_PARTNERS = 9"): "a parameter, which the reference takes from here",
+    (KERNELS, "if step <= 0:"): "a step is never negative",
+    (KERNELS, "while entry != f.size[0]:"): "entry comes to the size one by one",
+    (KERNELS, "f.log_pop[node, h] = 1.0"): "pop_at says already that the node is no destination",
+    (KERNELS, "NEVER = np.int64(+(2**62))"): "only ever compared for being equal",
+    (LOG, "if len(rows) > self.state.num_nodes:"): "a file that is shorter is refused before it is read",
+    (LOG, "labels = last.capacity if self.schema.label_dim else 1"): "not looked at where label_dim is 0",
+}
 """Why a survivor does not matter, by path and changed line."""
 
 
@@ -148,7 +168,8 @@ def noticed(mutation: Mutation, tree: Path, python: str) -> bool:
     try:
         return subprocess.run([python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests], cwd=tree,
                               env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tree.parent / "cache")},
-                              capture_output=True, timeout=LIMIT).returncode != 0
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT)),
+                              capture_output=True, timeout=5 * LIMIT).returncode != 0
     except subprocess.TimeoutExpired:
         return True
     finally:
@@ -174,6 +195,10 @@ def main(python: str) -> int:
                 trees.put(tree)
 
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            rooms = {tuple(m.tests): m for m in mutations}.values()
+            as_it_is = [replace(m, code=(ROOT / m.path).read_text()) for m in rooms]
+            for room, failed in zip(as_it_is, pool.map(ask, as_it_is), strict=True):
+                assert not failed, f"{' '.join(room.tests)} fails without any mutation"
             for mutation, killed in zip(mutations, pool.map(ask, mutations), strict=True):
                 reason = REASONS.get((mutation.path, mutation.line))
                 verdict = "noticed" if killed else f"SURVIVES ({reason or 'no reason known'})"
