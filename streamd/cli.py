@@ -260,12 +260,13 @@ def deadletter_list(
         if not reason or letter.reason in reason:
             counts[letter.reason] += 1
             newest.append((f"{letter.topic}/{letter.partition}", f"{letter.offset}", f"{letter.index}", letter.reason,
-                           letter.error, letter.value[:80].decode(errors="replace")))
+                           letter.error, letter.value[:80].decode(errors="backslashreplace")))
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     out.print(table)
-    out.print(", ".join(f"{r} {n:,}" for r, n in counts.most_common()) or "no dead letters", markup=False)
+    said = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
+    out.print(said or "no dead letters", markup=False)
 
 
 @letters_app.command("replay")
@@ -277,9 +278,12 @@ def deadletter_replay(
     """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
     from streamd.ingest.letterbox import replay
 
-    sent, before, broken = replay(_settings(config, data_dir), reason or (), again)
-    out.print(f"{sent:,} sent, {before:,} were sent before, {broken:,} cannot be sent (cut off, or not the event itself)",
-              soft_wrap=True)
+    settings = _settings(config, data_dir)
+    done = replay(settings, reason or (), again)
+    out.print(f"{done.sent:,} sent, {done.before:,} were sent before, "
+              f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
+              f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
+              soft_wrap=True, markup=False)
 
 
 @app.command(name="config")
@@ -360,6 +364,11 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     return Registry(settings)
 
 
+def _printable(text: str) -> str:
+    """Text from outside with control characters and their like as escapes: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _progress() -> Progress:
     return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err)
 
@@ -382,5 +391,5 @@ def main() -> None:
     try:
         app()
     except StreamdError as error:
-        err.print(f"streamd: {error}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"streamd: {_printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
