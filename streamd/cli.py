@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamd import __version__
-from streamd.errors import StreamdError, VersionError
+from streamd.errors import SettingsError, StreamdError, VersionError
 from streamd.settings import Settings, effective, load_settings
 
 app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
@@ -30,7 +30,7 @@ DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Data direct
 
 SrcOption = Annotated[str, typer.Option(help="Column of the source.")]
 DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
-TimeOption = Annotated[str, typer.Option(help="Column of the time, integers in stream.time_unit.")]
+TimeOption = Annotated[str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")]
 FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
 
 
@@ -82,14 +82,18 @@ def produce(
     config: ConfigOption = None
 ) -> None:
     """Send a file's events to a topic."""
-    from streamd.ingest.produce import Columns, read_events, send_events
+    from streamd.clock import SystemClock
+    from streamd.ingest.produce import send_events
+    from streamd.ingest.tables import Columns, Times, read_events
 
     settings = _settings(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    unit = settings.stream.time_unit
+    events = read_events(file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock()))
     target = topic or settings.kafka.topics[0]
     with _progress() as bar:
         task = bar.add_task(f"to {target}", total=None)
-        sent = send_events(settings.kafka, target, read_events(file, columns), settings.stream.time_unit, speed,
+        sent = send_events(settings.kafka, target, events, unit, speed,
                            lambda n: bar.update(task, description=f"{n:,} events to {target}"))
     out.print(f"{sent:,} events acknowledged by {target}")
 
@@ -106,7 +110,7 @@ def backtest(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
-    from streamd.ingest.produce import Columns
+    from streamd.ingest.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
     from streamd.training.backtest import Plan
 
@@ -223,23 +227,26 @@ def tguf_export(
 @tguf_app.command("import")
 def tguf_import(
     file: Annotated[Path, typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time.")],
-    time_unit: Annotated[str | None, typer.Option(help="Unit of its times: s, ms, us; stream.time_unit otherwise.")] = None,
+    time_unit: Annotated[str | None, typer.Option(
+        help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. TGUF has microseconds.")] = None,
     src: SrcOption = "src", dst: DstOption = "dst",
-    time: Annotated[str, typer.Option(help="Column of the time, integers in that unit.")] = "time",
+    time: Annotated[str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")] = "time",
     features: FeaturesOption = "",
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer keys."""
-    from streamd.ingest.produce import Columns
+    from streamd.ingest.tables import Columns
     from streamd.maintenance import import_file
 
+    if file.suffix == ".tguf" and time_unit not in (None, "us"):
+        raise SettingsError(f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.", "leave it out.")
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit}))[0]
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     with _progress() as bar:
         task = bar.add_task("importing", total=None)
-        count = import_file(settings, file, columns, lambda n: bar.update(task, description=f"{n:,} events"))
-    out.print(f"{count:,} events appended to {settings.data_dir}", soft_wrap=True)
+        done = import_file(settings, file, columns, lambda n: bar.update(task, description=f"{n:,} events"))
+    out.print(f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}", soft_wrap=True, markup=False)
 
 
 @letters_app.command("list")
@@ -260,12 +267,13 @@ def deadletter_list(
         if not reason or letter.reason in reason:
             counts[letter.reason] += 1
             newest.append((f"{letter.topic}/{letter.partition}", f"{letter.offset}", f"{letter.index}", letter.reason,
-                           letter.error, letter.value[:80].decode(errors="replace")))
+                           letter.error, letter.value[:80].decode(errors="backslashreplace")))
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     out.print(table)
-    out.print(", ".join(f"{r} {n:,}" for r, n in counts.most_common()) or "no dead letters", markup=False)
+    said = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
+    out.print(said or "no dead letters", markup=False)
 
 
 @letters_app.command("replay")
@@ -277,9 +285,12 @@ def deadletter_replay(
     """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
     from streamd.ingest.letterbox import replay
 
-    sent, before, broken = replay(_settings(config, data_dir), reason or (), again)
-    out.print(f"{sent:,} sent, {before:,} were sent before, {broken:,} cannot be sent (cut off, or not the event itself)",
-              soft_wrap=True)
+    settings = _settings(config, data_dir)
+    done = replay(settings, reason or (), again)
+    out.print(f"{done.sent:,} sent, {done.before:,} were sent before, "
+              f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
+              f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
+              soft_wrap=True, markup=False)
 
 
 @app.command(name="config")
@@ -360,6 +371,11 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     return Registry(settings)
 
 
+def _printable(text: str) -> str:
+    """Text from outside with control characters and their like as escapes: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _progress() -> Progress:
     return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err)
 
@@ -382,5 +398,5 @@ def main() -> None:
     try:
         app()
     except StreamdError as error:
-        err.print(f"streamd: {error}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"streamd: {_printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -4,6 +4,7 @@ import csv
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from streamd.errors import LockedError, SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.ingest.load import Loader
-from streamd.ingest.produce import Columns, read_events
+from streamd.ingest.tables import Columns, Misfit, Times, read_events
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
 from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
@@ -114,26 +115,46 @@ def _waiting_for(data_dir: Path, wish: int) -> str:
     return f"waiting for {', '.join(behind)}" if behind else "rewriting segments"
 
 
-def import_file(settings: Settings, path: Path, columns: Columns, progress: Callable[[int], None]) -> int:
+@dataclass(frozen=True)
+class Imported:
+    """What an import did. times: their range and how they were read, in words."""
+
+    num_events: int
+    times: str
+
+
+def import_file(settings: Settings, path: Path, columns: Columns, progress: Callable[[int], None]) -> Imported:
     """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log. progress: told the events so far.
 
-    Returns: events appended. Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
+    Integers of a table count in `stream.time_unit`, those of a TGUF file in microseconds always.
+    Raises: StreamdError naming the first row that does not fit, and how many events went in before;
+    LockedError while ingest runs.
     """
     if not path.is_file():
-        raise SettingsError(f"{path} is not a file.")
+        raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix == ".tguf" else None
-    schema = schema_of(settings)
+    schema, clock = schema_of(settings), SystemClock()
+    # Whatever can be checked is checked before there is a log, whose widths are fixed for good.
+    times = Times("us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock)
     if file is not None:
         _check_widths(file, schema)
+        _check_times(file, times)
+    else:
+        events = read_events(path, columns, times)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
+    loader = Loader(settings, writer, clock, str(path))
     try:
-        loader = Loader(settings, writer, SystemClock())
         if file is None:
-            return loader.rows(read_events(path, columns), progress)
-        return _import_tguf(file, loader, progress)
+            loader.rows(events, progress)
+        else:
+            _import_tguf(file, loader, progress)
+    except StreamdError as error:
+        error.args = (f"{error} {loader.num_events:,} events of the file went in before.",)
+        raise
     finally:
         writer.close()
+    return Imported(loader.num_events, times.said())
 
 
 def backtest_file(
@@ -147,10 +168,11 @@ def backtest_file(
     from streamd.training.report import write_report
 
     torch.set_num_threads(settings.training.threads)
+    done = None
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:
             settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
-            import_file(settings, file, columns, lambda n: say(f"{n:,} events read from {file}"))
+            done = import_file(settings, file, columns, lambda n: say(f"{n:,} events read from {file}"))
         log = open_log(settings.data_dir)
         begun = time.monotonic()
 
@@ -167,8 +189,8 @@ def backtest_file(
     if report is not None:
         shown = {k: str(v) for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()}
         write_durably(report, write_report(result, title, shown).encode())
-    table = Table(title=title, caption=f"{result.num_events:,} events in {len(result.windows):,} windows, each scored "
-                                       "before it was learned")
+    caption = f"{result.num_events:,} events in {len(result.windows):,} windows, each scored before it was learned"
+    table = Table(title=title, caption=f"{caption}; {done.times}" if done else caption)
     for head in COLUMNS:
         table.add_column(head, justify="right" if head else "left")
     for row in result.table():
@@ -197,13 +219,28 @@ def _check_widths(file: TGUFFile, schema: Schema) -> None:
                                 f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.")
 
 
-def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]) -> int:
+def _check_times(file: TGUFFile, times: Times) -> None:
+    """Raises: SettingsError where a time is out of range or ahead of the clock."""
+    for name, column in (("time", file.time), ("label_time", file.label_time)):
+        if not len(column):
+            continue
+        # They ascend, so the first and the last speak for all.
+        first, last = int(column[0]), int(column[-1])
+        try:
+            times.check(first, first)
+            times.check(last, last)
+        except Misfit as misfit:
+            raise misfit.at(f"{file.path} {name}") from None
+        times.saw(first, last, "microseconds")
+
+
+def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]) -> None:
     features = file.node_feat
     for a in range(0, len(features), IMPORT_ROWS):
         part = features[a: a + IMPORT_ROWS]
         loader.append(loader.node_features(np.arange(a, a + len(part)), part))
     labels_done, times = 0, file.time
-    for a in range(0, file.num_edges, IMPORT_ROWS):
+    for a in range(0, max(file.num_edges, 1), IMPORT_ROWS):
         b = min(a + IMPORT_ROWS, file.num_edges)
         until = int(np.searchsorted(file.label_time, times[b])) if b < file.num_edges else file.num_labels
         part_L = slice(labels_done, until)
@@ -211,4 +248,3 @@ def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]
                       loader.labels(file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]))
         labels_done = until
         progress(loader.num_events)
-    return loader.num_events

@@ -1,4 +1,3 @@
-import gzip
 import os
 import subprocess
 import sys
@@ -8,9 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli import app
-from streamd.errors import SettingsError
 from streamd.events import Schema
-from streamd.ingest.produce import Columns, read_events
 from tests.builders import stream, write_log
 
 
@@ -57,34 +54,6 @@ def test_ingest_imports_neither_torch_nor_numba():
     code = ("import sys, streamd.ingest.loop, streamd.ingest.consumer, streamd.segments.log; "
             "print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-
-
-def test_files_become_events(tmp_path):
-    table = "a,b,when,x,y\n1,p:2,5,0.5,1\nu:3,7,6,2,3\n"
-    (tmp_path / "t.csv").write_text(table)
-    with gzip.open(tmp_path / "t.csv.gz", "wt") as file:
-        file.write(table)
-    columns = Columns("a", "b", "when", ("x", "y"))
-    want = [(b"1", b'{"src":1,"dst":"p:2","time":5,"features":[0.5,1.0]}', 5),
-            (b"u:3", b'{"src":"u:3","dst":7,"time":6,"features":[2.0,3.0]}', 6)]
-    for name in ("t.csv", "t.csv.gz"):
-        assert [(e.key, e.value, e.time) for e in read_events(tmp_path / name, columns)] == want
-    (tmp_path / "t.ndjson").write_text('{"src": "a", "dst": "b", "time": 3}\n\n{"type": "node", "id": 5}\n')
-    assert [(e.key, e.time) for e in read_events(tmp_path / "t.ndjson", columns)] == [(b"a", 3), (b"5", None)]
-    import pyarrow
-    import pyarrow.parquet
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1, 4], "b": ["p:2", "q"], "when": [5, 6], "x": [0.5, 1], "y": [1.0, 2]}),
-                                tmp_path / "t.parquet")
-    assert [e.key for e in read_events(tmp_path / "t.parquet", columns)] == [b"1", b"4"]
-
-
-@pytest.mark.parametrize(("name", "content", "says"), [
-    ("x.csv", "src,dst\n1,2\n", "no column 'time'"), ("x.csv", "src,dst,time\n1,2,soon\n", "row 1"),
-    ("x.ndjson", "{}\n{oops\n", "line 2"), ("x.ndjson", "[1]\n", "line 1"), ("x.txt", "", "neither")])
-def test_files_that_are_no_events_are_named(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(SettingsError, match=says):
-        list(read_events(tmp_path / name, Columns()))
 
 
 def tguf(*args):

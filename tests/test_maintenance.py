@@ -1,6 +1,7 @@
 """Files into a log and out of it, and dead letters sent again, through the command line."""
 
 import csv
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli import app, main
+from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.ingest import produce
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.segments.format import TGUFSchema
+from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import verify_log
-from tests.builders import SECOND
+from streamd.segments.writer import TGUFWriter
+from tests.builders import SECOND, batch, stream
 
 REFERENCE = Path(__file__).parents[2] / "shared/tguf/nodefeat_labels_splits.tguf"
 
@@ -48,6 +54,7 @@ WIDE = {"STREAMD_STREAM__EDGE_FEATURE_DIM": 2}
 def test_a_table_goes_into_a_log_and_out_again(table, tmp_path):
     done = invoke("tguf", "import", table, *COLUMNS, "--data-dir", tmp_path / "log", **WIDE)
     assert done.exit_code == 0 and "300 events" in done.output
+    assert "times 2020-09-13T12:26:40Z to 2020-09-13T12:28:19Z, read as seconds" in done.output
     log = log_of(tmp_path / "log")
     src, dst, time = log.edges(0, 300)
     assert [log.keys[u] for u in src[:3]] == ["zone:0", "zone:1", "zone:2"] and [log.keys[v] for v in dst[:2]] == [0, 1]
@@ -66,18 +73,21 @@ def test_a_table_goes_into_a_log_and_out_again(table, tmp_path):
 def test_an_import_goes_on_from_where_the_log_ends_but_never_behind_it(table, tmp_path):
     options = (*COLUMNS, "--data-dir", tmp_path / "log")
     assert invoke("tguf", "import", table, *options, **WIDE).exit_code == 0
-    assert re.search("Row 1: .*behind the watermark", str(invoke("tguf", "import", table, *options, **WIDE).exception))
+    assert re.search("rides.csv row 1: .*behind the watermark", str(invoke("tguf", "import", table, *options, **WIDE).exception))
     assert log_of(tmp_path / "log").num_edges == 300
 
 
 @pytest.mark.parametrize(("row", "says"), [
-    ("zone:1,2,1600000000,1,1", "Row 301 is earlier"), ("zone:1,2,1600001000,1,nan", "row 301: a feature is nan"),
-    (",2,1600001000,1,1", "Row 301: .*bad_key"), ("zone:1,2,soon,1,1", "row 301")])
+    ("zone:1,2,1600000000,1,1", "row 301 is earlier"), ("zone:1,2,1600001000,1,nan", "row 301: column 'b': 'nan' is not finite"),
+    (",2,1600001000,1,1", "row 301: .*bad_key"), ("zone:1,2,soon,1,1", "row 301: column 'when'"),
+    ("zone:1,2,1600000000000,1,1", "row 301: column 'when': .*ahead of the clock"),
+    ("zone:1,2,9223372036855,1,1", "row 301: column 'when': .*out of range")])
 def test_the_first_row_that_does_not_fit_is_named(table, tmp_path, row, says):
     with table.open("a") as file:
         file.write(row + "\n")
     done = invoke("tguf", "import", table, *COLUMNS, "--data-dir", tmp_path / "log", **WIDE)
-    assert done.exit_code != 0 and re.search(says, str(done.exception)), done.exception
+    assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*0 events of the file went in before",
+                                             str(done.exception)), done.exception
 
 
 def test_the_references_file_goes_in_with_labels_and_node_features(tmp_path):
@@ -86,19 +96,172 @@ def test_the_references_file_goes_in_with_labels_and_node_features(tmp_path):
     file = open_tguf(REFERENCE)
     wide = {"STREAMD_STREAM__EDGE_FEATURE_DIM": file.header.msg_dim, "STREAMD_STREAM__LABEL_DIM": file.header.label_dim,
             "STREAMD_STREAM__NODE_FEATURE_DIM": file.header.node_feat_dim}
-    done = invoke("tguf", "import", REFERENCE, "--time-unit", "s", "--data-dir", tmp_path, **wide)
+    done = invoke("tguf", "import", REFERENCE, "--data-dir", tmp_path, **wide)
     assert done.exit_code == 0, done.exception
     log = log_of(tmp_path)
     src, dst, time = log.edges(0, file.num_edges)
     assert [log.keys[u] for u in src] == file.src.tolist() and [log.keys[v] for v in dst] == file.dst.tolist()
-    assert (time == file.time * SECOND).all() and (log.features_of(np.arange(file.num_edges)) == file.msg).all()
+    assert (time == file.time).all() and (log.features_of(np.arange(file.num_edges)) == file.msg).all()
     node, when, target = log.labels()
     assert [log.keys[n] for n in node] == file.label_n_id.tolist() and (target == file.label_target).all()
-    assert (when >= file.label_time * SECOND).all()
+    assert (when >= file.label_time).all()
     assert {log.keys[n]: v.tolist() for n, v in zip(log.feature_node, log.feature_values, strict=True)} == dict(
         enumerate(file.node_feat.tolist()))
     wrong = invoke("tguf", "import", REFERENCE, "--data-dir", tmp_path / "other")
     assert "EDGE_FEATURE_DIM" in str(wrong.exception)
+
+
+SHAPE = Schema(2, 1, 1)
+WIDTHS = {"STREAMD_STREAM__EDGE_FEATURE_DIM": 2, "STREAMD_STREAM__NODE_FEATURE_DIM": 1, "STREAMD_STREAM__LABEL_DIM": 1}
+
+
+def made_log(path, deleted=()):
+    """300 edges of 2020 with features, a label beside every hundredth, features of nodes 0 to 6, some nodes deleted."""
+    src, dst, time = stream(300, seed=4)
+    ids = {}
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        ids.setdefault(u, len(ids))
+        ids.setdefault(v, len(ids))
+    src, dst = (np.array([ids[n] for n in ends.tolist()]) for ends in (src, dst))
+    time = 1_600_000_000 * SECOND + time
+    writer = LogWriter(path, SHAPE, 130)
+    for a in range(0, 300, 100):
+        while writer.room() < 100:
+            writer.seal()
+        part = slice(a, a + 100)
+        more = {"label_node_L": src[a:a + 1], "label_time_L": time[a:a + 1], "label_target_L": np.full((1, 1), a, np.float32)}
+        if a == 0:
+            more |= {"node_F": np.arange(7), "node_row_F": np.arange(101, 108), "node_edge_F": np.full(7, 100),
+                     "node_values_F": np.arange(7, dtype=np.float32)[:, None]}
+        keys = [f"n:{i}" for i in range(len(ids))] if a == 0 else ()
+        new = batch(SHAPE, src[part], dst[part], time[part], keys, a)
+        writer.commit(dataclasses.replace(new, **more), Progress(), int(time[a + 99]))
+    rows = np.zeros(len(deleted), DELETION)
+    rows["src"], rows["dst"] = deleted, -1
+    writer.commit(dataclasses.replace(empty_batch(SHAPE), deletions_X=rows), Progress(), writer.watermark)
+    writer.close()
+
+
+def exported(data_dir, file):
+    done = invoke("tguf", "export", file, "--negatives", 3, "--data-dir", data_dir)
+    assert done.exit_code == 0, done.exception
+    return open_tguf(file)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_what_is_exported_imported_and_exported_again_is_the_same_to_the_byte(tmp_path, unit):
+    made_log(tmp_path / "one")
+    first = exported(tmp_path / "one", tmp_path / "one.tguf")
+    done = invoke("tguf", "import", tmp_path / "one.tguf", "--data-dir", tmp_path / "two",
+                  STREAMD_STREAM__TIME_UNIT=unit, **WIDTHS)
+    assert done.exit_code == 0, done.exception
+    assert "310 events" in done.output and "read as microseconds" in done.output
+    assert log_of(tmp_path / "two").watermark == first.time[-1]
+    exported(tmp_path / "two", tmp_path / "two.tguf")
+    assert (tmp_path / "one.tguf").read_bytes() == (tmp_path / "two.tguf").read_bytes()
+
+
+def test_a_round_trip_past_deleted_nodes_gives_the_same_values_under_the_same_keys(tmp_path):
+    made_log(tmp_path / "one", deleted=(2, 9))
+    first = exported(tmp_path / "one", tmp_path / "one.tguf")
+    assert first.num_edges < 300
+    assert invoke("tguf", "import", tmp_path / "one.tguf", "--data-dir", tmp_path / "two", **WIDTHS).exit_code == 0
+    second, keys = exported(tmp_path / "two", tmp_path / "two.tguf"), np.array(log_of(tmp_path / "two").keys)
+    assert (keys[second.src] == first.src).all() and (keys[second.dst] == first.dst).all()
+    assert (keys[second.label_n_id] == first.label_n_id).all()
+    for name in ("time", "msg", "label_time", "label_target", "node_feat"):
+        np.testing.assert_array_equal(getattr(second, name), getattr(first, name), name)
+    assert (second.val_start, second.test_start) == (first.val_start, first.test_start)
+
+
+@pytest.mark.parametrize(("edges", "labels", "says"), [
+    ([1, 2**61], [], "x.tguf time: the time 2305843009213693952 is 75039-.*ahead of the clock"),
+    ([1, 2**62 + 1], [], "x.tguf time: .*out of range"), ([-5, 1], [], "x.tguf time: .*-5 is out of range"),
+    ([1], [2, 2**61], "x.tguf label_time: .*ahead of the clock")])
+def test_a_tguf_file_whose_times_cannot_be_leaves_no_log(tmp_path, edges, labels, says):
+    write_tguf(tmp_path / "x.tguf", edges, labels)
+    done = invoke("tguf", "import", tmp_path / "x.tguf", "--data-dir", tmp_path / "log", STREAMD_STREAM__LABEL_DIM=1)
+    assert done.exit_code != 0 and re.search(f"{says}.*read in microseconds", str(done.exception)), done.exception
+    assert not (tmp_path / "log").exists()
+
+
+def write_tguf(path, edges, labels):
+    ones = np.ones(len(edges), np.int64)
+    with TGUFWriter(path, TGUFSchema(max(len(edges), 1), 0, max(len(labels), 1), 1)) as writer:
+        writer.append_edges(ones, ones * 2, np.array(edges, np.int64), np.zeros((len(edges), 0), np.float32))
+        writer.append_labels(np.ones(len(labels), np.int64), np.array(labels, np.int64), np.ones((len(labels), 1), np.float32))
+        writer.commit()
+
+
+def test_labels_of_a_tguf_file_without_edges_go_in(tmp_path):
+    write_tguf(tmp_path / "x.tguf", [], [5, 6])
+    done = invoke("tguf", "import", tmp_path / "x.tguf", "--data-dir", tmp_path / "log", STREAMD_STREAM__LABEL_DIM=1)
+    assert done.exit_code == 0 and "2 events" in done.output, done.exception
+    assert log_of(tmp_path / "log").labels()[1].tolist() == [5, 6]
+
+
+def test_a_label_behind_the_log_is_named_as_one(tmp_path):
+    write_tguf(tmp_path / "x.tguf", [7], [9])
+    write_tguf(tmp_path / "y.tguf", [10], [8, 11])
+    options = ("--data-dir", tmp_path / "log")
+    assert invoke("tguf", "import", tmp_path / "x.tguf", *options, STREAMD_STREAM__LABEL_DIM=1).exit_code == 0
+    done = invoke("tguf", "import", tmp_path / "y.tguf", *options, STREAMD_STREAM__LABEL_DIM=1)
+    assert re.search(r"y.tguf row 1 \(label\): .*late.* new data_dir", str(done.exception)), done.exception
+
+
+def test_another_unit_for_a_tguf_file_is_refused(tmp_path):
+    write_tguf(tmp_path / "x.tguf", [7], [])
+    options = ("tguf", "import", tmp_path / "x.tguf", "--data-dir", tmp_path / "log", "--time-unit")
+    assert "microseconds. Operator action: leave it out" in str(invoke(*options, "ms", STREAMD_STREAM__LABEL_DIM=1).exception)
+    assert invoke(*options, "us", STREAMD_STREAM__LABEL_DIM=1).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [("produce",), ("tguf", "import"), ("backtest",)])
+@pytest.mark.parametrize(("name", "text"), [("t.csv", "src,dst,time\n1,2,3\n"), ("t.ndjson", '{"src": 1, "dst": 2, "time": 3}\n')])
+def test_a_wrong_column_is_named_before_a_broker_is_asked_or_a_log_made(tmp_path, command, name, text):
+    (tmp_path / name).write_text(text)
+    where = () if command == ("produce",) else ("--data-dir", tmp_path / "log")
+    done = invoke(*command, tmp_path / name, "--src", "from", *where, STREAMD_KAFKA__BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert re.search(rf"{name}.*: no column 'from'; there are src, dst, time\. Operator action: name the columns", str(done.exception))
+    assert not (tmp_path / "log").exists()
+
+
+def test_produce_sends_named_columns_and_iso_times_in_the_streams_unit(tmp_path, monkeypatch):
+    sent = []
+
+    class Producer:
+        def send(self, topic, key, value):
+            sent.append((topic, key, json.loads(value)))
+            return self
+
+        def flush(self): ...
+
+        def get(self, timeout): ...
+
+        def close(self): ...
+
+    monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
+    (tmp_path / "t.ndjson").write_text('{"from": "u", "to": 7, "when": "2020-09-13T14:26:40.5+02:00"}\n')
+    done = invoke("produce", tmp_path / "t.ndjson", "--src", "from", "--dst", "to", "--time", "when", "--topic", "x")
+    assert done.exit_code == 0 and sent == [("x", b"u", {"src": "u", "dst": 7, "time": 1_600_000_000_500})]
+
+
+def test_an_ndjson_file_with_columns_of_its_own_goes_into_a_log(tmp_path):
+    rows = [{"from": f"u:{i}", "to": i, "when": f"2020-09-13T12:26:4{i}.000001Z"} for i in range(3)]
+    (tmp_path / "t.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = invoke("tguf", "import", tmp_path / "t.ndjson", "--src", "from", "--dst", "to", "--time", "when",
+                  "--data-dir", tmp_path / "log")
+    assert "times 2020-09-13T12:26:40.000001Z to 2020-09-13T12:26:42.000001Z, read as ISO 8601" in done.output, done.exception
+    log = log_of(tmp_path / "log")
+    assert log.edges(0, 3)[2].tolist() == [1_600_000_000_000_001 + i * SECOND for i in range(3)]
+
+
+def test_an_import_that_fails_says_how_much_went_in(tmp_path):
+    lines = ["src,dst,time", *(f"u,{i},{i}" for i in range(5000)), "u,1,soon"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    done = invoke("tguf", "import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
+    assert "row 5001: column 'time'" in str(done.exception) and "4,096 events of the file went in before" in str(done.exception)
+    assert log_of(tmp_path / "log").num_edges == 4096
 
 
 def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
@@ -111,3 +274,23 @@ def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
     few = invoke("deadletter", "list", "--reason", "late", "--limit", 1, "--data-dir", tmp_path, COLUMNS=200).output
     assert few.count("rides/1") == 1 and '{"n": 3}' in few
     assert "no dead letters" in invoke("deadletter", "list", "--data-dir", tmp_path / "none").output
+
+
+def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path):
+    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    evil = "\x1b[2J\r\n\x9b31m\u202e"
+    letters.add(DeadLetter(evil, 1, 0, 0, evil, evil, 7, evil.encode() + b"\xff"))
+    letters.flush()
+    shown = invoke("deadletter", "list", "--data-dir", tmp_path, COLUMNS=300).output
+    assert not {"\x1b", "\r", "\x9b", "\u202e"} & set(shown)
+    assert shown.count("\\x1b[2J\\r\\n\\x9b31m\\u202e") == 5, "topic, reason, error, value, and reason counted"
+    assert "\\xff" in shown
+
+
+def test_an_error_that_quotes_a_file_is_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch, capsys):
+    (tmp_path / "t.csv").write_text("\x1b[31mred,dst,time\n1,2,3\n")
+    monkeypatch.setattr("sys.argv", ["streamd", "produce", str(tmp_path / "t.csv")])
+    with pytest.raises(SystemExit, match="^2$"):
+        main()
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "\\x1b[31mred" in said

@@ -20,6 +20,8 @@ from streamd.storage import DISK, Disk, write_durably
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
 """Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
+MAX_KEY_BYTES = 50_000
+"""Most of a record's key that is kept: value and key together stay below that megabyte."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to take the letters of a commit; then ingest ends and starts again."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
@@ -37,6 +39,7 @@ class DeadLetter:
     """One event that was not taken. index: place in a batched record, -1 for the whole value. time_us: wall clock.
 
     content_type: the record's header of that name where the whole value is kept, empty for one event as JSON.
+    key, timestamp_ms: those of the record that the event came in; None and -1 for none.
     """
 
     topic: str
@@ -48,6 +51,8 @@ class DeadLetter:
     time_us: int
     value: bytes
     content_type: str = ""
+    key: bytes | None = None
+    timestamp_ms: int = -1
 
 
 class DeadLetters(Protocol):
@@ -78,7 +83,11 @@ class LocalDeadLetters:
         fields = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "index": letter.index,
                   "reason": letter.reason, "error": letter.error[:500], "time_us": letter.time_us,
                   "content_type": letter.content_type, "num_bytes": len(letter.value),
-                  "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode()}
+                  "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode(),
+                  "timestamp_ms": letter.timestamp_ms}
+        if letter.key is not None:
+            kept = letter.key[: min(MAX_KEY_BYTES, self._half // 8)]
+            fields |= {"num_key_bytes": len(letter.key), "key_base64": base64.b64encode(kept).decode()}
         line = msgspec.json.encode(fields) + b"\n"
         with self._told():
             if self._size + len(line) > self._half:
@@ -126,12 +135,20 @@ class LocalDeadLetters:
 
 
 def mentions(line: bytes, keys: Collection[Key]) -> bool:
-    """Whether a stored letter has one of the keys among its strings and integers, or might have it."""
+    """Whether a stored letter has one of the keys among its strings and integers, or might have it.
+
+    The key of its record counts where a node's key is any part of it, as in an error.
+    """
     try:
         letter = msgspec.json.decode(line)
         value = base64.b64decode(letter["value_base64"])
-        if letter["num_bytes"] != len(value) or any(str(k) in letter["error"] for k in keys):
+        record_key = base64.b64decode(letter.get("key_base64", ""))
+        if letter["num_bytes"] != len(value) or letter.get("num_key_bytes", 0) != len(record_key):
             return True
+        if any(str(k) in text for k in keys for text in (letter["error"], record_key.decode())):
+            return True
+        if b"\\" in record_key:
+            return True  # JSON may spell a key with escapes
         parts = [json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()]
     except (ValueError, RecursionError, KeyError, TypeError):
         return True
@@ -162,6 +179,9 @@ class TopicDeadLetters:
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
             headers.append(("content-type", letter.content_type.encode()))
+        headers.append(("timestamp", str(letter.timestamp_ms).encode()))
+        if letter.key is not None:
+            headers.append(("key", letter.key[:MAX_KEY_BYTES]))
         self._sent.append(self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers))
 
     def flush(self) -> None:

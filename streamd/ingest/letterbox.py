@@ -4,14 +4,15 @@ import base64
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from kafka import TopicPartition
 
 from streamd.errors import KafkaError
+from streamd.events import MAX_TIME_US
 from streamd.ingest.client import make_consumer, make_producer
-from streamd.ingest.deadletter import FOLDER, MAX_TOPIC_BYTES, DeadLetter
+from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
 from streamd.ingest.produce import settle
 from streamd.settings import Settings
 from streamd.storage import write_durably
@@ -25,7 +26,10 @@ Name = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Found:
-    """A dead letter read back. whole: whether all bytes of the value are there."""
+    """A dead letter read back. whole: whether all bytes of value and key are there.
+
+    Letters written before keys and timestamps were kept have None and -1.
+    """
 
     letter: DeadLetter
     whole: bool
@@ -49,11 +53,12 @@ def _of_files(folder: Path) -> Iterator[Found]:
             try:
                 f = msgspec.json.decode(line)
                 value = base64.b64decode(f["value_base64"])
+                key = base64.b64decode(f["key_base64"]) if "key_base64" in f else None
                 letter = DeadLetter(f["topic"], f["partition"], f["offset"], f["index"], f["reason"], f["error"],
-                                    f["time_us"], value, f["content_type"])
+                                    f["time_us"], value, f["content_type"], key, f.get("timestamp_ms", -1))
             except (ValueError, KeyError, TypeError):
                 continue  # a line that a crash tore
-            yield Found(letter, len(value) == f["num_bytes"])
+            yield Found(letter, len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0))
 
 
 def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
@@ -76,33 +81,47 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
 
 
 def _from_record(record: Any) -> Found | None:
-    headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers or ()}
+    raw = dict(record.headers or ())
+    headers = {name: (value or b"").decode(errors="replace") for name, value in raw.items()}
+    key = raw.get("key")
     try:
         letter = DeadLetter(headers["topic"], int(headers["partition"]), int(headers["offset"]), int(headers["index"]),
                             headers["reason"], headers["error"], record.timestamp * 1000, record.value or b"",
-                            headers.get("content-type", ""))
+                            headers.get("content-type", ""), key, int(headers.get("timestamp", "-1")))
     except (KeyError, ValueError):
         return None
-    return Found(letter, len(letter.value) < MAX_TOPIC_BYTES)
+    return Found(letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES)
 
 
-def replay(settings: Settings, reasons: Collection[str], again: bool) -> tuple[int, int, int]:
-    """Send letters to the topics they came from, each once. reasons: which, all where empty; again: also those sent before.
+class Replayed(NamedTuple):
+    """Numbers of letters: sent now, sent before, not whole, and naming a topic not in `kafka.topics`."""
 
-    Returns: letters sent, passed over because they were sent before, and passed over because they are not whole.
+    sent: int
+    before: int
+    broken: int
+    foreign: int
+
+
+def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replayed:
+    """Send letters to the topics they came from, each once, with key and timestamp of their records.
+
+    A letter's topic is only what its writer claims: one that is not in `kafka.topics` gets nothing.
+    Args: reasons: which letters, all where empty; again: also those sent before.
     Raises: KafkaError where one was not acknowledged; those before it count as sent.
     """
     path = settings.data_dir / FOLDER / SENT
     before: set[Name] = set(msgspec.json.decode(path.read_bytes(), type=list[Name])) if path.exists() else set()
     present: set[Name] = set()
-    chosen, skipped, broken = [], 0, 0
+    chosen, skipped, broken, foreign = [], 0, 0, 0
     for found in read_letters(settings):
         if found.name in present:
             continue  # a crash may leave a letter twice
         present.add(found.name)
         if reasons and found.letter.reason not in reasons:
             continue
-        if not found.whole or found.letter.reason in UNREPEATABLE:
+        if found.letter.topic not in settings.kafka.topics:
+            foreign += 1
+        elif not found.whole or found.letter.reason in UNREPEATABLE:
             broken += 1
         elif found.name in before and not again:
             skipped += 1
@@ -120,7 +139,7 @@ def replay(settings: Settings, reasons: Collection[str], again: bool) -> tuple[i
     finally:
         if producer is not None:
             producer.close()
-    return len(chosen), skipped, broken
+    return Replayed(len(chosen), skipped, broken, foreign)
 
 
 def _send(producer: Any, part: list[Found]) -> None:
@@ -128,6 +147,8 @@ def _send(producer: Any, part: list[Found]) -> None:
     for found in part:
         letter = found.letter
         headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
-        futures.append(producer.send(letter.topic, value=letter.value, headers=headers,
-                                     timestamp_ms=letter.time_us // 1000))
+        known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
+        stamp = letter.timestamp_ms if known else letter.time_us // 1000
+        futures.append(producer.send(letter.topic, value=letter.value, key=letter.key, headers=headers,
+                                     timestamp_ms=stamp))
     settle(producer, futures)

@@ -1,13 +1,13 @@
 """History into a log without Kafka: the same decoding, checks and columns as live events, but any misfit ends it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from streamd.clock import Clock
 from streamd.errors import BadEvent, StreamdError
-from streamd.events import LABEL, MICROSECONDS, NODE, Float32, Int64, Key, Progress
+from streamd.events import DELETE, EDGE, LABEL, NODE, Float32, Int64, Key, Progress
 from streamd.ingest.block import ROW, Block, has_time, joined
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.decode import Decoder, edge_block, rules_of
@@ -16,6 +16,9 @@ from streamd.ingest.produce import Outgoing
 from streamd.settings import Settings
 
 RECORDS = 4096
+REMEDY = {"late": "a log only grows forward in time: import into a new data_dir.",
+          "node_limit": "raise ingest.max_nodes."}
+KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
 
 
 @dataclass(frozen=True)
@@ -31,22 +34,23 @@ class _Row:
 
 
 class Loader:
-    """Appends events in time order to a log. Owner: one thread, which also owns the log's writer."""
+    """Appends events in time order to a log, all times in microseconds whatever `stream.time_unit` is.
 
-    def __init__(self, settings: Settings, log: Log, clock: Clock) -> None:
-        self._log, self._clock, self._settings = log, clock, settings
-        self._decoder = Decoder(rules_of(settings, log.schema))
+    name: what errors call the file. Owner: one thread, which also owns the log's writer.
+    """
+
+    def __init__(self, settings: Settings, log: Log, clock: Clock, name: str) -> None:
+        self._log, self._clock, self._name = log, clock, name
+        self._decoder = Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
         self._builder = BatchBuilder(log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge)
-        self._scale = MICROSECONDS[settings.stream.time_unit]
-        self._row = 0
+        self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
 
     def rows(self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None) -> int:
         """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row that does not fit."""
         pending: list[_Row] = []
         for event in events:
-            self._row += 1
-            pending.append(_Row(self._row, event.value))
+            pending.append(_Row(event.row, event.value))
             if len(pending) >= RECORDS:
                 self._decode(pending)
                 progress(self.num_events)
@@ -59,21 +63,20 @@ class Loader:
             return
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us())
         for r in rejected:
-            raise StreamdError(f"Row {r.offset}: {r.error} ({r.reason}).", "correct it; rows before it are in the log.")
+            raise StreamdError(f"{self._name} row {r.offset}: {r.error} ({r.reason}).",
+                               "correct it in the file.")
         pending.clear()
         _place_in_order(block, self._log.watermark)
         self.append(block)
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
-        """Edges between nodes with integer keys as a block. time: in stream.time_unit."""
+        """Edges between nodes with integer keys as a block."""
         a, b = self._numbers(src_E), self._numbers(dst_E)
-        row = self._row + np.arange(1, len(src_E) + 1)
-        self._row += len(src_E)
-        return edge_block(time_E * self._scale, a, b, values_ED, row, 0, 0)
+        return edge_block(time_E, a, b, values_ED, self._next_rows(EDGE, len(src_E)), 0, 0)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
-        """Labels of nodes with integer keys as a block. time: in stream.time_unit."""
-        return self._of_nodes(LABEL, node_L, time_L * self._scale, target_LD)
+        """Labels of nodes with integer keys as a block."""
+        return self._of_nodes(LABEL, node_L, time_L, target_LD)
 
     def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
         """Features that come into force at the end of the log, as a block."""
@@ -82,8 +85,13 @@ class Loader:
     def _of_nodes(self, kind: int, node: Int64, time: Int64, values: Float32) -> Block:
         rows = np.zeros(len(node), ROW)
         rows["time"], rows["kind"], rows["a"], rows["b"] = time, kind, self._numbers(node), -1
-        rows["extra"] = np.arange(len(node))
+        rows["extra"], rows["offset"] = np.arange(len(node)), self._next_rows(kind, len(node))
         return Block(rows, np.zeros((len(node), self._log.schema.edge_feature_dim), np.float32), values.tolist())
+
+    def _next_rows(self, kind: int, count: int) -> Int64:
+        first = self._num_rows[kind] + 1
+        self._num_rows[kind] += count
+        return np.arange(first, first + count)
 
     def _numbers(self, nodes: Int64) -> Int64:
         distinct, place = np.unique(nodes, return_inverse=True)
@@ -91,7 +99,7 @@ class Loader:
         try:
             return np.array([self._decoder.keys.number(k, "node") for k in keys], np.int64)[place]
         except BadEvent as error:
-            raise StreamdError(f"A node id does not fit: {error}.") from None
+            raise StreamdError(f"{self._name}: a node id does not fit: {error}.", "correct it in the file.") from None
 
     def append(self, *blocks: Block) -> None:
         """Commit blocks merged by time. Raises: StreamdError where one is behind what the log has."""
@@ -102,8 +110,8 @@ class Loader:
         if (time[1:] < time[:-1]).any():
             if len(blocks) == 1:
                 at = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
-                raise StreamdError(f"Row {block.rows['offset'][at]} is earlier than the row before it.",
-                                   "sort the file by time; rows before it are in the log.")
+                raise StreamdError(f"{self._name} row {block.rows['offset'][at]} is earlier than the row before it.",
+                                   "sort the file by time.")
             block = block.take(np.argsort(time, kind="stable"))
         at = 0
         while at < len(block):
@@ -113,11 +121,12 @@ class Loader:
             batch, watermark, refused = self._builder.build(part, keys.keys, keys.epoch, self._log.watermark,
                                                             self._log.num_nodes)
             for r in refused:
-                raise StreamdError(f"Row {part.rows['offset'][r.row]}: {r.error} ({r.reason}).",
-                                   "a log only grows forward in time: import into a new data_dir.")
+                row = part.rows[r.row]
+                raise StreamdError(f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: {r.error} ({r.reason}).",
+                                   REMEDY.get(r.reason, "correct it in the file."))
             self._log.commit(batch, Progress(), watermark)
+            self.num_events += end - at
             at = end
-        self.num_events += len(block)
 
 
 def _place_in_order(block: Block, watermark: int) -> None:

@@ -15,6 +15,7 @@ from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetter, DeadLetters
 from streamd.ingest.decode import Decoder, rules_of
 from streamd.ingest.merge import Merger, not_yet_appended
+from streamd.ingest.origins import Origins
 from streamd.ingest.suspects import Suspects
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -146,6 +147,7 @@ class IngestLoop:
         dim = self._log.schema.edge_feature_dim
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
+        self._origins = [Origins() for _ in begun]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
         self._resume = list(begun)
@@ -236,14 +238,14 @@ class IngestLoop:
 
     def _decoded(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> Block:
         """The events of records that the log does not hold yet; what does not fit becomes a dead letter."""
-        tp, resume = source.partitions[number], self._resume[number]
+        resume = self._resume[number]
+        self._origins[number].add(records)
         events, rejected = self._decoder.decode(records, number, self._clock.now_us())
         if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
             events = events.take(not_yet_appended(events.rows, resume))
             rejected = [r for r in rejected if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0]
         for r in rejected:
-            self._add_letter(DeadLetter(tp.topic, tp.partition, r.offset, r.index, r.reason, r.error,
-                                        self._clock.now_us(), r.raw, r.content_type))
+            self._add_letter(source, number, r.offset, r.index, r.reason, r.error, r.raw, r.content_type)
         metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
         self._stamps_ms[number] = records[-1].timestamp
         self._last_event = now
@@ -265,12 +267,17 @@ class IngestLoop:
     def _refuse(self, source: KafkaSource, events: Block, row: int, reason: str, error: str) -> None:
         """Make one event of a block a dead letter."""
         r = events.rows[row]
-        tp = source.partitions[int(r["source"])]
         raw = as_json(events, row, self._decoder.keys.keys, self._settings.stream.time_unit)
-        self._add_letter(DeadLetter(tp.topic, tp.partition, int(r["offset"]), int(r["item"]), reason, error,
-                                    self._clock.now_us(), raw))
+        self._add_letter(source, int(r["source"]), int(r["offset"]), int(r["item"]), reason, error, raw)
 
-    def _add_letter(self, letter: DeadLetter) -> None:
+    def _add_letter(
+        self, source: KafkaSource, number: int, offset: int, index: int, reason: str, error: str,
+        raw: bytes, content_type: str = ""
+    ) -> None:
+        """A dead letter of partition `number`, with the key and timestamp of the record it came in."""
+        tp, origin = source.partitions[number], self._origins[number].of(offset)
+        letter = DeadLetter(tp.topic, tp.partition, offset, index, reason, error, self._clock.now_us(),
+                            raw, content_type, *origin)
         self._letters.add(letter)
         self._num_letters += 1
         metrics.dead_letters.labels(letter.reason).inc()
@@ -293,6 +300,8 @@ class IngestLoop:
         with metrics.commit_seconds.time():
             self._log.commit(batch, source.progress(positions), watermark)
         self._stored, self._last_commit = positions, now
+        for origins, position in zip(self._origins, positions, strict=True):
+            origins.forget(position.offset)
         source.publish(positions)
         metrics.events.labels("edge").inc(batch.num_edges)
         metrics.events.labels("label").inc(len(batch.label_node_L))

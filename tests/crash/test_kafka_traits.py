@@ -116,7 +116,7 @@ def test_dead_letters_are_sent_again_once_and_then_go_in(daemon_on, kafka, topic
     if to_topic:
         kafka.create_topic(letters, 1)
     bad = json.dumps({"src": "a", "dst": "b", "time": 10, "features": [1.5]}).encode()
-    producer.send(topic, value=bad, partition=0)
+    producer.send(topic, value=bad, partition=0, key=b"k1", timestamp_ms=1_600_000_000_000)
     producer.send(topic, value=bad + b"\n" + b"{", partition=0, headers=[("content-type", NDJSON.encode())])
     producer.send(topic, value=None, key=b"k", partition=0)
     producer.flush()
@@ -129,10 +129,13 @@ def test_dead_letters_are_sent_again_once_and_then_go_in(daemon_on, kafka, topic
     wide = daemon_on(kafka.bootstrap_servers, topic, "wide", ingest__dead_letter_topic=letters,
                      stream__edge_feature_dim=1).start("ingest")
     wait(lambda: wide.edges() == 2, "under the right width the first letter's events go in")
-    assert replay(daemon.settings, ["feature_width"], False) == (2, 0, 0)
+    assert replay(daemon.settings, ["feature_width"], False) == (2, 0, 0, 0)
     wait(lambda: wide.edges() == 4, "so do they when they are sent again")
-    assert replay(daemon.settings, ["feature_width"], False) == (0, 2, 0), "each once"
-    assert replay(daemon.settings, ["tombstone"], False) == (0, 0, 1) and replay(daemon.settings, [], True)[0] == 3
+    assert replay(daemon.settings, ["feature_width"], False) == (0, 2, 0, 0), "each once"
+    reader = KafkaConsumer(topic, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=3000)
+    assert [(r.key, r.timestamp) for r in reader if r.value == bad and r.key] == [(b"k1", 1_600_000_000_000)] * 2
+    reader.close()
+    assert replay(daemon.settings, ["tombstone"], False) == (0, 0, 1, 0) and replay(daemon.settings, [], True)[0] == 3
 
 
 def test_partitions_of_very_different_speed_are_merged_without_a_storm_of_clamping(daemon_on, kafka, topic, producer):

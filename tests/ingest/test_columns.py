@@ -153,4 +153,5 @@ def test_dead_letters_of_a_topic_carry_their_provenance_and_are_acknowledged():
     letters.flush()
     topic, value, headers = producer.sent[0]
     assert (topic, value, producer.flushed) == ("dead", b"x" * 10, 1)
-    assert headers == {"topic": b"t", "partition": b"0", "offset": b"7", "index": b"-1", "reason": b"bad_json", "error": b"why"}
+    assert headers == {"topic": b"t", "partition": b"0", "offset": b"7", "index": b"-1", "reason": b"bad_json", "error": b"why",
+                       "timestamp": b"-1"}

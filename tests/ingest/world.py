@@ -82,12 +82,12 @@ class World:
         self.writer = None
         self.start()
 
-    def send(self, partition, *events, stamp_us=None, headers=(), value=None):
+    def send(self, partition, *events, stamp_us=None, headers=(), value=None, key=None):
         """One record of one or several events, produced now."""
         body = value if value is not None else json.dumps(events[0] if len(events) == 1 else list(events)).encode()
         stamp = (self.clock.now_us() if stamp_us is None else stamp_us) // 1000
         part = self.parts[partition]
-        part.append(ConsumerRecord("events", partition, 0, len(part), stamp, 0, None, body, list(headers), None, -1, len(body), -1))
+        part.append(ConsumerRecord("events", partition, 0, len(part), stamp, 0, key, body, list(headers), None, -1, len(body), -1))
 
     def start(self):
         self.writer = LogWriter(self.path, schema_of(self.settings), self.settings.ingest.segment_edges)

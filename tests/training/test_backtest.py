@@ -6,7 +6,7 @@ import torch
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
-from streamd.ingest.produce import Columns
+from streamd.ingest.tables import Columns
 from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
 from streamd.training.backtest import Plan, backtest
@@ -95,6 +95,7 @@ def test_a_file_is_backtested_without_a_data_directory(tmp_path):
     s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
     table = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), None, lambda _: None)
     assert table.row_count == 7 and not (tmp_path / "none").exists()
+    assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T05:\S+Z, read as seconds$", str(table.caption))
 
 
 @pytest.mark.parametrize("stale", ["5,x", "-1", "41"])

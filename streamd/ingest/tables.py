@@ -1,0 +1,321 @@
+"""Rows of CSV, NDJSON and Parquet files as JSON events; each is checked before it goes anywhere."""
+
+import csv
+import datetime
+import gzip
+import itertools
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from streamd.clock import Clock, parse_time_us, time_us, utc
+from streamd.errors import SettingsError
+from streamd.events import MAX_TIME_US, MICROSECONDS
+from streamd.ingest.produce import Outgoing
+
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+OWN_TYPES = ("node", "label", "delete")
+"""NDJSON lines of these types are events of ours already, whatever the columns of edges are called."""
+INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
+MAX_NAMES = 30
+"""Most columns that an error lists."""
+NAME_THEM = "name the columns with --src, --dst, --time and --features."
+_json = json.JSONEncoder(separators=(",", ":")).encode
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table make an edge; features in this order, the column `features` without any."""
+
+    src: str = "src"
+    dst: str = "dst"
+    time: str = "time"
+    features: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.src, self.dst, self.time, *self.features
+
+
+class Misfit(ValueError):
+    """A cell that cannot be read, told without its place. action: what the operator does."""
+
+    def __init__(self, what: str, action: str = "correct it in the file.") -> None:
+        super().__init__(what)
+        self.action = action
+
+    def at(self, place: str) -> SettingsError:
+        return SettingsError(f"{place}: {self}.", self.action)
+
+
+class Times:
+    """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
+
+    Integers count in `unit`. Text is ISO 8601, in UTC where it names no zone; what is finer than a
+    microsecond is cut. `read` gives them in the unit `out`.
+    """
+
+    def __init__(self, unit: str, out: str, max_ahead_seconds: float, clock: Clock) -> None:
+        self._unit, self._out, self._clock = unit, out, clock
+        self._max_ahead_us = int(max_ahead_seconds * 1e6)
+        self._first_us, self._last_us = MAX_TIME_US, -1
+        self._forms: dict[str, None] = {}
+
+    def read(self, value: Any, of_event: bool = True) -> int:
+        """One cell. of_event: it counts to the range. Raises: Misfit."""
+        taken_us, form = self._microseconds(value)
+        self.check(taken_us, value)
+        if taken_us % MICROSECONDS[self._out]:
+            raise Misfit(f"{value!s} is finer than {UNITS[self._out]}", "set stream.time_unit to us, or round it.")
+        if of_event:
+            self.saw(taken_us, taken_us, form)
+        return taken_us // MICROSECONDS[self._out]
+
+    def check(self, taken_us: int, value: Any) -> None:
+        """Raises: Misfit where a time is before 1970, or further ahead of the clock than ingest takes."""
+        unit = self._unit
+        if not 0 <= taken_us <= MAX_TIME_US:
+            raise Misfit(f"the time {_shown(value)} is out of range", f"correct it; integers are read in {UNITS[unit]}.")
+        if taken_us > self._clock.now_us() + self._max_ahead_us:
+            raise Misfit(f"the time {_shown(value)} is {utc(taken_us)}, further ahead of the clock than "
+                         f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})",
+                         f"correct it, or its unit; integers are read in {UNITS[unit]}.")
+
+    def saw(self, first_us: int, last_us: int, form: str) -> None:
+        """Count times to the range. form: how they were written, in words."""
+        self._first_us, self._last_us = min(self._first_us, first_us), max(self._last_us, last_us)
+        self._forms[form] = None
+
+    def said(self) -> str:
+        """The range in UTC, and how the times were read; for people."""
+        if self._last_us < 0:
+            return "no times"
+        return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {' and '.join(self._forms)}"
+
+    def _microseconds(self, value: Any) -> tuple[int, str]:
+        if type(value) is str:
+            try:
+                number = int(value)
+            except ValueError:
+                return self._iso(value), "ISO 8601"
+            if "_" in value:
+                raise self._unreadable(value)
+            value = number
+        if type(value) is int:
+            return value * MICROSECONDS[self._unit], UNITS[self._unit]
+        if isinstance(value, datetime.datetime):
+            return time_us(value), "timestamps"
+        raise self._unreadable(value)
+
+    def _iso(self, text: str) -> int:
+        if "-" not in text and "T" not in text:
+            raise self._unreadable(text)  # a number such as 20260131.05 would pass for a date
+        try:
+            return parse_time_us(text.strip(), "")
+        except SettingsError:
+            raise self._unreadable(text) from None
+
+    def _unreadable(self, value: Any) -> Misfit:
+        if value is None:
+            return Misfit("there is no value")
+        return Misfit(f"{_shown(value)} is neither an integer in {UNITS[self._unit]} nor an ISO 8601 time such as "
+                      "2026-01-31T00:00:00Z")
+
+
+def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
+    """Events of a .csv, .ndjson/.jsonl or .parquet file, the first two also with .gz.
+
+    The columns and the first row are checked at once, the others as they are read.
+    Raises: SettingsError naming file, row and column where a row is not an event.
+    """
+    suffixes = [s for s in path.suffixes if s != ".gz"]
+    kind = suffixes[-1] if suffixes else ""
+    if not path.is_file():
+        raise SettingsError(f"{path} is not a file.", "check the path.")
+    if kind == ".csv":
+        events = _from_rows(path, _csv_rows(path, columns), columns, times)
+    elif kind in (".ndjson", ".jsonl"):
+        events = _from_lines(path, columns, times)
+    elif kind == ".parquet":
+        events = _from_rows(path, _parquet_rows(path, columns), columns, times)
+    else:
+        raise SettingsError(f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.", "name the file by what it holds.")
+    first = next(events, None)
+    return iter(()) if first is None else itertools.chain((first,), events)
+
+
+def _open(path: Path, newline: str) -> TextIO:
+    """The text of a file, without the mark that some programs put before it."""
+    encoding = "utf-8-sig"
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding=encoding, newline=newline)
+    return path.open(encoding=encoding, newline=newline)
+
+
+def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]]:
+    """Rows with their numbers from 1. Raises: SettingsError where the file itself cannot be read on."""
+    number = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            yield number, row
+    except Misfit as misfit:
+        raise misfit.at(f"{path}") from None
+    except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
+        where = f"behind {word} {number}" if number else "from its start"
+        raise SettingsError(f"{path} cannot be read {where}: {error}.", "write the file anew.") from None
+
+
+def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises: Misfit where a column is not there, or there twice."""
+    for column in wanted:
+        if column not in found:
+            names = ", ".join(found[:MAX_NAMES]) + (", ..." if len(found) > MAX_NAMES else "")
+            raise Misfit(f"no column {column!r}; there are {names or 'none'}", NAME_THEM)
+        if found.count(column) > 1:
+            raise Misfit(f"{found.count(column)} columns {column!r}", "give each a name of its own.")
+
+
+def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    with _open(path, "") as file:
+        reader = csv.DictReader(file, strict=True)
+        _check_columns(reader.fieldnames or (), columns.names)
+        for row in reader:
+            if None in row:
+                raise ValueError("the next row has more cells than the header")
+            yield row
+
+
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError:
+        raise SettingsError("Parquet needs pyarrow.", "pip install 'streamd[arrow]'.") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            _check_columns(names, columns.names)
+            at = names.index(columns.time)
+            kind = file.schema_arrow.field(at).type
+            is_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+            finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
+            for batch in file.iter_batches():
+                if is_time:  # as microseconds in UTC: Python has no finer ones, and needs no table of zones then
+                    cast = batch.column(at).cast(pa.timestamp("us"), safe=not finer)
+                    batch = batch.set_column(at, columns.time, cast)
+                yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _open(path, "\n") as file:
+        yield from file
+
+
+def _from_rows(path: Path, rows: Iterator[Row], columns: Columns, times: Times) -> Iterator[Outgoing]:
+    for number, row in _counted(path, rows, "row"):
+        try:
+            event = _edge(row, columns, times, _text_key)
+        except Misfit as misfit:
+            raise misfit.at(f"{path} row {number}") from None
+        yield Outgoing(str(event["src"]).encode(), _json(event).encode(), event["time"], number)
+
+
+def _from_lines(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
+    for number, line in _counted(path, _lines(path), "line"):
+        if not line.strip():
+            continue
+        try:
+            found = _parsed(line)
+            event = _of_object(found, columns, times)
+        except Misfit as misfit:
+            raise misfit.at(f"{path} line {number}") from None
+        key = event.get("src", event.get("id", event.get("node", "")))
+        value = line.strip() if event is found else _json(event)
+        yield Outgoing(str(key).encode(), value.encode(), event.get("time"), number)
+
+
+def _parsed(line: str) -> Row:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Misfit("not an object", "write one event a line.")
+    return found
+
+
+def _of_object(found: Row, columns: Columns, times: Times) -> Row:
+    """An NDJSON object as an event: itself where nothing in it changes. Raises: Misfit."""
+    is_own = found.get("type") in OWN_TYPES
+    if not is_own and columns != Columns():
+        _check_columns(list(found), columns.names)
+        return _edge(found, columns, times, _typed_key)
+    if not is_own:
+        _check_columns(list(found), ("src", "dst"))  # an edge without a time has its record's
+        for name in ("src", "dst"):
+            _cell(name, _typed_key, found[name])
+    if found.get("time") is None:
+        return found
+    time = _cell("time", lambda value: times.read(value, found["type"] != "delete" if is_own else True), found["time"])
+    return found if time == found["time"] else found | {"time": time}
+
+
+def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | str]) -> Row:
+    """The event that the columns of a row make. Raises: Misfit."""
+    event: Row = {
+        "src": _cell(columns.src, key, row[columns.src]),
+        "dst": _cell(columns.dst, key, row[columns.dst]),
+        "time": _cell(columns.time, times.read, row[columns.time]),
+    }
+    if columns.features:
+        event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
+    elif isinstance(row.get("features"), list):
+        event["features"] = [_cell("features", _finite, value) for value in row["features"]]
+    return event
+
+
+def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
+    try:
+        return read(value)
+    except Misfit as misfit:
+        raise Misfit(f"column {column!r}: {misfit}", misfit.action) from None
+
+
+def _finite(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Misfit(f"{_shown(value)} is not a number") from None
+    if not math.isfinite(number):
+        raise Misfit(f"{_shown(value)} is not finite")
+    return number
+
+
+def _typed_key(value: Any) -> int | str:
+    if type(value) is int or type(value) is str:
+        return value
+    if value is None:
+        raise Misfit("there is no value")
+    raise Misfit(f"{_shown(value)} is not a key: keys are text or integers")
+
+
+def _text_key(value: Any) -> int | str:
+    """Integers stay integers, in a table of text too."""
+    if type(value) is str and INTEGER_KEY.fullmatch(value) and abs(int(value)) < 2**63:
+        return int(value)
+    return _typed_key(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,178 @@
+"""Files of events: which columns and times are taken, and how what cannot be taken is named."""
+
+import datetime
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from streamd.clock import ManualClock
+from streamd.errors import SettingsError
+from streamd.ingest.tables import Columns, Times, read_events
+
+NOW_S = 1_700_000_000
+NAMED = Columns("a", "b", "when", ("x", "y"))
+
+
+def times(unit="ms", out=None):
+    return Times(unit, out or unit, 60, ManualClock(NOW_S * 1_000_000))
+
+
+def events(path, columns=Columns(), unit="ms", out=None):
+    return [(e.key, json.loads(e.value), e.time) for e in read_events(path, columns, times(unit, out))]
+
+
+def write(path, rows):
+    """Rows of text or values, the first the header, in the form that the suffix names."""
+    head, *body = rows
+    if path.suffix == ".parquet":
+        columns = zip(*body, strict=True)
+        pyarrow.parquet.write_table(pa.table(dict(zip(head, map(list, columns), strict=True))), path)
+    elif path.suffix == ".ndjson":
+        path.write_text("".join(json.dumps(dict(zip(head, row, strict=True))) + "\n" for row in body))
+    else:
+        path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(params=["t.csv", "t.ndjson", "t.parquet"])
+def path(request, tmp_path):
+    return tmp_path / request.param
+
+
+def test_every_form_of_file_takes_its_columns_by_name(path):
+    write(path, [("a", "b", "when", "x", "y", "src"), ("u:1", "p:2", 5, 0.5, 1, "other"), ("u:3", "p:4", 6, 2, 3, "other")])
+    assert events(path, NAMED) == [
+        (b"u:1", {"src": "u:1", "dst": "p:2", "time": 5, "features": [0.5, 1.0]}, 5),
+        (b"u:3", {"src": "u:3", "dst": "p:4", "time": 6, "features": [2.0, 3.0]}, 6)]
+
+
+def test_compressed_text_and_a_byte_order_mark_are_read(tmp_path):
+    for name, text in (("t.csv.gz", "src,dst,time\nu,p,5\n"), ("t.jsonl.gz", '{"src": "u", "dst": "p", "time": 5}\n\n')):
+        with gzip.open(tmp_path / name, "wt", encoding="utf-8-sig") as file:
+            file.write(text)
+        assert events(tmp_path / name) == [(b"u", {"src": "u", "dst": "p", "time": 5}, 5)]
+
+
+@pytest.mark.parametrize(("name", "want"), [("t.csv", [7, "07", "²", str(2**63), -7]), ("t.ndjson", ["7", "07", "²", str(2**63), "-7"])])
+def test_a_table_of_text_turns_integers_into_integer_keys_and_ndjson_keeps_types(tmp_path, name, want):
+    rows = [("src", "dst", "time"), *((text, "p", 5) for text in ("7", "07", "²", str(2**63), "-7"))]
+    assert [e[1]["src"] for e in events(write(tmp_path / name, rows))] == want
+
+
+def test_ndjson_lines_that_are_events_of_ours_pass_unchanged(tmp_path):
+    lines = ['{"type": "node",  "id": 5, "features": [1]}', '{"type":"label","node":"u","time":7,"target":[1]}',
+             '{"type": "delete", "src": "u", "dst": "p", "time": 3}', '{"type":"delete","node":"u"}']
+    edge = '{"src": "u",  "dst": "p", "extra": 1}'
+    (tmp_path / "t.ndjson").write_text("\n".join([*lines, edge]) + "\n")
+    read = times()
+    got = list(read_events(tmp_path / "t.ndjson", Columns(), read))
+    assert [e.value.decode() for e in got] == [*lines, edge] and [e.time for e in got] == [None, 7, 3, None, None]
+    assert [e.key for e in got] == [b"5", b"u", b"u", b"u", b"u"]
+    assert read.said() == "times 1970-01-01T00:00:00.007Z to 1970-01-01T00:00:00.007Z, read as milliseconds"
+    (tmp_path / "t.ndjson").write_text("\n".join(lines) + '\n{"a": "u", "b": 1, "when": 5, "features": [2], "x": 3}\n')
+    got = events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
+    assert got[4][1] == {"src": "u", "dst": 1, "time": 5, "features": [2.0]} and [json.loads(x) for x in lines] == [g[1] for g in got[:4]]
+
+
+@pytest.mark.parametrize(("text", "want_us"), [
+    ("2020-09-13T12:26:40Z", 0), ("2020-09-13 12:26:40", 0), ("2020-09-13T14:26:40+02:00", 0), ("2020-09-13T12:26:40.25", 250_000),
+    ("20200913T122640Z", 0), ("2020-09-14", 41_600_000_000), (" 2020-09-13T12:26:40Z ", 0),
+    ("2020-09-13T12:26:40.000001999", 1), (str(1_600_000_000), 0), ("2020-09-12T23:26:40-13:00", 0)])
+def test_times_are_integers_or_iso_8601_in_utc_where_no_zone_is_named(path, text, want_us):
+    write(path, [("src", "dst", "time"), ("u", "p", text)])
+    ((_, event, when),) = events(path, unit="s", out="us")
+    assert event["time"] == when == 1_600_000_000_000_000 + want_us
+
+
+@pytest.mark.parametrize(("kind", "value"), [
+    (pa.timestamp("ns"), 1_600_000_000_000_001_999), (pa.timestamp("us", "Asia/Tokyo"), 1_600_000_000_000_001),
+    (pa.timestamp("us"), 1_600_000_000_000_001)])
+def test_parquet_timestamps_are_taken_in_utc(tmp_path, kind, value):
+    table = pa.table({"src": ["u"], "dst": ["p"], "time": pa.array([value], pa.int64()).cast(kind)})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    assert events(tmp_path / "t.parquet", unit="s", out="us")[0][2] == 1_600_000_000_000_001
+
+
+def test_parquet_dates_are_midnight_in_utc(tmp_path):
+    pyarrow.parquet.write_table(pa.table({"src": ["u"], "dst": ["p"], "time": [datetime.date(2020, 9, 13)]}), tmp_path / "t.parquet")
+    assert events(tmp_path / "t.parquet")[0][2] == 1_599_955_200_000
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ("soon", "'soon' is neither an integer in milliseconds nor an ISO 8601"), ("20200101.05", "neither"), ("1_000", "neither"),
+    ("1.6e12", "neither"), ("", "neither"), ("2020-13-01", "neither"), ("-1", "out of range"), ("9" * 30, "out of range"),
+    ("9" * 5000, "neither"), ("1969-12-31T23:59:59Z", "out of range"), (str(NOW_S * 1000 + 60_001), "ahead of the clock"),
+    ("2023-11-14T22:14:20.001Z", "ahead of the clock"), (str(NOW_S * 1_000_000), "is 55840-11-08T22:13:20Z.*ahead of the clock"),
+    ("2020-09-13T12:26:40.0001Z", "finer than milliseconds")])
+def test_a_time_that_cannot_be_is_named_with_row_column_and_what_to_do(path, value, says):
+    word = "line" if path.suffix == ".ndjson" else "row"
+    write(path, [("a", "b", "when"), ("u", "p", "5"), ("u", "p", value)])
+    with pytest.raises(SettingsError, match=rf"{path.name} {word} 2: column 'when': .*{says}.* Operator action: \w"):
+        events(path, Columns("a", "b", "when"))
+
+
+def test_the_last_time_within_the_horizon_is_taken(path):
+    write(path, [("src", "dst", "time"), ("u", "p", str(NOW_S * 1000 + 60_000)), ("u", "p", "0")])
+    assert [e[2] for e in events(path)] == [NOW_S * 1000 + 60_000, 0]
+
+
+@pytest.mark.parametrize("value", [1.5, True, [1], None])
+def test_a_typed_time_that_is_no_integer_is_refused(tmp_path, value):
+    line = {"a": "u", "b": "p", "when": value}
+    (tmp_path / "t.ndjson").write_text(json.dumps(line))
+    with pytest.raises(SettingsError, match="column 'when': (there is no value|.* is neither)"):
+        events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
+
+
+@pytest.mark.parametrize("columns", [Columns("u"), Columns(dst="u"), Columns(time="u"), Columns(features=("dst", "u"))])
+def test_a_wrong_column_is_named_beside_those_there_before_anything_is_read(path, columns):
+    write(path, [("src", "dst", "time"), ("u", "p", 5)])
+    with pytest.raises(SettingsError, match=r"no column 'u'; there are src, dst, time\. Operator action: name the columns"):
+        read_events(path, columns, times())
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("x.csv", "src,dst\n", "x.csv: no column 'time'; there are src, dst"), ("x.csv", "", "there are none"),
+    ("x.csv", "src,src,dst,time\n1,1,2,3\n", "2 columns 'src'"), ("x.csv", "src,dst,time\n1,2,3\n1,2\n", "row 2: column 'time': there is no"),
+    ("x.csv", "src,dst,time\n1,2,3\n1,2,3,4\n", "behind row 1: the next row has more cells"),
+    ("x.csv", 'src,dst,time\n1,2,3\n"1,2,3\n', "behind row 1"), ("x.csv", b"src,dst,time\n1,\xff,3\n", "cannot be read from its start"),
+    ("x.csv.gz", b"src,dst,time\n", "from its start"), ("x.parquet", b"PAR1", "from its start"),
+    ("x.ndjson", '{"type":"node","id":1}\n{oops\n', "line 2: not JSON"), ("x.ndjson", "[1]\n", "line 1: not an object"),
+    ("x.ndjson", "[" * 100_000, "line 1: not JSON"), ("x.ndjson", "{}\n", "line 1: no column 'src'; there are none"),
+    ("x.ndjson", '{"src": 1.5, "dst": 1, "time": 1}\n', "column 'src': 1.5 is not a key"),
+    ("x.ndjson", '{"src": 1, "dst": null, "time": 1}\n', "column 'dst': there is no value"),
+    ("x.ndjson", b'\n{"src": "\xff"}\n', "cannot be read from its start"), ("x.txt", "", "neither .csv")])
+def test_files_that_are_no_events_are_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SettingsError, match=says) as raised:
+        events(tmp_path / name)
+    assert str(tmp_path / name) in str(raised.value) and "Operator action:" in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e999", "much", ""])
+def test_a_feature_that_is_no_number_is_named(path, value):
+    write(path, [("src", "dst", "time", "x"), ("u", "p", 5, "1"), ("u", "p", 6, value)])
+    with pytest.raises(SettingsError, match=f"2: column 'x': '{value}' is not (a number|finite)"):
+        events(path, Columns(features=("x",)))
+
+
+def test_parquet_nulls_are_no_keys(tmp_path):
+    pyarrow.parquet.write_table(pa.table({"src": ["u", None], "dst": ["p", "p"], "time": [5, 6]}), tmp_path / "t.parquet")
+    with pytest.raises(SettingsError, match="row 2: column 'src': there is no value"):
+        events(tmp_path / "t.parquet")
+
+
+def test_a_file_without_rows_has_no_events_and_no_times(tmp_path):
+    (tmp_path / "t.csv").write_text("src,dst,time\n")
+    (tmp_path / "t.ndjson").write_text("\n")
+    assert events(tmp_path / "t.csv") == events(tmp_path / "t.ndjson") == [] and times().said() == "no times"
+
+
+def test_the_range_of_times_is_told_with_how_they_were_read(path):
+    write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "p", "2020-09-13T12:26:41.5Z"), ("u", "p", "1599999999")])
+    read = times("s", "us")
+    assert len(list(read_events(path, Columns(), read))) == 3
+    assert read.said() == "times 2020-09-13T12:26:39Z to 2020-09-13T12:26:41.5Z, read as seconds and ISO 8601"
