@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
+CLIENTS ?= triton kserve openapi
 
-.PHONY: demo test slow mutants lint bench clean keys
+.PHONY: demo test contract slow mutants lint bench clean keys
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -12,6 +13,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/crash
 	$(BIN)/python -m pytest tests/crash
+
+# Clients of the inference protocol that others wrote; CLIENTS=openapi for that one alone.
+contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
+	$(BIN)/python -m pytest -m contract $(CLIENTS:%='tests/contracts/test_clients.py::test_a_client_of_others_is_answered[%]')
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
@@ -47,8 +52,14 @@ $(VENV)-mutants/bin/cosmic-ray:
 	$(PYTHON) -m venv $(VENV)-mutants
 	$(VENV)-mutants/bin/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.0'
 
+# Each client has an environment of its own, in which nothing of streamd is.
+$(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-mutants build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:

@@ -13,8 +13,8 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from streamd import __version__
+from streamd.server import inference, triton
 from streamd.server.envelope import Envelope
-from streamd.server.inference import router as inference
 from streamd.server.openapi import describe
 from streamd.server.problems import add_handlers
 from streamd.server.routes import direct, router
@@ -35,12 +35,14 @@ def create_app(state: ServerState) -> FastAPI:
         state.forwarder.close()
 
     app = FastAPI(title="streamd", version=__version__, docs_url=None, redoc_url=None, lifespan=life,
+                  generate_unique_id_function=lambda route: route.name,
                   description="Answers from a temporal graph model that learns while events arrive.")
     app.state.streamd = state
     app.include_router(direct)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.include_router(inference)
+    for routes in (inference.router, triton.router, inference.model, inference.asking):
+        app.include_router(routes)
     app.add_middleware(Envelope, settings=state.settings)
     add_handlers(app)
     _add_pages(app)

@@ -1,21 +1,32 @@
 """The Open Inference Protocol, version 2: the champion as the model `streamd`, for clients of inference servers."""
 
+import time
+from collections.abc import Callable, Coroutine
 from math import prod
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Path
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from streamd import __version__
 from streamd.events import MICROSECONDS, Key
+from streamd.server import binary
 from streamd.server.answers import Answer, Asked
+from streamd.server.compression import compressed, expanded
+from streamd.server.direct import DirectRoute, Model, is_json, media_type, parsed, whole
 from streamd.server.schemas import INT64
 from streamd.server.state import ServerState, State, require_key
 
-MODEL = "streamd"
-INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+MODEL, TAG = "streamd", "open inference protocol"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+"""Those served whole; of `model_repository` only the index is."""
+UNSERVED = ("shared_memory_region", "classification")
+"""Parameters that ask for what we do not give; any other that we do not know changes nothing."""
+OCTETS = "application/octet-stream"
 Name = Annotated[str, Path(max_length=64, examples=[MODEL])]
+Version = Annotated[str, Path(max_length=64, examples=["rule"])]
 
 
 class TensorInfo(BaseModel):
@@ -39,13 +50,14 @@ class ModelMetadata(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """A tensor in row-major order, flat or nested."""
+    """A tensor in row-major order: `data`, flat or nested, or as many bytes behind the JSON as its
+    parameter `binary_data_size` says."""
 
     name: str = Field(max_length=64, examples=["src"])
     shape: list[Annotated[int, Field(ge=0, le=1_000_000)]] = Field(max_length=8, examples=[[1]])
     datatype: str = Field(max_length=16, examples=["BYTES"])
     parameters: dict[str, Any] | None = None
-    data: list[Any] = Field(examples=[["user:74"]])
+    data: list[Any] | None = Field(None, examples=[["user:74"]])
 
 
 class OutputWish(BaseModel):
@@ -65,10 +77,13 @@ class InferRequest(BaseModel):
 
 
 class OutputTensor(BaseModel):
+    """`data`, or where it was asked for as binary, the parameter `binary_data_size`."""
+
     name: str
     shape: list[int]
     datatype: Literal["FP32", "BOOL"]
-    data: list[Any]
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
 
 
 class InferResponse(BaseModel):
@@ -82,53 +97,124 @@ INPUTS = [TensorInfo(name="src", datatype="BYTES", shape=[-1]), TensorInfo(name=
           TensorInfo(name="time", datatype="INT64", shape=[-1])]
 OUTPUTS = [TensorInfo(name="score", datatype="FP32", shape=[-1, -1]),
            TensorInfo(name="known", datatype="BOOL", shape=[-1, -1])]
-router = APIRouter(prefix="/v2", tags=["open inference protocol"])
-model = APIRouter(dependencies=[Depends(require_key)])
+
+
+class InferRoute(DirectRoute):
+    """A direct route that reads and answers as clients of inference servers do: compressed or not,
+    with bytes behind the JSON or without. A body may have no content-type: a page elsewhere could
+    send such a one through a browser, but infer changes nothing and the page sees no answer."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_compressed(request: Request) -> Response:
+            return compressed(await handle(request), request.headers.get("accept-encoding", ""))
+
+        return handle_compressed
+
+    async def read(self, request: Request, model: type[Model]) -> Model:
+        kind = media_type(request)
+        if kind not in ("", OCTETS) and not is_json(kind):
+            raise HTTPException(422, f"body: sent as {kind[:64]}; set content-type: application/json,"
+                                     f" or {OCTETS} with tensors behind the JSON")
+        body = expanded(await whole(request), request.headers.get("content-encoding", ""))
+        text, rest = binary.split(body, request.headers.get(binary.JSON_LENGTH))
+        asked = parsed(model, text)
+        assert isinstance(asked, InferRequest)
+        _fill(asked.inputs, rest)
+        return asked
+
+
+router = APIRouter(prefix="/v2", tags=[TAG])
+model = APIRouter(prefix="/v2/models/{name}", tags=[TAG], dependencies=[Depends(require_key)])
+asking = APIRouter(prefix="/v2/models/{name}", tags=[TAG], dependencies=[Depends(require_key)],
+                   route_class=InferRoute)
+INFER: dict[str, Any] = {
+    "response_model": InferResponse, "responses": {200: {"content": {OCTETS: {}}}}}
 
 
 @router.get("")
 async def server_metadata() -> ServerMetadata:
     """What this server is."""
-    return ServerMetadata(name="streamd", version=__version__, extensions=[])
+    return ServerMetadata(name="streamd", version=__version__, extensions=EXTENSIONS)
 
 
 @router.get("/health/live", responses={503: {}})
-async def live(state: State) -> JSONResponse:
+async def server_live(state: State) -> JSONResponse:
     """Whether the engine's loop turns."""
     well, _ = state.alive()
     return JSONResponse({"live": well}, 200 if well else 503)
 
 
 @router.get("/health/ready", responses={503: {}})
-async def ready(state: State) -> JSONResponse:
+async def server_ready(state: State) -> JSONResponse:
     """Whether requests can be answered now."""
     well, _ = state.ready()
     return JSONResponse({"ready": well}, 200 if well else 503)
 
 
-@model.get("/models/{name}")
-@model.get("/models/{name}/versions/{version}")
-async def model_metadata(state: State, name: Name, version: Name | None = None) -> ModelMetadata:
+@model.get("")
+async def model_metadata(state: State, name: Name) -> ModelMetadata:
     """Inputs and outputs of the model, and the version that is loaded."""
-    _check(state, name, version)
-    served = state.engine.status.version
-    return ModelMetadata(name=MODEL, versions=[served], platform="streamd", inputs=INPUTS, outputs=OUTPUTS)
+    served = check(state, name)
+    return ModelMetadata(
+        name=MODEL, versions=[served], platform=MODEL, inputs=INPUTS, outputs=OUTPUTS)
 
 
-@model.get("/models/{name}/ready", responses={503: {}})
-@model.get("/models/{name}/versions/{version}/ready", responses={503: {}})
-async def model_ready(state: State, name: Name, version: Name | None = None) -> JSONResponse:
-    """Whether that model, in that version, can be asked now."""
-    _check(state, name, version)
+@model.get("/versions/{version}")
+async def version_metadata(state: State, name: Name, version: Version) -> ModelMetadata:
+    """The same, where that version is loaded."""
+    check(state, name, version)
+    return await model_metadata(state, name)
+
+
+@model.get("/ready", responses={503: {}})
+async def model_ready(state: State, name: Name) -> JSONResponse:
+    """Whether that model can be asked now."""
+    check(state, name)
     well, _ = state.ready()
     return JSONResponse({"name": MODEL, "ready": well}, 200 if well else 503)
 
 
-@model.post("/models/{name}/infer", response_model_exclude_none=True)
-@model.post("/models/{name}/versions/{version}/infer", response_model_exclude_none=True)
-async def infer(body: InferRequest, state: State, name: Name, version: Name | None = None) -> InferResponse:
-    """Scores of N x C pairs. An answer of another version than the one asked for is an error, not an answer."""
-    _check(state, name, version)
+@model.get("/versions/{version}/ready", responses={503: {}})
+async def version_ready(state: State, name: Name, version: Version) -> JSONResponse:
+    """Whether that version can be asked now."""
+    check(state, name, version)
+    return await model_ready(state, name)
+
+
+@asking.post("/infer", **INFER)
+async def infer(body: InferRequest, state: State, name: Name) -> Response:
+    """Scores of N x C pairs."""
+    return await _infer(body, state, name, None)
+
+
+@asking.post("/versions/{version}/infer", **INFER)
+async def infer_version(
+    body: InferRequest, state: State, name: Name, version: Version
+) -> Response:
+    """The same by that version: where another serves by now, an error."""
+    return await _infer(body, state, name, version)
+
+
+async def _infer(
+    body: InferRequest, state: ServerState, name: str, version: str | None
+) -> Response:
+    served, begun = check(state, name, version), time.perf_counter_ns()
+    try:
+        answers, columns = await _answers(body, state)
+        if version is not None and any(a.version != version for a in answers):
+            raise HTTPException(404, f"version {version} is no longer served")
+        response = _response(body, answers, columns)
+    except BaseException:
+        state.inferences.of(served).add_failure(time.perf_counter_ns() - begun)
+        raise
+    state.inferences.of(answers[0].version).add_answer(len(answers), time.perf_counter_ns() - begun)
+    return response
+
+
+async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer], int]:
+    """Answers to the N rows of a request, and C."""
     tensors = {t.name: t for t in body.inputs}
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
     rows, columns = tensors["dst"].shape
@@ -138,36 +224,77 @@ async def infer(body: InferRequest, state: State, name: Name, version: Name | No
                                  f"{limit.max_batch} (server.max_batch), and C at most {limit.max_candidates}")
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
-    wanted = [o.name for o in body.outputs] if body.outputs else [o.name for o in OUTPUTS]
-    if unknown := set(wanted) - {o.name for o in OUTPUTS}:
-        raise HTTPException(400, f"there is no output {sorted(unknown)[0]!r}; there are score and known")
-    answers = await state.engine.ask_all([
-        Asked(s, tuple(dst[i * columns: (i + 1) * columns]), times[i] if times else None) for i, s in enumerate(src)])
-    if version is not None and any(a.version != version for a in answers):
-        raise HTTPException(404, f"version {version} is no longer served")
-    return InferResponse(model_name=MODEL, model_version=answers[0].version, id=body.id,
-                         outputs=[_output(name, answers, columns) for name in wanted])
+    for wish in body.outputs or ():
+        if wish.name not in {o.name for o in OUTPUTS}:
+            raise HTTPException(400, f"there is no output {wish.name!r}; there are score and known")
+        _refuse_unserved(wish.name, wish.parameters)
+    return await state.engine.ask_all([
+        Asked(s, tuple(dst[i * columns: (i + 1) * columns]), times[i] if times else None)
+        for i, s in enumerate(src)]), columns
 
 
-router.include_router(model)
+def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
+    """The outputs that were wished for, in that order, each in JSON or as bytes behind it."""
+    all_binary = (body.parameters or {}).get("binary_data_output") is True
+    wishes = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
+    outputs, behind = [], b""
+    for wish in wishes:
+        values = [x for a in answers for x in (a.scores if wish.name == "score" else a.known)]
+        datatype = next(o.datatype for o in OUTPUTS if o.name == wish.name)
+        output: dict[str, Any] = {
+            "name": wish.name, "shape": [len(answers), columns], "datatype": datatype}
+        if (wish.parameters or {}).get("binary_data", all_binary) is True:
+            raw = binary.encode(datatype, values)
+            output["parameters"] = {binary.SIZE: len(raw)}
+            behind += raw
+        else:
+            output["data"] = values
+        outputs.append(output)
+    said = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
+    if body.id is not None:
+        said["id"] = body.id
+    text = msgspec.json.encode(said)
+    if not behind:
+        return Response(text, media_type="application/json")
+    return Response(text + behind, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))})
 
 
-def _output(name: str, answers: list[Answer], columns: int) -> OutputTensor:
-    data: list[Any] = [x for a in answers for x in (a.scores if name == "score" else a.known)]
-    return OutputTensor(name=name, shape=[len(answers), columns], datatype="FP32" if name == "score" else "BOOL", data=data)
-
-
-def _check(state: ServerState, name: str, version: str | None) -> None:
+def check(state: ServerState, name: str, version: str | None = None) -> str:
+    """The version that serves. Raises: HTTPException where another, or no MODEL, was asked for."""
     if name != MODEL:
         raise HTTPException(404, f"there is no model {name!r}, only {MODEL!r}")
     served = state.engine.status.version
     if version is not None and version != served:
         raise HTTPException(404, f"version {version} is not served, {served} is")
+    return served
+
+
+def _fill(inputs: list[InputTensor], rest: bytes) -> None:
+    """Give each input its values where they are bytes behind the JSON.
+    Raises: HTTPException where those do not fit."""
+    for tensor in inputs:
+        parameters = tensor.parameters or {}
+        _refuse_unserved(tensor.name, parameters)
+        if binary.SIZE in parameters:
+            if tensor.data is not None:
+                raise HTTPException(400, f"{tensor.name} has both data and {binary.SIZE}; send one")
+            raw, rest = binary.take(tensor.name, parameters[binary.SIZE], rest)
+            tensor.data = binary.decode(tensor.name, tensor.datatype, prod(tensor.shape), raw)
+        elif tensor.data is None:
+            raise HTTPException(400, f"{tensor.name} has neither data nor {binary.SIZE}; send one")
+    if rest:
+        raise HTTPException(400, f"{len(rest)} bytes behind the JSON belong to no input")
+
+
+def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
+    for parameter in UNSERVED:
+        if parameter in (parameters or {}):
+            raise HTTPException(400, f"{name}: {parameter} is not served; leave it out")
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
     """Its values in row-major order. Raises: HTTPException where their number is not that of the shape."""
-    values: list[Any] = tensor.data
+    values: list[Any] = tensor.data or []
     for _ in range(len(tensor.shape) - 1):
         if values and all(isinstance(v, list) for v in values):
             values = [x for v in values for x in v]
@@ -182,7 +309,8 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
     values = _flat(tensor)
     if tensor.datatype == "BYTES" and all(isinstance(v, str) and 0 < len(v) <= 1024 for v in values):
         return values
-    if tensor.datatype in INTEGERS and all(type(v) is int and abs(v) <= INT64 for v in values):
+    is_integer = tensor.datatype in binary.INTEGERS
+    if is_integer and all(type(v) is int and abs(v) <= INT64 for v in values):
         return values
     raise HTTPException(400, f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES (text of 1 to 1024 "
                              "characters) or integers of 64 bits")

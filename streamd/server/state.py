@@ -8,6 +8,7 @@ from fastapi import Depends, HTTPException, Request
 from streamd.registry import Registry
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
+from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -24,6 +25,7 @@ class ServerState:
         self.settings, self.engine, self.registry = settings, engine, registry
         self.page = StatusPage(settings, engine, registry)
         self.forwarder = Forwarder(settings)
+        self.inferences = InferenceStatistics()
         self.draining = False
         """Told to stop: answers, but asks for no more."""
         self.keys = ApiKeys(settings.server)

@@ -1,0 +1,100 @@
+"""Tensors as bytes behind the JSON of a request or an answer: the extension `binary_tensor_data`.
+
+Little-endian, row-major, nothing between them; before an element of BYTES its length, in 4 bytes.
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import HTTPException
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+"""The header that says how many bytes of the body are JSON."""
+SIZE = "binary_data_size"
+DTYPES = {
+    "INT8": "<i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "<u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "FP32": "<f4",
+    "BOOL": "?",
+}
+INTEGERS = tuple(name for name in DTYPES if "INT" in name)
+PREFIX_BYTES = 4
+
+
+def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
+    """A body's JSON and what is behind it. json_length: the header, None where there is none.
+    Raises: HTTPException where it is no length within the body."""
+    if json_length is None:
+        return body, b""
+    # Nine digits are more than any body has, and few enough to be read as a number.
+    if not re.fullmatch("[0-9]{1,9}", json_length) or int(json_length) > len(body):
+        raise HTTPException(
+            400, f"{JSON_LENGTH} is {json_length[:16]!r}, the body has {len(body)} bytes"
+        )
+    return body[: int(json_length)], body[int(json_length) :]
+
+
+def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
+    """The bytes of an input, and those behind them. size: as the request says.
+    Raises: HTTPException where that many are not there."""
+    if type(size) is not int or not 0 <= size <= len(rest):
+        raise HTTPException(
+            400,
+            f"{name}: {SIZE} is {str(size)[:32]}, {len(rest)} bytes are left behind "
+            f"the JSON, of which {JSON_LENGTH} says how long it is",
+        )
+    return rest[:size], rest[size:]
+
+
+def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
+    """The values of an input. count: how many its shape has.
+    Raises: HTTPException where the bytes are not that many of such values."""
+    if datatype == "BYTES":
+        return _texts(name, count, raw)
+    if datatype not in INTEGERS:
+        raise HTTPException(
+            400, f"{name}: {datatype} is not taken as bytes, only BYTES and integers are"
+        )
+    dtype = np.dtype(DTYPES[datatype])
+    if len(raw) != count * dtype.itemsize:
+        raise HTTPException(
+            400,
+            f"{name}: {count} values of {datatype} are {count * dtype.itemsize} bytes, "
+            f"{SIZE} is {len(raw)}",
+        )
+    values: list[int] = np.frombuffer(raw, dtype).tolist()
+    return values
+
+
+def encode(datatype: str, values: Sequence[float]) -> bytes:
+    """An output's values as bytes."""
+    return np.asarray(values, DTYPES[datatype]).tobytes()
+
+
+def _texts(name: str, count: int, raw: bytes) -> list[str]:
+    values: list[str] = []
+    at = 0
+    while at < len(raw):
+        begin = at + PREFIX_BYTES
+        end = begin + int.from_bytes(raw[at:begin], "little")
+        if end > len(raw) or begin > len(raw):
+            raise HTTPException(
+                400, f"{name}: value {len(values)} ends behind its tensor's {len(raw)} bytes"
+            )
+        try:
+            values.append(raw[begin:end].decode())
+        except UnicodeDecodeError:
+            raise HTTPException(400, f"{name}: value {len(values)} is not UTF-8") from None
+        at = end
+    if len(values) != count:
+        raise HTTPException(400, f"{name}: its bytes hold {len(values)} values, its shape {count}")
+    return values

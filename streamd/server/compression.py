@@ -1,0 +1,61 @@
+"""Bodies that are sent compressed, both ways; a request's is bounded by what it expands to."""
+
+import gzip
+import re
+import zlib
+
+from fastapi import HTTPException, Response
+
+from streamd.server.envelope import MAX_BODY_BYTES
+
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
+"""As zlib numbers the two forms; `deflate` has zlib's head and checksum (RFC 9110, 8.4.1)."""
+MIN_COMPRESSED_BYTES = 1024
+"""A smaller answer fits one packet as it is."""
+NEVER = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)
+
+
+def expanded(body: bytes, coding: str) -> bytes:
+    """A request's body as it was before `content-encoding`. Raises: HTTPException where it is no
+    such thing, or larger than a body may be."""
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in WINDOW_BITS:
+        raise HTTPException(
+            400, f"content-encoding {coding[:64]!r} is not understood; send gzip, deflate or none"
+        )
+    stream = zlib.decompressobj(WINDOW_BITS[coding])
+    try:
+        plain = stream.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise HTTPException(400, f"the body is not {coding}: {error}") from None
+    if len(plain) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes, expanded too")
+    if not stream.eof or stream.unused_data:
+        raise HTTPException(400, f"the body is not one whole {coding} stream")
+    return plain
+
+
+def compressed(response: Response, accepted: str) -> Response:
+    """The answer, compressed where `accept-encoding` allows it and it is large enough to gain."""
+    coding = _coding(accepted)
+    if coding is None or response.status_code != 200 or len(response.body) < MIN_COMPRESSED_BYTES:
+        return response
+    plain = bytes(response.body)
+    response.body = (
+        gzip.compress(plain, 1, mtime=0) if coding == "gzip" else zlib.compress(plain, 1)
+    )
+    response.headers["content-encoding"] = coding
+    response.headers["content-length"] = str(len(response.body))
+    return response
+
+
+def _coding(accepted: str) -> str | None:
+    """The first form that is accepted and that we know, gzip before deflate."""
+    names = set()
+    for one in accepted.lower().split(","):
+        name, _, weight = one.partition(";")
+        if not NEVER.fullmatch(weight):
+            names.add(name.strip())
+    return next((coding for coding in WINDOW_BITS if coding in names), None)

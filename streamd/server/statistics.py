@@ -1,0 +1,44 @@
+"""How many inferences a version answered, as Triton's extension `statistics` counts them."""
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass
+class Counts:
+    """Of requests to `/v2` infer. Durations in nanoseconds, from a parsed request to its answer."""
+
+    version: str
+    last_ms: int = 0
+    """When the last was answered, milliseconds since 1970."""
+    rows: int = 0
+    """Rows of `src` that were answered."""
+    answered: int = 0
+    answered_ns: int = 0
+    failed: int = 0
+    failed_ns: int = 0
+
+    def add_answer(self, rows: int, ns: int) -> None:
+        """A request of so many rows was answered after so long."""
+        self.last_ms = time.time_ns() // 1_000_000
+        self.rows += rows
+        self.answered += 1
+        self.answered_ns += ns
+
+    def add_failure(self, ns: int) -> None:
+        """A request was refused, or not answered in time."""
+        self.failed += 1
+        self.failed_ns += ns
+
+
+class InferenceStatistics:
+    """The counts of the version that serves. Owner: the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._counts = Counts("")
+
+    def of(self, version: str) -> Counts:
+        """The counts of the version that serves now; with each that is loaded they begin at 0."""
+        if version != self._counts.version:
+            self._counts = Counts(version)
+        return self._counts

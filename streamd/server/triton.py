@@ -1,0 +1,190 @@
+"""What Triton's clients ask beside the protocol: configuration, statistics, index of versions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends
+from pydantic import BaseModel, Field
+
+from streamd.server.inference import (
+    INPUTS,
+    MODEL,
+    OUTPUTS,
+    TAG,
+    Name,
+    TensorInfo,
+    Version,
+    check,
+)
+from streamd.server.state import ServerState, State, require_key
+
+TYPES = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
+
+
+class TensorConfig(BaseModel):
+    name: str
+    data_type: str
+    dims: list[int] = Field(description="without the batch dimension; -1 for any size")
+    optional: bool = False
+
+
+class ParameterConfig(BaseModel):
+    string_value: str
+
+
+class ModelConfig(BaseModel):
+    """The fields of Triton's message ModelConfig that mean something here."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int = Field(description="most rows of src: server.max_batch")
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    parameters: dict[str, ParameterConfig] = Field(
+        description="max_candidates: most columns of dst"
+    )
+
+
+class Duration(BaseModel):
+    """How often something was measured, and its sum; 0 of both where it is not measured."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class InferenceDurations(BaseModel):
+    """`success` and `fail` are measured, from a request's tensors to its answer."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    cache_hit: Duration = Duration()
+
+
+class ModelStatistics(BaseModel):
+    """Of requests to `/v2` infer since the version was loaded."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="milliseconds since 1970; 0 before the first")
+    inference_count: int = Field(description="rows of src that were answered")
+    execution_count: int = Field(
+        description="requests that were answered; several may have shared a pass"
+    )
+    inference_stats: InferenceDurations
+    batch_stats: list[Any] = Field(description="empty: not measured")
+
+
+class StatisticsResponse(BaseModel):
+    model_stats: list[ModelStatistics]
+
+
+class IndexRequest(BaseModel):
+    ready: bool = Field(False, description="only the version that can be asked now")
+
+
+class IndexEntry(BaseModel):
+    """A version. state: READY for the one that serves, UNAVAILABLE for others; reason: why not."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+router = APIRouter(prefix="/v2", tags=[TAG], dependencies=[Depends(require_key)])
+
+
+@router.get("/models/stats")
+async def statistics(state: State) -> StatisticsResponse:
+    """What the version that serves has answered on `/v2` since it was loaded."""
+    return await model_statistics(state, MODEL)
+
+
+@router.get("/models/{name}/stats")
+async def model_statistics(state: State, name: Name) -> StatisticsResponse:
+    """The same."""
+    counts = state.inferences.of(check(state, name))
+    return StatisticsResponse(
+        model_stats=[
+            ModelStatistics(
+                name=MODEL,
+                version=counts.version,
+                last_inference=counts.last_ms,
+                inference_count=counts.rows,
+                execution_count=counts.answered,
+                batch_stats=[],
+                inference_stats=InferenceDurations(
+                    success=Duration(count=counts.answered, ns=counts.answered_ns),
+                    fail=Duration(count=counts.failed, ns=counts.failed_ns),
+                ),
+            )
+        ]
+    )
+
+
+@router.get("/models/{name}/versions/{version}/stats")
+async def version_statistics(state: State, name: Name, version: Version) -> StatisticsResponse:
+    """The same, where that version serves."""
+    check(state, name, version)
+    return await model_statistics(state, name)
+
+
+@router.get("/models/{name}/config")
+async def model_config(state: State, name: Name) -> ModelConfig:
+    """Inputs, outputs and limits of the model."""
+    check(state, name)
+    limits = state.settings.server
+    return ModelConfig(
+        name=MODEL,
+        platform=MODEL,
+        backend=MODEL,
+        max_batch_size=limits.max_batch,
+        input=[_tensor(i) for i in INPUTS],
+        output=[_tensor(o) for o in OUTPUTS],
+        parameters={"max_candidates": ParameterConfig(string_value=str(limits.max_candidates))},
+    )
+
+
+@router.get("/models/{name}/versions/{version}/config")
+async def version_config(state: State, name: Name, version: Version) -> ModelConfig:
+    """The same, where that version serves."""
+    check(state, name, version)
+    return await model_config(state, name)
+
+
+@router.post("/repository/index")
+def repository_index(
+    state: State, body: Annotated[IndexRequest | None, Body()] = None
+) -> list[IndexEntry]:
+    """The versions kept, oldest first, and which one serves. Moving the champion loads another."""
+    served, (ready, why) = state.engine.status.version, state.ready()
+    names = state.registry.names()
+    return [
+        _entry(state, version, served, ready, why)
+        for version in (names if served in names else [*names, served])
+        if not (body and body.ready) or (ready and version == served)
+    ]
+
+
+def _entry(state: ServerState, version: str, served: str, ready: bool, why: str) -> IndexEntry:
+    if version != served:
+        why = f"{served} serves; POST /v1/models/{version}/promote makes this one champion"
+    return IndexEntry(
+        name=MODEL,
+        version=version,
+        state="READY" if ready and version == served else "UNAVAILABLE",
+        reason="" if ready and version == served else why,
+    )
+
+
+def _tensor(info: TensorInfo) -> TensorConfig:
+    return TensorConfig(
+        name=info.name,
+        data_type=TYPES[info.datatype],
+        dims=info.shape[1:],
+        optional=info.name == "time",
+    )
