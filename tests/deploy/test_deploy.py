@@ -14,7 +14,7 @@ import prometheus_client
 import pytest
 import yaml
 
-from streamd.settings import Settings, load_settings
+from streamd.settings import Settings, effective, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
@@ -34,6 +34,22 @@ def built(overlay):
 def one(documents, kind, name="streamd"):
     found, = (d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name)
     return found
+
+
+def config_map(documents):
+    """The one ConfigMap: its name is that of the base and a hash of what it holds."""
+    found, = (d for d in documents if d["kind"] == "ConfigMap")
+    assert re.fullmatch(r"streamd-[a-z0-9]{10}", found["metadata"]["name"])
+    return found
+
+
+def overlay(tmp_path, text):
+    """Documents of an overlay with this kustomization, beside those we have."""
+    shutil.copytree(K8S, tmp_path / "k8s")
+    folder = tmp_path / "k8s/overlays/own"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(text)
+    return built(folder)
 
 
 def exported():
@@ -78,7 +94,7 @@ def test_the_pod_runs_restricted_and_only_serve_can_be_unready(overlay):
         assert "memory" in container["resources"]["limits"] and "cpu" not in container["resources"]["limits"]
         assert container["args"] == ["run", "--role", container["name"]]
     assert not pod["enableServiceLinks"], "a Service named streamd makes variables that are no settings"
-    grace = float(one(documents, "ConfigMap")["data"]["STREAMD_SERVER__DRAIN_SECONDS"]) + 30
+    grace = float(config_map(documents)["data"]["STREAMD_SERVER__DRAIN_SECONDS"]) + 30
     assert pod["terminationGracePeriodSeconds"] > grace
     assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
@@ -87,7 +103,7 @@ def test_the_pod_runs_restricted_and_only_serve_can_be_unready(overlay):
 @pytest.mark.parametrize("overlay", BUILDS)
 def test_the_config_map_holds_settings_and_ports_are_those_listened_on(overlay):
     documents = built(overlay)
-    environ = one(documents, "ConfigMap")["data"]
+    environ = config_map(documents)["data"]
     s, origin = load_settings(None, None, environ)
     assert origin["server.api_keys_file"] == "environment"
     containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
@@ -96,6 +112,82 @@ def test_the_config_map_holds_settings_and_ports_are_those_listened_on(overlay):
     mounted = next(m["mountPath"] for m in containers[2]["volumeMounts"] if m["name"] == "keys")
     assert {f"{mounted}/{k}" for k in keys} >= {str(s.server.api_keys_file), str(s.server.admin_keys_file)}
     assert ("cuda" in overlay + s.device) == (overlay == "overlays/gpu")
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_no_secret_stands_in_the_config_map(overlay):
+    environ = config_map(built(overlay))["data"]
+    assert secrets_of(environ) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("STREAMD_SERVER__API_KEYS", '["hush"]'), ("STREAMD_SERVER__ADMIN_KEYS", '["hush"]'),
+    ("STREAMD_KAFKA__CLIENT", '{"sasl_plain_password": "hush"}'), ("STREAMD_KAFKA__CLIENT", '{"ssl_password": "hush"}')])
+def test_a_secret_in_a_config_map_would_be_noticed(name, value):
+    assert secrets_of({name: value}) == [name]
+
+
+def secrets_of(environ):
+    """Names of variables whose setting, or a part of it, the settings mask."""
+    shown = {"STREAMD_" + key.replace(".", "__").upper(): str(value)
+             for key, value in effective(load_settings(None, None, environ)[0]).items()}
+    return [name for name in environ if "***" in shown[name]]
+
+
+@needs["kubectl"]
+def test_changed_settings_start_the_pod_anew_and_the_same_ones_do_not(tmp_path):
+    plain = "resources: [../../base]\n"
+    changed = plain + ("configMapGenerator: [{name: streamd, behavior: merge, "
+                       "literals: [STREAMD_TRAINING__EPOCHS=3]}]\n")
+    names = []
+    for number, text in enumerate((plain, changed, plain)):
+        documents = overlay(tmp_path / str(number), text)
+        containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        used_names = {c["envFrom"][0]["configMapRef"]["name"] for c in containers}
+        assert used_names == {config_map(documents)["metadata"]["name"]}
+        names += used_names
+    assert names[0] == names[2] != names[1]
+
+
+@needs["kubectl"]
+def test_the_overlay_of_the_guide_builds_and_opens_what_it_says(tmp_path):
+    guide = (ROOT / "docs/operations.md").read_text()
+    text, = re.findall(r"^```yaml\n# kustomization.yaml\n(.*?)^```", guide, re.M | re.S)
+    documents = overlay(tmp_path, text)
+    for document in documents:
+        if "monitoring.coreos.com" not in document["apiVersion"]:
+            kubernetes_validate.validate(document, "1.34", strict=True)
+    environ = config_map(documents)["data"]
+    s, _ = load_settings(None, None, environ)
+    assert s.kafka.topics == ("rides",) and secrets_of({k: v for k, v in environ.items() if k.startswith("STREAMD_")}) == []
+    pod = one(documents, "StatefulSet")["spec"]["template"]["spec"]
+    mounts = {c["name"]: {m["name"]: m["mountPath"] for m in c["volumeMounts"]} for c in pod["containers"]}
+    assert mounts["ingest"]["kafka"] == mounts["serve"]["kafka"] == str(s.kafka.client_file.parent)
+    assert "kafka" not in mounts["train"], "the trainer speaks to no broker"
+    secret, = (v["secret"] for v in pod["volumes"] if v["name"] == "kafka")
+    assert secret["optional"] and f"secret generic {secret['secretName']} --from-file={s.kafka.client_file.name}" in guide
+    egress = one(documents, "NetworkPolicy")["spec"]["egress"]
+    assert {19092, 443, 5353} <= {p["port"] for rule in egress for p in rule["ports"]}
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_metrics_are_open_to_monitoring_and_no_port_to_every_namespace(overlay):
+    documents = built(overlay)
+    policy = one(documents, "NetworkPolicy")["spec"]
+    by_port = {}
+    for rule in policy["ingress"]:
+        assert all(peer.get("namespaceSelector") != {} for peer in rule["from"]), "all namespaces"
+        for port in rule["ports"]:
+            by_port.setdefault(port["port"], []).extend(rule["from"])
+    containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert set(by_port) == {c["ports"][0]["containerPort"] for c in containers}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert by_port[9101] == by_port[9102] == [monitoring] and monitoring in by_port[8000]
+    names, brokers = policy["egress"]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"], "the cache on the node"
+    assert [(p["port"], p["endPort"]) for p in brokers["ports"]] == [(9092, 9098)]
 
 
 @needs["kubectl"]
