@@ -1,11 +1,14 @@
 """Every file of deploy/ and k8s/, checked as far as it can be without an engine or a cluster."""
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import prometheus_client
 import pytest
 import yaml
 
+from streamd.cli import app as cli
+from streamd.health import ANSWER_SECONDS
 from streamd.settings import Settings, effective, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -257,10 +262,61 @@ def test_the_image_is_built_from_files_that_reach_the_builder_and_runs_as_nobody
     assert copied and all((ROOT / c).exists() and f"!{c}" in ignored for c in copied)
     stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.M)
     assert {"cpu", "cuda"} <= set(stages) and stages[-1] == "cpu"
-    assert "USER 10001:10001" in text and re.search(r"^HEALTHCHECK", text, re.M) and "STREAMD_SERVER__HOST=0.0.0.0" in text
+    assert "USER 10001:10001" in text and "STREAMD_SERVER__HOST=0.0.0.0" in text
     ports = {int(p) for p in re.search(r"^EXPOSE (.*)$", text, re.M)[1].split()}
     defaults = Settings()
     assert ports == {defaults.server.port, defaults.telemetry.ingest_port, defaults.telemetry.train_port}
+
+
+def test_the_image_asks_its_health_by_a_command_that_reads_the_settings():
+    check = re.search(r"^HEALTHCHECK (.*) CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    program, *arguments = json.loads(check[2])
+    assert program == "streamd" and arguments[0] in {c.name or c.callback.__name__ for c in cli.registered_commands}
+    assert float(re.search(r"--timeout=(\d+)s", check[1])[1]) > ANSWER_SECONDS
+
+
+def test_the_image_says_what_it_is():
+    text = (DEPLOY / "Dockerfile").read_text()
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["title"], labels["licenses"]) == (project["name"], project["license"])
+    assert f"ARG VERSION={project['version']}\n" in text
+    said = subprocess.run(["make", "-n", "image", "TORCH_INDEX=the-index", "SOURCE=the-source"], cwd=ROOT,
+                          capture_output=True, text=True, check=True).stdout
+    given = dict(re.findall(r'--build-arg (\w+)="([^"]*)"', said))
+    assert given["VERSION"] == project["version"] and (given["SOURCE"], given["TORCH_INDEX"]) == ("the-source", "the-index")
+    assert f"-t streamd:{project['version']} ." in said
+    asked = {label: re.fullmatch(r"\$(\w+)", labels[label])[1] for label in ("version", "revision", "source")}
+    assert set(asked.values()) <= set(given) and set(given) == set(re.findall(r"^ARG (?!BASE)(\w+)=", text, re.M))
+
+
+@pytest.mark.parametrize(("names", "status"), [
+    (["torch", "numpy"], 0), (["torch", "nvidia-cudnn-cu13", "triton"], 1), (["torch", "cuda-bindings"], 1)])
+def test_the_cpu_image_refuses_a_torch_for_cuda_by_what_pip_would_install(tmp_path, names, status):
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"install": [{"metadata": {"name": n}} for n in names]}))
+    done = subprocess.run([sys.executable, DEPLOY / "check_torch.py", report], capture_output=True, text=True, check=False)
+    assert done.returncode == status and ("TORCH_INDEX" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize("before", ["", "@sha256:" + "0" * 64])
+def test_the_base_image_is_pinned_to_the_digest_that_the_registry_tells(tmp_path, before):
+    shutil.copy(DEPLOY / "pin_base.py", tmp_path)
+    text = re.sub(r"^(ARG BASE=[^@\n]+).*$", rf"\1{before}", (DEPLOY / "Dockerfile").read_text(), count=1, flags=re.M)
+    (tmp_path / "Dockerfile").write_text(text)
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\necho "sha256:$DIGEST"\n')
+    engine.chmod(0o755)
+
+    def pin(digest):
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DIGEST": digest}
+        return subprocess.run([sys.executable, tmp_path / "pin_base.py"], env=env, capture_output=True, check=False).returncode
+
+    assert pin("<no value>") == 1 and (tmp_path / "Dockerfile").read_text() == text
+    assert pin("a1" * 32) == 0
+    pinned = (tmp_path / "Dockerfile").read_text()
+    assert "@sha256:" + "a1" * 32 + "\n" in pinned and "0" * 64 not in pinned
+    assert len(pinned.splitlines()) == len(text.splitlines())
 
 
 @needs["prometheus"]
