@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi
 
-.PHONY: demo test contract slow mutants lint bench clean keys
+.PHONY: demo test contract slow mutants lint bench clean keys image pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -69,3 +69,19 @@ keys:
 	  $(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > deploy/secrets/api_keys; \
 	  cat deploy/secrets/metrics_key >> deploy/secrets/api_keys; chmod 644 deploy/secrets/*
 	@echo "deploy/secrets: api_keys (the first for callers, the second for Prometheus), admin_keys, metrics_key, grafana_password"
+
+# The image. TORCH_INDEX: a package index of torch for the CPU; SOURCE: address of the repository, for its label.
+TARGET ?= cpu
+TORCH_INDEX ?=
+EXTRAS ?= arrow
+SOURCE ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION := $(shell git rev-parse HEAD 2>/dev/null)
+image:
+	docker build -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
+	  --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
+	  --build-arg SOURCE="$(SOURCE)" -t streamd:$(VERSION)$(if $(filter cuda,$(TARGET)),-cuda) .
+
+# The base image by its digest, as the registry has it now; commit what it writes.
+pin-base:
+	$(PYTHON) deploy/pin_base.py

@@ -318,6 +318,20 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     raise typer.Exit(0 if healthy else 1)
 
 
+@app.command()
+def health(
+    role: Annotated[str, typer.Option(help="The role to ask: ingest, train or serve.")] = "serve",
+    ready: Annotated[bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")] = False,
+    config: ConfigOption = None
+) -> None:
+    """Ask a role on this machine whether it is well: exit status 0 or 1."""
+    from streamd.health import ask_health
+
+    well, said = ask_health(_settings(config, None), role, "/readyz" if ready else "/livez")
+    out.print(f"{role}: {'well' if well else 'not well'}: {said}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if well else 1)
+
+
 @models_app.command("list")
 def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """List the versions kept, oldest first."""

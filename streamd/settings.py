@@ -19,7 +19,7 @@ from streamd.errors import SettingsError
 from streamd.events import Schema
 
 PREFIX = "STREAMD_"
-SECRET_WORDS = ("password", "secret", "token", "key")
+SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
 KEYS = ("api_keys", "admin_keys")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Positive = Annotated[int, Field(gt=0)]
@@ -36,6 +36,8 @@ class KafkaSettings(Branch):
     topics: tuple[str, ...] = Field(("events",), min_length=1, description="topics to read, all their partitions")
     group_id: str = Field("streamd", description="consumer group under which lag is published; never used to resume")
     client: dict[str, Any] = Field({}, description="further kafka-python client settings (SASL, TLS), passed through")
+    client_file: Path | None = Field(None, description="YAML or JSON file with more of them, those that are secret: its "
+                                     "values are never shown")
 
 
 class StreamSettings(Branch):

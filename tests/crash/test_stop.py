@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from streamd.events import Schema
+from streamd.health import ask_health
 from tests.builders import HOUR, stream, write_log
 from tests.crash.daemons import wait
 
@@ -86,4 +87,5 @@ def test_with_a_certificate_the_server_speaks_https_only(daemon_on, logged):
     wait(ready, "it answers over TLS")
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://localhost:{port}/readyz", timeout=5)
+    assert ask_health(daemon.settings, "serve", "/readyz")[0]
     assert daemon.stop() == 0

@@ -1,11 +1,14 @@
 """Every file of deploy/ and k8s/, checked as far as it can be without an engine or a cluster."""
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -14,7 +17,9 @@ import prometheus_client
 import pytest
 import yaml
 
-from streamd.settings import Settings, load_settings
+from streamd.cli import app as cli
+from streamd.health import ANSWER_SECONDS
+from streamd.settings import Settings, effective, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
@@ -34,6 +39,22 @@ def built(overlay):
 def one(documents, kind, name="streamd"):
     found, = (d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name)
     return found
+
+
+def config_map(documents):
+    """The one ConfigMap: its name is that of the base and a hash of what it holds."""
+    found, = (d for d in documents if d["kind"] == "ConfigMap")
+    assert re.fullmatch(r"streamd-[a-z0-9]{10}", found["metadata"]["name"])
+    return found
+
+
+def overlay(tmp_path, text):
+    """Documents of an overlay with this kustomization, beside those we have."""
+    shutil.copytree(K8S, tmp_path / "k8s")
+    folder = tmp_path / "k8s/overlays/own"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(text)
+    return built(folder)
 
 
 def exported():
@@ -78,7 +99,7 @@ def test_the_pod_runs_restricted_and_only_serve_can_be_unready(overlay):
         assert "memory" in container["resources"]["limits"] and "cpu" not in container["resources"]["limits"]
         assert container["args"] == ["run", "--role", container["name"]]
     assert not pod["enableServiceLinks"], "a Service named streamd makes variables that are no settings"
-    grace = float(one(documents, "ConfigMap")["data"]["STREAMD_SERVER__DRAIN_SECONDS"]) + 30
+    grace = float(config_map(documents)["data"]["STREAMD_SERVER__DRAIN_SECONDS"]) + 30
     assert pod["terminationGracePeriodSeconds"] > grace
     assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
@@ -87,7 +108,7 @@ def test_the_pod_runs_restricted_and_only_serve_can_be_unready(overlay):
 @pytest.mark.parametrize("overlay", BUILDS)
 def test_the_config_map_holds_settings_and_ports_are_those_listened_on(overlay):
     documents = built(overlay)
-    environ = one(documents, "ConfigMap")["data"]
+    environ = config_map(documents)["data"]
     s, origin = load_settings(None, None, environ)
     assert origin["server.api_keys_file"] == "environment"
     containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
@@ -96,6 +117,82 @@ def test_the_config_map_holds_settings_and_ports_are_those_listened_on(overlay):
     mounted = next(m["mountPath"] for m in containers[2]["volumeMounts"] if m["name"] == "keys")
     assert {f"{mounted}/{k}" for k in keys} >= {str(s.server.api_keys_file), str(s.server.admin_keys_file)}
     assert ("cuda" in overlay + s.device) == (overlay == "overlays/gpu")
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_no_secret_stands_in_the_config_map(overlay):
+    environ = config_map(built(overlay))["data"]
+    assert secrets_of(environ) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("STREAMD_SERVER__API_KEYS", '["hush"]'), ("STREAMD_SERVER__ADMIN_KEYS", '["hush"]'),
+    ("STREAMD_KAFKA__CLIENT", '{"sasl_plain_password": "hush"}'), ("STREAMD_KAFKA__CLIENT", '{"ssl_password": "hush"}')])
+def test_a_secret_in_a_config_map_would_be_noticed(name, value):
+    assert secrets_of({name: value}) == [name]
+
+
+def secrets_of(environ):
+    """Names of variables whose setting, or a part of it, the settings mask."""
+    shown = {"STREAMD_" + key.replace(".", "__").upper(): str(value)
+             for key, value in effective(load_settings(None, None, environ)[0]).items()}
+    return [name for name in environ if "***" in shown[name]]
+
+
+@needs["kubectl"]
+def test_changed_settings_start_the_pod_anew_and_the_same_ones_do_not(tmp_path):
+    plain = "resources: [../../base]\n"
+    changed = plain + ("configMapGenerator: [{name: streamd, behavior: merge, "
+                       "literals: [STREAMD_TRAINING__EPOCHS=3]}]\n")
+    names = []
+    for number, text in enumerate((plain, changed, plain)):
+        documents = overlay(tmp_path / str(number), text)
+        containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        used_names = {c["envFrom"][0]["configMapRef"]["name"] for c in containers}
+        assert used_names == {config_map(documents)["metadata"]["name"]}
+        names += used_names
+    assert names[0] == names[2] != names[1]
+
+
+@needs["kubectl"]
+def test_the_overlay_of_the_guide_builds_and_opens_what_it_says(tmp_path):
+    guide = (ROOT / "docs/operations.md").read_text()
+    text, = re.findall(r"^```yaml\n# kustomization.yaml\n(.*?)^```", guide, re.M | re.S)
+    documents = overlay(tmp_path, text)
+    for document in documents:
+        if "monitoring.coreos.com" not in document["apiVersion"]:
+            kubernetes_validate.validate(document, "1.34", strict=True)
+    environ = config_map(documents)["data"]
+    s, _ = load_settings(None, None, environ)
+    assert s.kafka.topics == ("rides",) and secrets_of({k: v for k, v in environ.items() if k.startswith("STREAMD_")}) == []
+    pod = one(documents, "StatefulSet")["spec"]["template"]["spec"]
+    mounts = {c["name"]: {m["name"]: m["mountPath"] for m in c["volumeMounts"]} for c in pod["containers"]}
+    assert mounts["ingest"]["kafka"] == mounts["serve"]["kafka"] == str(s.kafka.client_file.parent)
+    assert "kafka" not in mounts["train"], "the trainer speaks to no broker"
+    secret, = (v["secret"] for v in pod["volumes"] if v["name"] == "kafka")
+    assert secret["optional"] and f"secret generic {secret['secretName']} --from-file={s.kafka.client_file.name}" in guide
+    egress = one(documents, "NetworkPolicy")["spec"]["egress"]
+    assert {19092, 443, 5353} <= {p["port"] for rule in egress for p in rule["ports"]}
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize("overlay", BUILDS)
+def test_metrics_are_open_to_monitoring_and_no_port_to_every_namespace(overlay):
+    documents = built(overlay)
+    policy = one(documents, "NetworkPolicy")["spec"]
+    by_port = {}
+    for rule in policy["ingress"]:
+        assert all(peer.get("namespaceSelector") != {} for peer in rule["from"]), "all namespaces"
+        for port in rule["ports"]:
+            by_port.setdefault(port["port"], []).extend(rule["from"])
+    containers = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert set(by_port) == {c["ports"][0]["containerPort"] for c in containers}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert by_port[9101] == by_port[9102] == [monitoring] and monitoring in by_port[8000]
+    names, brokers = policy["egress"]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"], "the cache on the node"
+    assert [(p["port"], p["endPort"]) for p in brokers["ports"]] == [(9092, 9098)]
 
 
 @needs["kubectl"]
@@ -165,10 +262,61 @@ def test_the_image_is_built_from_files_that_reach_the_builder_and_runs_as_nobody
     assert copied and all((ROOT / c).exists() and f"!{c}" in ignored for c in copied)
     stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.M)
     assert {"cpu", "cuda"} <= set(stages) and stages[-1] == "cpu"
-    assert "USER 10001:10001" in text and re.search(r"^HEALTHCHECK", text, re.M) and "STREAMD_SERVER__HOST=0.0.0.0" in text
+    assert "USER 10001:10001" in text and "STREAMD_SERVER__HOST=0.0.0.0" in text
     ports = {int(p) for p in re.search(r"^EXPOSE (.*)$", text, re.M)[1].split()}
     defaults = Settings()
     assert ports == {defaults.server.port, defaults.telemetry.ingest_port, defaults.telemetry.train_port}
+
+
+def test_the_image_asks_its_health_by_a_command_that_reads_the_settings():
+    check = re.search(r"^HEALTHCHECK (.*) CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    program, *arguments = json.loads(check[2])
+    assert program == "streamd" and arguments[0] in {c.name or c.callback.__name__ for c in cli.registered_commands}
+    assert float(re.search(r"--timeout=(\d+)s", check[1])[1]) > ANSWER_SECONDS
+
+
+def test_the_image_says_what_it_is():
+    text = (DEPLOY / "Dockerfile").read_text()
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["title"], labels["licenses"]) == (project["name"], project["license"])
+    assert f"ARG VERSION={project['version']}\n" in text
+    said = subprocess.run(["make", "-n", "image", "TORCH_INDEX=the-index", "SOURCE=the-source"], cwd=ROOT,
+                          capture_output=True, text=True, check=True).stdout
+    given = dict(re.findall(r'--build-arg (\w+)="([^"]*)"', said))
+    assert given["VERSION"] == project["version"] and (given["SOURCE"], given["TORCH_INDEX"]) == ("the-source", "the-index")
+    assert f"-t streamd:{project['version']} ." in said
+    asked = {label: re.fullmatch(r"\$(\w+)", labels[label])[1] for label in ("version", "revision", "source")}
+    assert set(asked.values()) <= set(given) and set(given) == set(re.findall(r"^ARG (?!BASE)(\w+)=", text, re.M))
+
+
+@pytest.mark.parametrize(("names", "status"), [
+    (["torch", "numpy"], 0), (["torch", "nvidia-cudnn-cu13", "triton"], 1), (["torch", "cuda-bindings"], 1)])
+def test_the_cpu_image_refuses_a_torch_for_cuda_by_what_pip_would_install(tmp_path, names, status):
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"install": [{"metadata": {"name": n}} for n in names]}))
+    done = subprocess.run([sys.executable, DEPLOY / "check_torch.py", report], capture_output=True, text=True, check=False)
+    assert done.returncode == status and ("TORCH_INDEX" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize("before", ["", "@sha256:" + "0" * 64])
+def test_the_base_image_is_pinned_to_the_digest_that_the_registry_tells(tmp_path, before):
+    shutil.copy(DEPLOY / "pin_base.py", tmp_path)
+    text = re.sub(r"^(ARG BASE=[^@\n]+).*$", rf"\1{before}", (DEPLOY / "Dockerfile").read_text(), count=1, flags=re.M)
+    (tmp_path / "Dockerfile").write_text(text)
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\necho "sha256:$DIGEST"\n')
+    engine.chmod(0o755)
+
+    def pin(digest):
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DIGEST": digest}
+        return subprocess.run([sys.executable, tmp_path / "pin_base.py"], env=env, capture_output=True, check=False).returncode
+
+    assert pin("<no value>") == 1 and (tmp_path / "Dockerfile").read_text() == text
+    assert pin("a1" * 32) == 0
+    pinned = (tmp_path / "Dockerfile").read_text()
+    assert "@sha256:" + "a1" * 32 + "\n" in pinned and "0" * 64 not in pinned
+    assert len(pinned.splitlines()) == len(text.splitlines())
 
 
 @needs["prometheus"]

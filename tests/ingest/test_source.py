@@ -5,7 +5,7 @@ from kafka import TopicPartition
 
 from streamd.clock import parse_time_us
 from streamd.errors import SettingsError
-from streamd.ingest.client import check_client_settings, client_settings
+from streamd.ingest.client import client_settings, read_options
 from streamd.ingest.consumer import in_shard
 from streamd.settings import KafkaSettings, load_settings
 
@@ -28,7 +28,10 @@ def test_a_shard_that_does_not_exist_is_refused(shard):
                                            ("value_deserializer", "decided by streamd")])
 def test_client_settings_that_cannot_be_are_refused_with_the_nearest_name(key, says):
     with pytest.raises(SettingsError, match=says):
-        check_client_settings(KafkaSettings(client={key: "x"}))
+        read_options(KafkaSettings(client={key: "x"}))
+
+
+OAUTH = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
 
 
 class Tokens:
@@ -37,11 +40,11 @@ class Tokens:
 
 
 def test_client_settings_are_passed_through_and_a_token_provider_is_made_by_name():
-    kafka = KafkaSettings(client={"security_protocol": "SASL_SSL", "sasl_oauth_token_provider": f"{__name__}:Tokens"})
+    kafka = KafkaSettings(client=OAUTH | {"sasl_oauth_token_provider": f"{__name__}:Tokens"})
     made = client_settings(kafka, {"security_protocol": "", "sasl_oauth_token_provider": None})
     assert made["security_protocol"] == "SASL_SSL" and isinstance(made["sasl_oauth_token_provider"], Tokens)
     with pytest.raises(SettingsError, match=r"package.module:Class"):
-        client_settings(KafkaSettings(client={"sasl_oauth_token_provider": "no.such:Thing"}), {"sasl_oauth_token_provider": None})
+        client_settings(KafkaSettings(client=OAUTH | {"sasl_oauth_token_provider": "no.such:Thing"}), {"sasl_oauth_token_provider": None})
 
 
 def test_secrets_of_the_client_are_not_shown():
