@@ -20,6 +20,8 @@ from streamd.storage import DISK, Disk, write_durably
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
 """Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
+MAX_SENT = 10_000
+"""Letters under way to a topic."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to take the letters of a commit; then ingest ends and starts again."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
@@ -28,7 +30,7 @@ FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
     "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "bad_arrow",
-    "bad_batch", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
+    "bad_batch", "out_of_memory", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
 )
 
 
@@ -130,8 +132,8 @@ def mentions(line: bytes, keys: Collection[Key]) -> bool:
     try:
         letter = msgspec.json.decode(line)
         value = base64.b64decode(letter["value_base64"])
-        if letter["num_bytes"] != len(value) or any(str(k) in letter["error"] for k in keys):
-            return True
+        if letter["num_bytes"] != len(value):
+            return True  # `error` names nothing that is not in the value
         parts = [json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()]
     except (ValueError, RecursionError, KeyError, TypeError):
         return True
@@ -162,6 +164,8 @@ class TopicDeadLetters:
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
             headers.append(("content-type", letter.content_type.encode()))
+        if len(self._sent) >= MAX_SENT:
+            self.flush()
         self._sent.append(self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers))
 
     def flush(self) -> None:

@@ -1,7 +1,9 @@
 """Events as producers send them, and how values of each content type are split into them."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -9,13 +11,15 @@ from streamd.errors import BadEvent
 
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 CONTENT_TYPES = (JSON, NDJSON, ARROW)
+EventType = Literal["edge", "node", "label", "delete"]
+TYPES = get_args(EventType)
 TOO_DEEP = "nested deeper than the decoder goes"
 
 
 class WireEvent(msgspec.Struct, gc=False):
     """An event of any type (DESIGN section 3). `time` admits floats here so that they can be refused by name."""
 
-    type: Literal["edge", "node", "label", "delete"] = "edge"
+    type: EventType = "edge"
     src: int | str | None = None
     dst: int | str | None = None
     time: int | float | None = None
@@ -38,43 +42,108 @@ class WireEdge(msgspec.Struct, gc=False):
     target: None = None
 
 
-_event = msgspec.json.Decoder(WireEvent)
-_edge = msgspec.json.Decoder(WireEdge)
+class StrictEvent(WireEvent, forbid_unknown_fields=True):
+    """The same, and no other field."""
+
+
+class StrictEdge(WireEdge, forbid_unknown_fields=True):
+    """The same, and no other field."""
+
+
+FIELDS = WireEvent.__struct_fields__
+MAX_NAMED_BYTES = 65_536
+"""Larger events are not read once more for the names of their fields."""
+_event, _strict_event = msgspec.json.Decoder(WireEvent), msgspec.json.Decoder(StrictEvent)
+_edge, _strict_edge = msgspec.json.Decoder(WireEdge), msgspec.json.Decoder(StrictEdge)
 _edges = msgspec.json.Decoder(list[WireEdge])
+_strict_edges = msgspec.json.Decoder(list[StrictEdge])
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_UNKNOWN = "Object contains unknown field"
 
 
-def edges_of_lines(values: Sequence[bytes]) -> list[WireEdge] | None:
-    """One edge per value, all parsed in one go; None where any is not exactly one edge on one line."""
-    lines = b"\n".join(values)
-    if lines.count(b"\n") != len(values) - 1:
-        return None
+class EventReader:
+    """Parses events, whatever other fields they have. Owner: the decoder.
+
+    While `watches`, the parser is one that knows no other fields, which costs nothing where there
+    are none; `met_unknown` then says whether the last thing read had some.
+    """
+
+    def __init__(self) -> None:
+        self.watches = True
+        self.met_unknown = False
+
+    def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
+        """One edge per value, all parsed in one go; None where any is not exactly one edge on one line."""
+        lines = b"\n".join(values)
+        if lines.count(b"\n") != len(values) - 1:
+            return None
+        try:
+            edges = self._read(_strict_edge.decode_lines, _edge.decode_lines, lines)
+        except _FAILURES:
+            return None
+        return edges if len(edges) == len(values) else None
+
+    def edges_of_array(self, value: bytes) -> list[WireEdge] | None:
+        """The edges of a JSON array; None where it is not one."""
+        try:
+            edges: list[WireEdge] = self._read(_strict_edges.decode, _edges.decode, value)
+        except _FAILURES:
+            return None
+        return edges
+
+    def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
+        """One event. Raises: BadEvent."""
+        try:
+            event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
+        except msgspec.ValidationError as error:
+            raise _misfit(error) from None
+        except RecursionError:
+            raise BadEvent("too_deep", TOO_DEEP) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadEvent("bad_json", str(error)) from None
+        return event
+
+    def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
+        self.met_unknown = False
+        if not self.watches:
+            return lenient(value)
+        try:
+            return strict(value)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        found = lenient(value)
+        self.met_unknown = True
+        return found
+
+
+def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, not yet parsed; none where it is not one, or too large to look."""
+    if len(memoryview(raw)) > MAX_NAMED_BYTES:
+        return {}
     try:
-        edges = _edge.decode_lines(lines)
+        return _object.decode(raw)
     except _FAILURES:
-        return None
-    return edges if len(edges) == len(values) else None
+        return {}
 
 
-def edges_of_array(value: bytes) -> list[WireEdge] | None:
-    """The edges of a JSON array; None where it is not one."""
-    try:
-        return _edges.decode(value)
-    except _FAILURES:
-        return None
+def unknown_fields(items: Iterable[bytes | msgspec.Raw]) -> list[str]:
+    """Names of fields that no event has, in the first item that has some."""
+    found = ([name for name in fields(item) if name not in FIELDS] for item in items)
+    return next(filter(None, found), [])
 
 
-def parse(raw: bytes | msgspec.Raw) -> WireEvent:
-    """One event. Raises: BadEvent."""
-    try:
-        return _event.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _misfit(error) from None
-    except RecursionError:
-        raise BadEvent("too_deep", TOO_DEEP) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadEvent("bad_json", str(error)) from None
+def lines(value: bytes, most: int) -> list[bytes]:
+    """The lines of NDJSON that are not blank. Raises: BadEvent at the line after `most`."""
+    found: list[bytes] = []
+    for line in io.BytesIO(value):
+        if line.strip():
+            if len(found) == most:
+                raise BadEvent("too_many_events", f"more than {most} lines")
+            found.append(line.removesuffix(b"\n"))
+    return found
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
@@ -107,4 +176,10 @@ def converted(row: dict[str, Any]) -> WireEvent:
 
 
 def _misfit(error: msgspec.ValidationError) -> BadEvent:
-    return BadEvent("unknown_type" if "`$.type`" in str(error) else "wrong_type", str(error))
+    """What msgspec says, without its `$.` and without the value of a wrong `type`."""
+    said = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
+    what, where = said.groups() if said else (str(error), "")
+    if where == "type":
+        return BadEvent("unknown_type", f"type is none of {', '.join(TYPES)}")
+    what = what.replace("`", "").replace(" | null", "").replace(" | ", " or ").lower()
+    return BadEvent("wrong_type", f"{where}: {what}" if where else f"an event: {what}")
