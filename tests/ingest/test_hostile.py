@@ -14,7 +14,7 @@ from streamd.ingest.arrow_metadata import check_head
 from streamd.ingest.deadletter import REASONS
 from streamd.ingest.wire import ARROW
 from tests.builders import Record
-from tests.ingest.attacks import schema_of_millions, stream
+from tests.ingest.attacks import aliased, schema_of_millions, stream
 from tests.ingest.test_decode import decode, decode_all, edge
 from tests.ingest.world import World
 
@@ -135,3 +135,8 @@ def test_a_poll_is_decoded_in_portions_and_its_letters_are_written_in_between(tm
     assert len(world.events()) == 13 + 50 and len(world.dead_letters()) == 7
     assert len(most) > 7 and max(most) <= 4
     world.stop()
+
+
+def test_columns_that_share_their_bytes_are_refused():
+    (bad,) = decode(aliased(), ARROW_HEADER)[1]
+    assert (bad.index, bad.reason) == (-1, "bad_arrow") and "share their bytes" in bad.error

@@ -75,3 +75,10 @@ def test_fields_of_refused_events_are_not_said_to_be_taken():
     for together in ("singles", "array", "lines"):
         logs, taken = noticed(records(*refused, together=together))
         assert logs == [] and taken == [0]
+
+
+def test_fields_once_named_are_no_longer_looked_for():
+    used = decoder()
+    assert used.reader.watches
+    used.decode(records(edge(weight=3), together="singles"), 0, NOW)
+    assert not used.reader.watches, "a stream that always has them goes by the fast parser"
