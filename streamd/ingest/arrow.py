@@ -1,4 +1,4 @@
-"""Arrow IPC streams as events: each batch validated fully before a value of it is used."""
+"""Arrow IPC streams as events: judged by their schema, then validated, before a value is used."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -9,10 +9,16 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Float32, Int64, Key
-from streamd.ingest.wire import WireEvent, converted
+from streamd.ingest.arrow_metadata import check_batches, check_head
+from streamd.ingest.explain import to_map
+from streamd.ingest.notices import named
+from streamd.ingest.wire import FIELDS, WireEvent, converted
 
 EDGE_COLUMNS = {"src", "dst", "time", "features"}
+KEY_COLUMNS = {"src", "dst", "id", "node"}
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+ROWS = 1_000
+"""Rows that are Python objects at a time."""
 
 
 class EventSink(Protocol):
@@ -29,36 +35,105 @@ class EventSink(Protocol):
     def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool: ...
 
     def events(
-        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any, raw: Callable[[Any], bytes]
+        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any,
+        raw: Callable[[Any], bytes], first: int = 0, scale: int | None = None
     ) -> None: ...
 
 
 def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
-    """Give the rows of an Arrow IPC stream to `sink`: as columns where all are plain edges, else one by one.
+    """Give the rows of an Arrow IPC stream to `sink`: as columns where all are plain edges, else as rows.
 
-    Columns are the fields of the JSON events; `src` and `dst` strings or integers (dictionaries too), `time` an integer
-    in the stream's unit or a timestamp, `features` a list of floats. Raises: BadEvent where it cannot be read.
+    Columns are the fields of the JSON events. Raises: BadEvent where it cannot be read, or where a
+    column has another name or another type than `_expected` takes.
     """
     try:
         import pyarrow as pa
     except ImportError:
         raise BadEvent("unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'") from None
     try:
-        _refuse_compressed(value, pa)
+        check_head(value, pa)
         reader = pa.ipc.open_stream(value)
-        batches, count = [], 0
+        _check_schema(reader.schema, pa)
+        check_batches(value, pa)
+        batches, count, size = [], 0, 0
         for batch in reader:
             count += batch.num_rows
             sink.check_count(count)
             batch.validate(full=True)
-            batches.append(batch)
+            size += batch.nbytes
+            if size > len(value):
+                raise BadEvent("bad_arrow", "its columns share their bytes")
+            if batch.num_rows:
+                batches.append(batch)
         sink.check_count(count)
         table = pa.Table.from_batches(batches).combine_chunks()
     except (pa.ArrowException, OSError, struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
     if not _as_columns(table, sink, record, pa):
-        rows = table.to_pylist()
-        sink.events(rows, converted, record, lambda row: msgspec.json.encode(row, enc_hook=str))
+        _as_rows(table, sink, record, pa)
+
+
+def _check_schema(schema: Any, pa: Any) -> None:
+    """Refuse columns by name and type. Raises: BadEvent."""
+    names = schema.names
+    for name, kind in zip(names, schema.types, strict=True):
+        if name not in FIELDS:
+            raise BadEvent("bad_arrow", f"no event has {named([name])}; "
+                                        f"has {named(names)}{to_map(names) or ': leave it out'}")
+        if names.count(name) > 1:
+            raise BadEvent("bad_arrow", f"two columns are named {name}")
+        expected = _expected(name, kind, pa)
+        if expected:
+            found = _type_name(kind, pa)
+            raise BadEvent("bad_arrow", f"column {name} is {found}: cast it to {expected}")
+
+
+def _expected(name: str, kind: Any, pa: Any) -> str:
+    """What a column of this name may be where it is not of such a type, else empty.
+
+    Only flat types, whose values take no more memory than their bytes in the stream. A column of
+    nulls is one that is absent.
+    """
+    types = pa.types
+    text = types.is_string(kind) or types.is_large_string(kind)
+    whole = types.is_integer(kind)
+    if types.is_null(kind):
+        return ""
+    if name in KEY_COLUMNS:
+        return "" if text or whole else "string or int64"
+    if name == "type":
+        return "" if text else "string"
+    if name == "time":
+        fits = whole or (types.is_timestamp(kind) and kind.unit in UNIT_US)
+        return "" if fits else "int64 or timestamp[us]"
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    flat = is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+    return "" if flat else "a list of float32"
+
+
+def _type_name(kind: Any, pa: Any) -> str:
+    """The name of a type, without what a sender wrote into it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return "an extension type"
+    return f"of type {named([str(kind)])}" if kind.num_fields == 0 else f"a {type(kind).__name__}"
+
+
+def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
+    """Take the rows one by one, `ROWS` at a time."""
+    scale = None
+    at = table.schema.get_field_index("time")
+    if at >= 0 and pa.types.is_timestamp(table.schema.field(at).type):
+        # Its own unit, which may be finer than the stream's.
+        scale = UNIT_US[table.schema.field(at).type.unit]
+        table = table.set_column(at, "time", table.column(at).cast(pa.int64()))
+
+    def raw(row: dict[str, Any]) -> bytes:
+        if scale is not None and row["time"] is not None:
+            row = row | {"time": row["time"] * scale // MICROSECONDS[sink.time_unit]}
+        return msgspec.json.encode(row)
+
+    for first in range(0, table.num_rows, ROWS):
+        sink.events(table.slice(first, ROWS).to_pylist(), converted, record, raw, first, scale)
 
 
 def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
@@ -112,45 +187,7 @@ def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) ->
 
 
 def _numbers(column: Any, sink: EventSink, pa: Any) -> Int64 | None:
-    """Numbers of keys in the key table, each looked up once where the sender made a dictionary of them."""
-    if pa.types.is_dictionary(column.type):
-        if column.dictionary.null_count:
-            return None
-        numbers = sink.key_numbers(column.dictionary.to_pylist())
-        return None if numbers is None else numbers[column.indices.to_numpy()]
-    kind = column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)
-            or (pa.types.is_integer(kind) and kind != pa.uint64())):
+    """Numbers of keys in the key table."""
+    if column.type == pa.uint64():
         return None
     return sink.key_numbers(column.to_pylist())
-
-
-def _refuse_compressed(value: bytes, pa: Any) -> None:
-    """Refuse compressed bodies: their size is a claim of the sender.
-
-    Reads from each message's flatbuffer whether its record batch has the field `compression`, number 3 (Arrow's format
-    page, "Encapsulated message format").
-    """
-    for message in pa.ipc.MessageReader.open_stream(value):
-        if message.type not in ("record batch", "dictionary"):
-            continue
-        data = message.metadata.to_pybytes()
-        header = _follow(data, _field(data, _follow(data, 0), 2))
-        if message.type == "dictionary":
-            header = _follow(data, _field(data, header, 1))
-        if _field(data, header, 3):
-            raise BadEvent("bad_arrow", "compressed Arrow buffers are not taken; let Kafka compress the record")
-
-
-def _follow(data: bytes, at: int) -> int:
-    """Position that the flatbuffer offset at `at` points to."""
-    return at + int(struct.unpack_from("<I", data, at)[0])
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Position of a field of a flatbuffer table, 0 where it is absent."""
-    vtable = table - int(struct.unpack_from("<i", data, table)[0])
-    if vtable < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
-        return 0
-    offset = int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
-    return table + offset if offset else 0

@@ -1,5 +1,7 @@
 """Compressed Kafka batches, expanded within a limit."""
 
+import gzip
+import io
 import zlib
 
 import lz4.frame
@@ -26,14 +28,7 @@ def expand(codec: int, data: bytes, limit: int) -> bytes:
 
 
 def _gzip(data: bytes, limit: int) -> bytes:
-    out = b""
-    while data and len(out) <= limit:
-        member = zlib.decompressobj(wbits=31)
-        out += member.decompress(data, limit + 1 - len(out))
-        if not member.eof and len(out) <= limit:
-            raise EOFError("the gzip stream is cut short")
-        data = member.unused_data
-    return out
+    return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
 
 
 def _lz4(data: bytes, limit: int) -> bytes:

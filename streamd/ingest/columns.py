@@ -53,7 +53,7 @@ class BatchBuilder:
         time, late = _clamped(rows, watermark)
         refused: list[Refused] = []
         if late.any() and self._late_policy == "dead_letter":
-            refused = [Refused(i, "late", f"time {rows['time'][i]} us is behind the watermark {watermark} us")
+            refused = [Refused(i, "late", f"time is {(watermark - rows['time'][i]) / 1e6:,.6g} s behind the watermark")
                        for i in np.flatnonzero(late).tolist()]
             time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
         kept = np.ones(len(rows), np.bool_)

@@ -15,7 +15,7 @@ from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.client import make_admin, make_consumer
-from streamd.ingest.kafka_records import make_reading_safe, seek, stable_offsets
+from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, stable_offsets
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
 
@@ -50,6 +50,7 @@ class KafkaSource:
     def _open(self) -> None:
         self._consumer = make_consumer(self._kafka)
         self._stable = stable_offsets(self._consumer)
+        bound_polls(self._consumer, self._ingest.max_batch_bytes)
 
     def discover(self) -> bool:
         """Learn cluster, topics and partitions; False while a topic does not exist. Raises: KafkaError."""

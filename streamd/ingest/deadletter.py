@@ -22,6 +22,8 @@ MAX_TOPIC_BYTES = 900_000
 """Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
 """Most of a record's key that is kept: value and key together stay below that megabyte."""
+MAX_SENT = 10_000
+"""Letters under way to a topic."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to take the letters of a commit; then ingest ends and starts again."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
@@ -30,7 +32,7 @@ FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 REASONS = (
     "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
     "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "bad_arrow",
-    "bad_batch", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
+    "bad_batch", "out_of_memory", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
 )
 
 
@@ -144,8 +146,8 @@ def mentions(line: bytes, keys: Collection[Key]) -> bool:
         value = base64.b64decode(letter["value_base64"])
         record_key = base64.b64decode(letter.get("key_base64", ""))
         if letter["num_bytes"] != len(value) or letter.get("num_key_bytes", 0) != len(record_key):
-            return True
-        if any(str(k) in text for k in keys for text in (letter["error"], record_key.decode())):
+            return True  # `error` names nothing that is not in the value
+        if any(str(k) in record_key.decode() for k in keys):
             return True
         if b"\\" in record_key:
             return True  # JSON may spell a key with escapes
@@ -182,6 +184,8 @@ class TopicDeadLetters:
         headers.append(("timestamp", str(letter.timestamp_ms).encode()))
         if letter.key is not None:
             headers.append(("key", letter.key[:MAX_KEY_BYTES]))
+        if len(self._sent) >= MAX_SENT:
+            self.flush()
         self._sent.append(self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers))
 
     def flush(self) -> None:

@@ -15,25 +15,29 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import DELETE, EDGE, LABEL, MAX_TIME_US, MICROSECONDS, NODE, Float32, Int64, Key, Schema
-from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, joined
+from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
+from streamd.ingest.explain import Explainer
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.keys import KeyTable
+from streamd.ingest.notices import Notices, other_unit
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
+    EventReader,
     WireEdge,
     WireEvent,
     content_type,
-    edges_of_array,
-    edges_of_lines,
     elements,
-    parse,
+    lines,
+    unknown_fields,
 )
 from streamd.settings import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINES, FEW = 512, 8
 """Single events decoded in one go; where one does not fit, by halves, until so few go one by one."""
+LINES_BYTES = 1_048_576
+"""Most bytes decoded in one go, but for a larger record: objects take up to sixteen times as much."""
 _columns = operator.attrgetter("src", "dst", "time", "features")
 
 
@@ -64,7 +68,7 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
                  s.max_record_events, s.tombstones == "delete")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """An event (or a whole value, index -1) that does not fit, with its raw bytes."""
 
@@ -82,8 +86,13 @@ class Decoder:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.keys = KeyTable(rules.max_key_bytes)
+        self.reader = EventReader()
+        self.notices = Notices(rules.time_unit)
+        self.explain = Explainer(rules.schema, rules.time_unit).text
         self._scale = MICROSECONDS[rules.time_unit]
         self._dim = rules.schema.edge_feature_dim
+        self._any_filled = False
+        """Whether the edges looked at last had some without a time."""
 
     def decode(self, records: Sequence[Any], source: int, now_us: int) -> tuple[Block, list[Rejected]]:
         """Decode records in order (kafka-python's: offset, timestamp, key, value, headers).
@@ -94,8 +103,11 @@ class Decoder:
         batch = _Batch(self, source, now_us)
         at = 0
         while at < len(records):
-            end = at
+            end, size = at, 0
             while end < len(records) and end - at < LINES and _is_single(records[end], self.rules.max_record_bytes):
+                size += len(records[end].value)
+                if size > LINES_BYTES and end > at:
+                    break
                 end += 1
             if end > at:
                 batch.singles(records[at:end])
@@ -113,12 +125,15 @@ class Decoder:
         Args: offset, item, stamp: one for all, or each; stamp: the records' timestamps, microseconds.
         """
         src, dst, time, features = zip(*map(_columns, wire), strict=True)
+        self._any_filled = False
         times = self._times(time, stamp, self.horizon(stamp, now_us))
         a = None if times is None else self.keys.numbers(src)
         b = None if a is None else self.keys.numbers(dst)
         values = None if b is None else self._features(features)
         if times is None or a is None or b is None or values is None:
             return None
+        if self._any_filled:
+            self.notices.no_time()
         return edge_block(times, a, b, values, offset, item, source, np.minimum(stamp, now_us))
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
@@ -134,6 +149,7 @@ class Decoder:
             if any(not 0 <= t <= MAX_TIME_US for t in filled):
                 return None
             column = np.array(filled, np.int64)
+            self._any_filled = True
         except OverflowError:
             return None
         else:
@@ -155,23 +171,37 @@ class Decoder:
         flat = np.fromiter(values, np.float64, count * self._dim)
         return None if (np.abs(flat) > self.rules.max_feature).any() else flat.astype(np.float32).reshape(count, self._dim)
 
-    def checked_time(self, time: int | float | None, stamp_us: int, horizon: int) -> int:
-        """Microseconds of one event's time. Raises: BadEvent."""
+    def checked_time(
+        self, time: int | float | None, stamp_us: int, horizon: int, scale: int | None = None
+    ) -> int:
+        """Microseconds of one event's time. Raises: BadEvent.
+
+        scale: microseconds of its unit, the stream's where None.
+        """
         if time is None:
             if stamp_us < 0:
                 raise BadEvent("bad_time", "no time, and the record has no timestamp")
             time_us = stamp_us
         elif type(time) is not int:
-            raise BadEvent("bad_time", f"time {time!r} is not an integer")
+            raise BadEvent("bad_time", f"time is not an integer, which counts {self.rules.time_unit}")
         else:
-            time_us = time * self._scale
+            time_us = time * (scale or self._scale)
         if not 0 <= time_us <= MAX_TIME_US:
-            raise BadEvent("bad_time", f"time {time!r} {self.rules.time_unit} is out of range")
+            raise BadEvent("bad_time", f"time is out of range{self._looks_like(time_us, horizon)}")
         if time_us > horizon:
             ahead = (time_us - horizon + self.rules.max_ahead_us) / 1e6
-            raise BadEvent("time_ahead", f"time {time!r} is {ahead:,.0f} s ahead of the wall clock or of its record's "
-                                         f"timestamp, at most {self.rules.max_ahead_us / 1e6:,.0f} s are taken")
+            raise BadEvent("time_ahead", f"time is {ahead:,.0f} s ahead of the wall clock or of its record's timestamp, "
+                                         f"at most {self.rules.max_ahead_us / 1e6:,.0f} s are taken"
+                                         f"{self._looks_like(time_us, horizon)}")
         return time_us
+
+    def _looks_like(self, time_us: int, horizon: int) -> str:
+        """What to add where a time that is refused looks like another unit."""
+        unit = other_unit(time_us, horizon, self.rules.time_unit)
+        if unit is None or horizon == MAX_TIME_US:
+            return ""
+        self.notices.unit(unit)
+        return f"; it looks like {unit}, stream.time_unit is {self.rules.time_unit}"
 
 
 class _Batch:
@@ -181,32 +211,56 @@ class _Batch:
         self._decoder, self._rules, self._source, self._now = decoder, decoder.rules, source, now_us
         self.max_feature = decoder.rules.max_feature
         self.time_unit, self.dim = decoder.rules.time_unit, decoder.rules.schema.edge_feature_dim
-        self.key_numbers = decoder.keys.numbers
+        self.key_numbers, self._reader = decoder.keys.numbers, decoder.reader
         self._blocks: list[Block] = []
         self._rejected: list[Rejected] = []
 
     def finish(self) -> tuple[Block, list[Rejected]]:
         block = joined(self._blocks) if self._blocks else empty_block(self.dim)
+        self._decoder.notices.times(block.rows["time"][has_time(block.rows)], self._now)
         return block, self._rejected
 
     def singles(self, records: Sequence[Any]) -> None:
         """Records that hold one JSON object each."""
-        wire = edges_of_lines([r.value for r in records])
-        if wire is not None:
-            offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-            stamp = np.fromiter(map(_stamp, records), np.int64, len(records))
-            if self._add(self._decoder.edges(wire, offset, 0, self._source, stamp, self._now)):
+        num_blocks = len(self._blocks)
+        try:
+            if self._singles(records):
                 return
+        except MemoryError:
+            del self._blocks[num_blocks:]  # fewer at a time may go
         if len(records) > FEW:
             half = len(records) // 2
             self.singles(records[:half])
             self.singles(records[half:])
             return
         for record in records:
-            self._one_by_one([record.value], record)
+            self.record(record)
+
+    def _singles(self, records: Sequence[Any]) -> bool:
+        """Take the edges that records hold, one each; False, and nothing taken, where one does not fit."""
+        values = [r.value for r in records]
+        wire = self._reader.edges_of_lines(values)
+        if wire is None:
+            return False
+        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
+        stamp = np.fromiter(map(_stamp, records), np.int64, len(records))
+        return self._add(self._decoder.edges(wire, offset, 0, self._source, stamp, self._now), values)
 
     def record(self, record: Any) -> None:
-        """A record of any kind."""
+        """A record of any kind; one that takes more memory than there is is refused as a whole."""
+        num_blocks, num_rejected = len(self._blocks), len(self._rejected)
+        try:
+            self._record(record)
+        except MemoryError:
+            del self._blocks[num_blocks:], self._rejected[num_rejected:]
+            self._reject_whole(record, BadEvent("out_of_memory", "there is not enough memory to decode it"))
+
+    def _reject_whole(self, record: Any, bad: BadEvent) -> None:
+        value = record.value or b""
+        self._rejected.append(Rejected(record.offset, -1, bad.reason, self._decoder.explain(bad, value), value,
+                                       _content_header(record)))
+
+    def _record(self, record: Any) -> None:
         value: bytes | None = record.value
         try:
             if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
@@ -222,25 +276,27 @@ class _Batch:
 
                 decode_arrow(value, self, record)
             elif kind == NDJSON:
-                self._many([x for x in value.split(b"\n") if x.strip()], edges_of_lines, record)
+                self._many(lines(value, self._rules.max_record_events), self._reader.edges_of_lines, record)
             elif value.lstrip()[:1] == b"[":
                 self._array(value, record)
             else:
                 self._one_by_one([value], record)
         except BadEvent as bad:
-            self._rejected.append(Rejected(record.offset, -1, bad.reason, str(bad), value or b"", _content_header(record)))
+            self._reject_whole(record, bad)
 
     def _array(self, value: bytes, record: Any) -> None:
-        wire = edges_of_array(value)
+        wire = self._reader.edges_of_array(value)
         if not wire or not self.add_edges(wire, record):
             self._many(elements(value), lambda _: None, record)
+        elif self._reader.met_unknown:
+            self._notice_fields(elements(value))
 
     def _many(
         self, items: Sequence[bytes | msgspec.Raw], fast: Callable[[Sequence[Any]], list[WireEdge] | None], record: Any
     ) -> None:
         self.check_count(len(items))
         wire = fast(items)
-        if wire is None or not self.add_edges(wire, record):
+        if wire is None or not self.add_edges(wire, record, items):
             self._one_by_one(items, record)
 
     def check_count(self, count: int) -> None:
@@ -250,11 +306,11 @@ class _Batch:
         if count > self._rules.max_record_events:
             raise BadEvent("too_many_events", f"{count} events, at most {self._rules.max_record_events}")
 
-    def add_edges(self, wire: Sequence[WireEdge], record: Any) -> bool:
+    def add_edges(self, wire: Sequence[WireEdge], record: Any, items: Sequence[Any] = ()) -> bool:
         """Take the edges of one record; False, and nothing taken, where one of them is not valid."""
         self.check_count(len(wire))
         return self._add(self._decoder.edges(
-            wire, record.offset, np.arange(len(wire)), self._source, _stamp(record), self._now))
+            wire, record.offset, np.arange(len(wire)), self._source, _stamp(record), self._now), items)
 
     def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool:
         """Take edges that come as columns, keys as numbers of the key table; False where a time does not fit."""
@@ -263,29 +319,49 @@ class _Batch:
         return self._add(edge_block(time_E, src, dst, values_ED, record.offset, np.arange(len(time_E)),
                                     self._source, min(_stamp(record), self._now)))
 
-    def _add(self, block: Block | None) -> bool:
+    def _add(self, block: Block | None, items: Sequence[bytes | msgspec.Raw] = ()) -> bool:
+        """Take valid events, if any. items: their bytes, where the reader may have met unknown fields in them."""
         if block is None:
             return False
         self._blocks.append(block)
+        if items and self._reader.met_unknown:
+            self._notice_fields(items)
         return True
 
+    def _notice_fields(self, items: Sequence[bytes | msgspec.Raw]) -> None:
+        self._decoder.notices.unknown_fields(unknown_fields(items))
+        self._reader.watches = False
+
     def _one_by_one(self, items: Sequence[bytes | msgspec.Raw], record: Any) -> None:
-        self.events(items, parse, record, lambda item: record.value if len(items) == 1 else bytes(item))
+        self.events(items, self._reader.parse, record,
+                    lambda item: record.value if len(items) == 1 else bytes(item))
 
     def events(
-        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any, raw: Callable[[Any], bytes]
+        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any,
+        raw: Callable[[Any], bytes], first: int = 0, scale: int | None = None
     ) -> None:
-        """Take the items of one record that `read` makes valid events of; the others are rejected as `raw` bytes."""
+        """Take the items of one record that `read` makes valid events of; the others are rejected as `raw` bytes.
+
+        first: place of the first item in the record; scale: microseconds of their unit of time, the stream's where None.
+        """
         horizon, stamp = self._horizon_of(record), _stamp(record)
+        self._reader.met_unknown = False
         rows: list[tuple[int, ...]] = []
         values: list[Sequence[float]] = []
         extras: list[Sequence[float]] = []
-        for index, item in enumerate(items):
+        for index, item in enumerate(items, first):
             try:
-                time, kind, a, b, carried = self._event(read(item), stamp, horizon)
+                event = read(item)
+                time, kind, a, b, carried = self._event(event, stamp, horizon, scale)
             except BadEvent as bad:
-                self._rejected.append(Rejected(record.offset, index, bad.reason, str(bad), raw(item)))
+                sent = raw(item)
+                self._rejected.append(
+                    Rejected(record.offset, index, bad.reason, self._decoder.explain(bad, sent), sent))
                 continue
+            if self._reader.met_unknown:
+                self._notice_fields([raw(item)])
+            if event.time is None and kind in (EDGE, LABEL):
+                self._decoder.notices.no_time()
             extra = -1
             if kind != EDGE and carried:
                 extra = len(extras)
@@ -296,13 +372,15 @@ class _Batch:
             matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
             self._add(Block(np.array(rows, ROW), matrix, extras))
 
-    def _event(self, e: WireEvent, stamp_us: int, horizon: int) -> tuple[int, int, int, int, Sequence[float]]:
+    def _event(
+        self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None
+    ) -> tuple[int, int, int, int, Sequence[float]]:
         """(time, kind, a, b, values) of one event. Raises: BadEvent."""
         schema, number = self._rules.schema, self._decoder.keys.number
         if e.type == "edge":
             if e.id is not None or e.node is not None or e.target is not None:
                 raise BadEvent("wrong_type", "an edge has src, dst, time and features only")
-            time = self._decoder.checked_time(e.time, stamp_us, horizon)
+            time = self._decoder.checked_time(e.time, stamp_us, horizon, scale)
             values = self._checked(e.features, schema.edge_feature_dim, "features")
             return time, EDGE, number(e.src, "src"), number(e.dst, "dst"), values
         if e.type == "node":
@@ -312,14 +390,15 @@ class _Batch:
             if schema.label_dim == 0:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
             values = self._checked(e.target, schema.label_dim, "target")
-            return self._decoder.checked_time(e.time, stamp_us, horizon), LABEL, number(e.node, "node"), -1, values
+            time = self._decoder.checked_time(e.time, stamp_us, horizon, scale)
+            return time, LABEL, number(e.node, "node"), -1, values
         if e.node is not None:
             if e.src is not None or e.dst is not None:
                 raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
             return 0, DELETE, number(e.node, "node"), -1, ()
         if e.time is None:
             raise BadEvent("missing_field", "a delete of an edge needs its time")
-        time = self._decoder.checked_time(e.time, -1, MAX_TIME_US)
+        time = self._decoder.checked_time(e.time, -1, MAX_TIME_US, scale)
         return 0, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
 
     def _tombstone(self, record: Any) -> None:
@@ -344,7 +423,7 @@ class _Batch:
             raise BadEvent("feature_width", f"{name} has {len(values)} values, the stream has {dim}")
         for v in values:
             if not -self.max_feature <= v <= self.max_feature:
-                raise BadEvent("bad_features", f"{name} holds {v!r}, beyond ingest.max_feature, "
+                raise BadEvent("bad_features", f"{name} holds a value beyond ingest.max_feature, "
                                                f"{self.max_feature:g}")
         return values
 

@@ -7,11 +7,13 @@ reason as its value and REFUSED_HEADER, so that it passes through the decoder li
 that does not fit.
 """
 
+import itertools
 import struct
 from collections import Counter
 from typing import Any, ClassVar
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
@@ -24,6 +26,8 @@ REFUSED_HEADER = "streamd-refused-batch"
 CHECKSUM_TRIES = 3
 """Times a batch whose checksum is wrong is fetched before it is refused: the network may have
 damaged it on the way."""
+MAX_HEADERS = 1_000
+"""Headers of a record: each takes two bytes in a batch and a hundred in memory."""
 UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
 """What reading a malformed record raises."""
 
@@ -95,6 +99,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         key, pos = _nullable_bytes(buffer, pos)
         value, pos = _nullable_bytes(buffer, pos)
         num_headers, pos = decode_varint(buffer, pos)
+        if num_headers > MAX_HEADERS:
+            raise ValueError(f"a record has {num_headers} headers, at most {MAX_HEADERS} are read")
         headers = []
         for _ in range(num_headers):
             name, pos = _nullable_bytes(buffer, pos)
@@ -155,10 +161,57 @@ def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
     return bytes(buffer[pos: pos + length]), pos + length
 
 
+class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
+    """What was fetched of a partition, given out up to a number of bytes: compressed, a megabyte may
+    hold gigabytes."""
+
+    bytes_left = 2**63
+
+    def take(self, n: int | None = None) -> list[Any]:
+        self._maybe_raise_next_inline_exception()
+        records: list[Any] = []
+        try:
+            for record in itertools.islice(self.record_iterator, 0, n):
+                records.append(record)
+                self.bytes_left -= max(0, record.serialized_key_size) + max(0, record.serialized_value_size) + max(
+                    0, record.serialized_header_size)
+                if self.bytes_left <= 0:
+                    break
+        except Exception as error:  # noqa: BLE001 - as kafka-python does: what was read before goes first
+            if not records:
+                raise
+            self._next_inline_exception = error
+        return records
+
+
 def make_reading_safe(max_batch_bytes: int) -> None:
     """Let this process read every batch by `SafeBatch`, and expand none beyond `max_batch_bytes`."""
     SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch
+    Fetcher.PartitionRecords = SafeRecords
+
+
+def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
+    """Let a poll end with the record that brings its keys, values and headers to `max_bytes`."""
+    fetcher = consumer._fetcher
+    fetch, append = fetcher.fetched_records, fetcher._append
+    bytes_left = max_bytes
+
+    def fetch_bounded(*args: Any, **kwargs: Any) -> Any:
+        nonlocal bytes_left
+        bytes_left = max_bytes
+        return fetch(*args, **kwargs)
+
+    def append_bounded(drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        nonlocal bytes_left
+        if part:
+            part.bytes_left = bytes_left
+        taken: int = append(drained, part, max_records, update_offsets)
+        if part is not None:
+            bytes_left = min(bytes_left, part.bytes_left)
+        return taken if bytes_left > 0 else max_records  # as if all had come: the poll ends
+
+    fetcher.fetched_records, fetcher._append = fetch_bounded, append_bounded
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:

@@ -59,7 +59,7 @@ class KeyTable:
             if size > self._max_bytes:
                 raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self._max_bytes}")
         elif not -INT64_MAX <= key <= INT64_MAX:
-            raise BadEvent("bad_key", f"{name} {key} does not fit int64")
+            raise BadEvent("bad_key", f"{name} does not fit int64")
         number = self._number[key] = len(self.keys)
         self.keys.append(key)
         return number

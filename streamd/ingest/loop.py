@@ -1,7 +1,7 @@
 """The poll thread: poll, decode, merge, commit; nothing else in the product writes to the log."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -9,7 +9,7 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import DataLossError, KafkaError
 from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, empty_batch
-from streamd.ingest.block import Block, empty_block, renumber_keys
+from streamd.ingest.block import Block, empty_block, joined, renumber_keys
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetter, DeadLetters
@@ -27,6 +27,8 @@ POLL_SECONDS = 0.2
 MIN_POLL_SECONDS = 0.005
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 0.5
+PORTION_BYTES = 262_144
+"""Bytes of records decoded at a time, but for a larger record: a dead letter each two of them is much."""
 SILENT_SECONDS = 5.0
 """A partition with more to read that sends nothing for so long, although the broker answers, holds
 nobody back: it has an open transaction, or no leader. An election takes about as long."""
@@ -238,17 +240,25 @@ class IngestLoop:
 
     def _decoded(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> Block:
         """The events of records that the log does not hold yet; what does not fit becomes a dead letter."""
-        resume = self._resume[number]
         self._origins[number].add(records)
+        blocks: list[Block] = []
+        for portion in portions(records):
+            if blocks:
+                self._beat_now(source)
+            blocks.append(self._decoded_portion(source, number, portion))
+        metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
+        self._stamps_ms[number] = records[-1].timestamp
+        self._last_event = now
+        return joined(blocks)
+
+    def _decoded_portion(self, source: KafkaSource, number: int, records: Sequence[Any]) -> Block:
+        resume = self._resume[number]
         events, rejected = self._decoder.decode(records, number, self._clock.now_us())
         if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
             events = events.take(not_yet_appended(events.rows, resume))
             rejected = [r for r in rejected if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0]
         for r in rejected:
             self._add_letter(source, number, r.offset, r.index, r.reason, r.error, r.raw, r.content_type)
-        metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
-        self._stamps_ms[number] = records[-1].timestamp
-        self._last_event = now
         return events
 
     def _is_silent(self, source: KafkaSource, number: int, heard: bool, now: float) -> bool:
@@ -362,3 +372,14 @@ class IngestLoop:
         lag = sum(max(0, source.end(i) - self._merger.position(i).offset) for i in range(len(source.partitions)))
         self._beat.touch("running", edges=self._log.num_edges, watermark=self._log.watermark, lag=lag,
                          dead_letters=self._num_letters, clamped=int(metrics.clamped_total()))
+
+
+def portions(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Records in runs of at most `PORTION_BYTES`, or one larger record."""
+    first, size = 0, 0
+    for at, record in enumerate(records):
+        size += max(0, record.serialized_value_size)
+        if size > PORTION_BYTES and at > first:
+            yield records[first:at]
+            first, size = at, max(0, record.serialized_value_size)
+    yield records[first:]

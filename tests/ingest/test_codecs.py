@@ -44,3 +44,7 @@ def test_a_stream_that_is_cut_short_is_refused(codec):
 
 def test_plain_snappy_blocks_are_read_too():
     assert expand(2, snappy.compress(b"abc" * 50), LIMIT) == b"abc" * 50
+
+
+def test_a_gzip_stream_of_many_members_is_one():
+    assert expand(1, gzip.compress(b"ab") * 3_000, LIMIT) == b"ab" * 3_000

@@ -208,7 +208,7 @@ def plain_table(n=20, **columns):
 
 
 @pytest.mark.parametrize("change", [
-    {}, {"src": pa.array([f"u:{i % 5}" for i in range(20)]).dictionary_encode()}, {"dst": pa.array(range(20), pa.int32())},
+    {}, {"dst": pa.array(range(20), pa.int32())},
     {"features": pa.array([[i, 0.5] for i in range(20)], pa.list_(pa.float64()))},
     {"src": pa.array([f"u:{i % 5}" for i in range(20)], pa.large_string())},
     {"time": pa.array([1000 + i for i in range(20)], pa.timestamp("ms"))},
@@ -232,7 +232,7 @@ def test_arrow_rows_that_do_not_fit_leave_their_neighbours_in():
     (b"", "bad_arrow"), (b"ARROW1", "bad_arrow"), (arrow(plain_table())[:200], "bad_arrow"), (b"\xff" * 100, "bad_arrow"),
     (arrow(plain_table(), options=pa.ipc.IpcWriteOptions(compression="zstd")), "bad_arrow"),
     (arrow(plain_table(0)), "empty"), (arrow(plain_table(500)), "too_many_events"),
-    (arrow(pa.table({"n": pa.nulls(10**9)}), 10**9), "too_many_events"),
+    (arrow(pa.table({"id": pa.nulls(10**9)}), 10**9), "too_many_events"),
 ])
 def test_arrow_streams_that_cannot_be_trusted_are_rejected_whole(value, reason):
     good, bad = decode_arrow(value, max_record_events=100)

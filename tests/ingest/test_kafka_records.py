@@ -1,8 +1,11 @@
 """Record batches as they may come: what can be read is read, the rest is one refused record, and nothing is raised."""
 
+import collections
 import gzip
 import random
 import struct
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import lz4.frame
 import pytest
@@ -10,13 +13,21 @@ import zstandard
 from kafka import TopicPartition
 from kafka.codec import snappy_encode
 from kafka.consumer.fetcher import Fetcher
+from kafka.consumer.subscription_state import SubscriptionState
 from kafka.protocol.consumer import IsolationLevel
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c, encode_varint
 
-from streamd.ingest.kafka_records import CHECKSUM_TRIES, REFUSED_HEADER, SafeBatch, make_reading_safe
+from streamd.ingest.kafka_records import (
+    CHECKSUM_TRIES,
+    MAX_HEADERS,
+    REFUSED_HEADER,
+    SafeBatch,
+    bound_polls,
+    make_reading_safe,
+)
 
 LIMIT = 100_000
 ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}
@@ -24,10 +35,10 @@ ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandar
 
 @pytest.fixture(autouse=True)
 def safe():
-    before = memory_records.DefaultRecordBatch
+    before, records = memory_records.DefaultRecordBatch, Fetcher.PartitionRecords
     make_reading_safe(LIMIT)
     yield
-    memory_records.DefaultRecordBatch = before
+    memory_records.DefaultRecordBatch, Fetcher.PartitionRecords = before, records
 
 
 def batch(codec, value, count, headers=()):
@@ -136,3 +147,49 @@ def test_noise_behind_a_right_checksum_raises_nothing(codec):
 
 def test_the_class_of_kafka_python_that_is_replaced_is_the_one_its_reader_uses():
     assert isinstance(MemoryRecords(batch(0, b"", 1)).next_batch(), SafeBatch)
+
+
+def test_a_record_of_very_many_headers_is_refused_and_its_neighbours_are_read():
+    many = [("", b"")] * (MAX_HEADERS + 1)
+    records, following = read(batch(0, b"a", 1), batch(4, b"b", 1, many), batch(0, b"c", 1, many[1:]))
+    assert [r.headers == [(REFUSED_HEADER, b"")] for r in records] == [False, True, False]
+    assert b"1001 headers, at most 1000" in records[1].value and len(records[2].headers) == MAX_HEADERS
+
+
+def fetcher_of(parts, max_bytes):
+    """kafka-python's own fetcher with what was fetched of each partition, polled within a bound."""
+    state = SubscriptionState()
+    state.assign_from_user(parts)
+    for tp in parts:
+        state.seek(tp, 0)
+    fetcher = Fetcher(MagicMock(), state)
+    fetcher._completed_fetches = collections.deque(SimpleNamespace(topic_partition=tp, fetched_offset=0) for tp in parts)
+    fetcher._parse_fetched_data = lambda fetch: Fetcher.PartitionRecords(
+        0, fetch.topic_partition, MemoryRecords(parts[fetch.topic_partition]), isolation_level=IsolationLevel.READ_COMMITTED)
+    bound_polls(SimpleNamespace(_fetcher=fetcher), max_bytes)
+    return fetcher
+
+
+def test_a_poll_ends_where_its_bytes_are_spent_and_the_next_goes_on_there():
+    # 40 batches of 9 records, half a megabyte a partition, compressed to a few hundred bytes each.
+    one = [batch(4, b"x" * 6_000, 9) for _ in range(10)]
+    for at, data in enumerate(one):
+        one[at] = struct.pack(">q", 9 * at) + data[8:]
+    parts = {TopicPartition("t", p): b"".join(one) for p in range(4)}
+    fetcher = fetcher_of(parts, 100_000)
+    found, polls = {tp: [] for tp in parts}, 0
+    while any(len(f) < 90 for f in found.values()):
+        records, _ = fetcher.fetched_records(20_000)
+        assert sum(len(r.value) for rs in records.values() for r in rs) <= 100_000 + 6_000
+        for tp, new in records.items():
+            found[tp] += [r.offset for r in new]
+        polls += 1
+        assert polls < 100
+    assert all(f == list(range(90)) for f in found.values()) and polls >= 4 * 540_000 // 106_000
+
+
+def test_a_poll_takes_no_more_records_than_it_was_asked_for():
+    parts = {TopicPartition("t", p): batch(0, b"x", 50) for p in range(2)}
+    fetcher = fetcher_of(parts, 10**9)
+    sizes = [sum(map(len, fetcher.fetched_records(30)[0].values())) for _ in range(5)]
+    assert sizes == [30, 30, 30, 10, 0]

@@ -1,0 +1,84 @@
+"""What an Arrow IPC stream says of itself, bounded before pyarrow makes anything of it.
+
+A flatbuffer may point to the same table from many places, so a schema of some kilobytes can stand
+for millions of fields; and a compressed body says itself how large it becomes. Positions of fields
+are those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
+"""
+
+import struct
+from typing import Any
+
+from streamd.errors import BadEvent
+
+MAX_SCHEMA_BYTES = 65_536
+"""pandas notes some kilobytes about its columns."""
+MAX_COLUMNS = 32
+MAX_NOTES = 32
+"""Custom metadata of a message, a schema or a field."""
+
+
+def check_head(value: bytes, pa: Any) -> None:
+    """Refuse a schema that stands for more than it shows.
+
+    Raises: BadEvent; struct.error, IndexError or pyarrow's errors where it is broken.
+    """
+    for message in pa.ipc.MessageReader.open_stream(value):
+        data = message.metadata.to_pybytes()
+        if message.type != "schema" or len(data) > MAX_SCHEMA_BYTES:
+            raise BadEvent("bad_arrow", f"begins with a {message.type} of {len(data)} bytes, "
+                                        f"not with a schema of at most {MAX_SCHEMA_BYTES}")
+        top = _follow(data, 0)
+        header = _follow(data, _field(data, top, 2))
+        _bound(data, top, 4, MAX_NOTES, "notes")
+        _bound(data, header, 2, MAX_NOTES, "notes")
+        for column in _bound(data, header, 1, MAX_COLUMNS, "columns"):
+            _check_column(data, column)
+        return
+
+
+def check_batches(value: bytes, pa: Any) -> None:
+    """Refuse all but plain record batches behind the schema. Raises: as `check_head`."""
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(value)):
+        if not number:
+            continue
+        if message.type != "record batch":
+            raise BadEvent("bad_arrow", f"message {number} is a {message.type}, not a record batch")
+        data = message.metadata.to_pybytes()
+        top = _follow(data, 0)
+        _bound(data, top, 4, MAX_NOTES, "notes")
+        if _field(data, _follow(data, _field(data, top, 2)), 3):
+            raise BadEvent("bad_arrow", "compressed buffers are not taken; let Kafka compress the record")
+
+
+def _check_column(data: bytes, column: int) -> None:
+    """Refuse a column with more than one flat column inside."""
+    _bound(data, column, 6, MAX_NOTES, "notes")
+    for child in _bound(data, column, 5, 1, "columns inside a column"):
+        _bound(data, child, 6, MAX_NOTES, "notes")
+        _bound(data, child, 5, 0, "columns inside a list")
+
+
+def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
+    """Positions of the tables in a vector field. Raises: BadEvent for more than `most`."""
+    at = _field(data, table, number)
+    if not at:
+        return []
+    vector = _follow(data, at)
+    count = int(struct.unpack_from("<I", data, vector)[0])
+    if count > most:
+        raise BadEvent("bad_arrow", f"{count} {what}, at most {most} are taken")
+    return [_follow(data, vector + 4 + 4 * i) for i in range(count)]
+
+
+def _follow(data: bytes, at: int) -> int:
+    """Position that the flatbuffer offset at `at` points to."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Position of a field of a flatbuffer table, 0 where it is absent."""
+    vtable = table - int(struct.unpack_from("<i", data, table)[0])
+    if vtable < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
+        return 0
+    offset = int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
+    return table + offset if offset else 0
