@@ -12,7 +12,7 @@ from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, emp
 from streamd.ingest.block import Block, empty_block, renumber_keys
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
-from streamd.ingest.deadletter import DeadLetter, DeadLetters
+from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
 from streamd.ingest.decode import Decoder, rules_of
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.suspects import Suspects
@@ -80,6 +80,9 @@ class IngestLoop:
         self._stalled = False
         self._paused: list[int] = []
         self._resume: list[Position] = []
+        metrics.begin_at_zero(metrics.dead_letters, REASONS)
+        if log_writer.newest_us is not None:
+            self._tell_log()
 
     def run(self, stop: threading.Event) -> None:
         """Connect (waiting for broker and topics), then poll until `stop` is set; the last events are committed."""
@@ -148,6 +151,8 @@ class IngestLoop:
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
+        for tp in source.partitions:
+            metrics.silent_partitions.labels(tp.topic, str(tp.partition))
         self._resume = list(begun)
         self._stored = [Position(-1)] * len(begun)
         self._stamps_ms = [0] * len(begun)
@@ -299,11 +304,14 @@ class IngestLoop:
         metrics.events.labels("node").inc(len(batch.node_F))
         metrics.events.labels("delete").inc(len(batch.deletions_X))
         metrics.clamped.inc(len(batch.late_edge))
-        metrics.log_edges.set(self._log.num_edges)
-        metrics.watermark.set(self._log.watermark / 1e6)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
+        self._tell_log()
         self._beat_now(source)
         return len(events) == limit
+
+    def _tell_log(self) -> None:
+        metrics.log_edges.set(self._log.num_edges)
+        metrics.watermark.set(self._log.watermark / 1e6)
 
     def _build(self, source: KafkaSource, events: Block) -> tuple[EventBatch, int]:
         """The columns of a commit, and the watermark after it; what has no place in the log becomes a dead letter."""
