@@ -11,27 +11,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import structlog
 
 from streamd.clock import SystemClock
 from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
-from streamd.processes import collect_garbage_rarely, end_with_parent
+from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
-from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
 from streamd.telemetry.keys import ApiKeys
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 
 log = structlog.get_logger()
+Held = TypeVar("Held")
 ROLES = ("ingest", "train", "serve")
 STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
+MAX_FIRST_FAILURES = 3
+"""A role that ends so often without one heartbeat will not come to run by itself."""
 REFUSED = 2
 """Exit status of a role whose settings cannot be: the daemon ends with it."""
 ROLE_REFUSED = 3
@@ -60,10 +64,14 @@ class Supervisor:
         self._due: dict[str, float] = {}
         self._failures = dict.fromkeys(roles, 0)
         self._refused: set[str] = set()
+        self._beaten: set[str] = set()
+        """Roles that had a heartbeat once: they are started again however often they die."""
         self._stop = threading.Event()
 
     def run(self) -> int:
-        """Run until a signal. Returns: exit status, 2 where a role refuses its settings, or all refuse their data."""
+        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or never comes to run, or all refuse
+        their data. Raises: SettingsError where data_dir cannot be used."""
+        make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         for role in self._roles:
@@ -86,7 +94,7 @@ class Supervisor:
 
     def _start(self, role: str) -> None:
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
-        self._children[role] = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", role], env=env)
+        self._children[role] = subprocess.Popen([*PYTHON, "-m", "streamd", "run", "--role", role], env=env)
         self._started[role] = time.monotonic()
         log.info("role_started", child=role, pid=self._children[role].pid)
 
@@ -113,6 +121,12 @@ class Supervisor:
                 if self._refused.issuperset(self._roles):
                     return REFUSED
                 continue
+            if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
+                self._beaten.add(role)
+            if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
+                log.error("role_never_ran", child=role, status=status, attempts=MAX_FIRST_FAILURES,
+                          action="see its messages above; then start the daemon again")
+                return REFUSED
             if now - self._started[role] > STEADY_SECONDS:
                 self._failures[role] = 0
             pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
@@ -136,11 +150,23 @@ class Supervisor:
                 child.wait()
 
 
+def make_data_dir(path: Path) -> None:
+    """Make the data directory where it is not there. Raises: SettingsError where it cannot be used."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is not a directory" if path.exists() else error.strerror
+        raise SettingsError(f"data_dir {path} cannot be made: {why}.",
+                            "set data_dir to a directory that this user may write.") from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(f"data_dir {path} cannot be written by user {os.getuid()}.",
+                            "give that user rights to it, or set data_dir to another.")
+
+
 def run_role(settings: Settings, role: str) -> int:
     """Run one role in this process until a signal. Returns: exit status."""
     _die_with_parent()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     stop, at_once = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -149,6 +175,8 @@ def run_role(settings: Settings, role: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
+        if SUPERVISED_BY not in os.environ:
+            make_data_dir(settings.data_dir)
         if role == "serve":
             _run_serve(settings, stop, at_once)
         else:
@@ -161,6 +189,10 @@ def run_role(settings: Settings, role: str) -> int:
             return 1
         Heartbeat(settings.data_dir, role).touch(REFUSED_STATE, why=str(error))
         return ROLE_REFUSED
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        log.error("path_not_usable", path=str(error.filename), error=error.strerror,
+                  action="give this user rights to it, or move away what is in its place")
+        return 1
     return 0
 
 
@@ -171,7 +203,10 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     from streamd.segments.log import LogWriter
 
     beat = Heartbeat(settings.data_dir, "ingest")
-    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
+    schema, size = schema_of(settings), settings.ingest.segment_edges
+    writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
+    if writer is None:
+        return
     try:
         letters = make_dead_letters(settings)
         keeper = Keeper(writer, settings.retention, letters.purge)
@@ -189,6 +224,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
+    from streamd.segments.recovery import lock_directory
     from streamd.training.trainer import Trainer
 
     os.nice(settings.training.nice)
@@ -196,7 +232,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     log.info("kernels_ready", seconds=round(warm_up(), 1))
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")
-    lock = _wait_for_lock(settings.data_dir / "train" / "lock", beat, stop)
+    lock = _once_unlocked(lambda: lock_directory(settings.data_dir / "train" / "lock"), beat, stop)
     if lock is None:
         return
     try:
@@ -211,19 +247,18 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         os.close(lock)
 
 
-def _wait_for_lock(path: Path, beat: Heartbeat, stop: threading.Event) -> int | None:
-    """Take a lock, waiting for the trainer of a killed supervisor to end; None where told to stop meanwhile."""
-    from streamd.segments.recovery import lock_directory
-
+def _once_unlocked(take: Callable[[], Held], beat: Heartbeat, stop: threading.Event) -> Held | None:
+    """What `take` returns, once the role of a killed supervisor has ended that holds its lock; None where told to stop
+    meanwhile."""
     told = False
     while True:
         try:
-            return lock_directory(path)
+            return take()
         except LockedError as error:
             if not told:
                 log.warning("waiting_for_lock", error=str(error))
             told = True
-        beat.touch("waiting for another trainer")
+        beat.touch("waiting for another process")
         if stop.wait(0.1):
             return None
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import StreamdError
+from streamd.processes import PYTHON
 from streamd.settings import Settings
 
 MIN_FREE_BYTES = 1_000_000_000
@@ -115,7 +115,7 @@ def warm_up() -> float:
         half = None
         if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
             # numba compiles on one core at a time: a second process does half of it.
-            half = subprocess.Popen([sys.executable, "-c", "from streamd.doctor import warm_facts; warm_facts()"])
+            half = subprocess.Popen([*PYTHON, "-c", "from streamd.doctor import warm_facts; warm_facts()"])
         warm_graph()
         if half is not None:
             half.wait()

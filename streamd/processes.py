@@ -1,9 +1,13 @@
-"""What a role's process sets for itself: it does not outlive its parent, and ingest collects garbage rarely."""
+"""How a role's process is started, and what it sets for itself: it does not outlive its parent, and
+ingest collects garbage rarely."""
 
 import ctypes
 import gc
 import signal
+import sys
 
+PYTHON = (sys.executable, "-P")
+"""Python for children: without the current directory on its path, where a `json.py` may lie."""
 PR_SET_PDEATHSIG = 1
 
 

@@ -1,26 +1,42 @@
 """The supervisor: which ends of its roles end it, which are tried again, and which leave the others alone."""
 
+import ast
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+import streamd
 from streamd import daemon
-from streamd.daemon import REFUSED, ROLE_REFUSED, Supervisor
+from streamd.daemon import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir, run_role
+from streamd.errors import SettingsError
+from streamd.processes import PYTHON
 from tests.builders import settings
+
+BEAT = """
+import json, os, time
+beat = {"role": "x", "state": "running", "pid": os.getpid(), "time": time.time(), "detail": {}}
+open(os.environ["BEAT"], "w").write(json.dumps(beat))
+"""
 
 
 class Roles:
-    """Stands in for `subprocess.Popen`: each start of a role ends with the next of its statuses, then runs for ever."""
+    """Stands in for `subprocess.Popen`: each start of a role ends with the next of its statuses, then runs for ever.
+    beats: data directory in which the first start of each leaves a heartbeat, None for no heartbeat."""
 
-    def __init__(self, monkeypatch, **ends):
+    def __init__(self, monkeypatch, beats=None, **ends):
         self.ends, self.started, popen = ends, [], daemon.subprocess.Popen
 
         def start(command, env):
             role = command[-1]
             self.started.append(role)
             statuses = self.ends.get(role, [])
-            code = f"raise SystemExit({statuses.pop(0)})" if statuses else "import time; time.sleep(600)"
-            return popen([sys.executable, "-c", code], env=env)
+            code = BEAT if beats and self.started.count(role) == 1 else ""
+            code += f"raise SystemExit({statuses.pop(0)})" if statuses else "import time; time.sleep(600)"
+            return popen([sys.executable, "-c", code], env=env | {"BEAT": str(beats / f"run/{role}.json") if beats else ""})
 
         monkeypatch.setattr(daemon.subprocess, "Popen", start)
         monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
@@ -60,8 +76,64 @@ def test_where_all_roles_refuse_the_daemon_ends(tmp_path, monkeypatch):
     assert watched(Supervisor(settings(tmp_path)), lambda: False) == REFUSED
 
 
-def test_a_role_that_dies_is_started_again(tmp_path, monkeypatch):
-    roles = Roles(monkeypatch, train=[1, -9, 1])
+def test_a_role_that_dies_after_it_was_well_is_started_again(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    roles = Roles(monkeypatch, tmp_path, train=[1, -9, 1, 1])
     supervisor = Supervisor(settings(tmp_path))
-    status = watched(supervisor, lambda: roles.started.count("train") == 4, 100)
-    assert status == 0 and roles.started.count("train") == 4 and roles.started.count("serve") == 1
+    status = watched(supervisor, lambda: roles.started.count("train") == 5, 100)
+    assert status == 0 and roles.started.count("train") == 5 and roles.started.count("serve") == 1
+
+
+def test_a_role_that_dies_three_times_before_its_first_heartbeat_ends_the_daemon(tmp_path, monkeypatch):
+    roles = Roles(monkeypatch, train=[1, -9, 1])
+    assert watched(Supervisor(settings(tmp_path)), lambda: False) == REFUSED
+    assert roles.started.count("train") == 3 and roles.started.count("serve") == 1
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_data_dir_that_is_a_file_is_refused_in_words(tmp_path, monkeypatch, below):
+    (tmp_path / "file").write_text("")
+    roles = Roles(monkeypatch)
+    with pytest.raises(SettingsError, match="data_dir .*file.* cannot be made: .*irectory"):
+        Supervisor(settings(tmp_path / "file" / below)).run()
+    assert roles.started == []
+
+
+def test_a_data_dir_that_may_not_be_written_is_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(SettingsError, match="cannot be written by user"):
+        make_data_dir(tmp_path)
+
+
+def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(daemon, "configure_logs", lambda *_: None)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(daemon, "_die_with_parent", lambda: None)
+    (tmp_path / "run").write_text("in the way")
+    with capture_logs() as said:
+        assert run_role(settings(tmp_path), "ingest") == 1
+        assert run_role(settings(tmp_path / "run"), "ingest") == REFUSED
+    assert (said[-2]["event"], said[-2]["path"]) == ("path_not_usable", str(tmp_path / "run"))
+    assert "cannot be made" in said[-1]["error"]
+
+
+EVIL = "import pathlib; pathlib.Path('was_here').touch(); raise SystemExit(77)"
+
+
+def test_no_child_imports_what_lies_in_the_current_directory(tmp_path, monkeypatch):
+    for name in ("json", "torch", "streamd"):
+        (tmp_path / f"{name}.py").write_text(EVIL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    s = settings(tmp_path / "data", kafka__client={"no_such_key": 1})
+    assert Supervisor(s, ("ingest",)).run() == REFUSED, "it came as far as its settings"
+    found = subprocess.run([*PYTHON, "-c", "from importlib.util import find_spec; print(find_spec('torch').origin)"],
+                           capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in found and not (tmp_path / "was_here").exists()
+
+
+def test_every_child_that_is_a_python_is_started_so():
+    root = Path(streamd.__file__).parent
+    named = {path.name for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"}
+    assert named == {"processes.py"}

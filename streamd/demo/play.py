@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -25,7 +24,7 @@ from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
-from streamd.processes import end_with_parent
+from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.segments.layout import LATE
 from streamd.settings import Settings, as_environment, load_settings
@@ -110,7 +109,7 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
     """`streamd run` as a child, its output in daemon.log."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(settings)
     with (data_dir / "daemon.log").open("wb") as output:
-        child = subprocess.Popen([sys.executable, "-m", "streamd", "run"], env=environ, stdout=output, stderr=output,
+        child = subprocess.Popen([*PYTHON, "-m", "streamd", "run"], env=environ, stdout=output, stderr=output,
                                  start_new_session=True, preexec_fn=end_with_parent)
         try:
             yield child

@@ -52,8 +52,9 @@ class KafkaSource:
         self._stable = stable_offsets(self._consumer)
         bound_polls(self._consumer, self._ingest.max_batch_bytes)
 
-    def discover(self) -> bool:
-        """Learn cluster, topics and partitions; False while a topic does not exist. Raises: KafkaError."""
+    def discover(self) -> tuple[str, ...]:
+        """Learn cluster, topics and partitions. Returns: topics that do not exist; nothing is learned while there are any.
+        Raises: KafkaError."""
         admin = make_admin(self._kafka)
         try:
             topics = describe(admin, self._kafka.topics)
@@ -61,8 +62,8 @@ class KafkaSource:
             raise KafkaError(f"The broker does not describe its topics: {error}.", "check kafka.client.") from None
         finally:
             admin.close()
-        if topics is None:
-            return False
+        if topics.missing:
+            return topics.missing
         self._topics = topics
         self.partitions = [tp for tp in topics.partitions if in_shard(tp, self._ingest.shard)]
         if not self.partitions:
@@ -74,7 +75,7 @@ class KafkaSource:
             self._consumer.close(autocommit=False)
             self._open()
         self._watch = BrokerWatch(self._kafka, topics)
-        return True
+        return ()
 
     @property
     def changed(self) -> bool:

@@ -12,11 +12,12 @@ from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, emp
 from streamd.ingest.block import Block, empty_block, joined, renumber_keys
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
-from streamd.ingest.deadletter import DeadLetter, DeadLetters
+from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
 from streamd.ingest.decode import Decoder, rules_of
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.origins import Origins
 from streamd.ingest.suspects import Suspects
+from streamd.ingest.watch import missing_topic
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -29,6 +30,8 @@ REPORT_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 PORTION_BYTES = 262_144
 """Bytes of records decoded at a time, but for a larger record: a dead letter each two of them is much."""
+TELL_AGAIN_SECONDS = 300.0
+"""A reason to wait that lasts is told once, then so often."""
 SILENT_SECONDS = 5.0
 """A partition with more to read that sends nothing for so long, although the broker answers, holds
 nobody back: it has an open transaction, or no leader. An election takes about as long."""
@@ -83,6 +86,10 @@ class IngestLoop:
         self._stalled = False
         self._paused: list[int] = []
         self._resume: list[Position] = []
+        self._told: dict[str, float] = {}
+        metrics.begin_at_zero(metrics.dead_letters, REASONS)
+        if log_writer.newest_us is not None:
+            self._tell_log()
 
     def run(self, stop: threading.Event) -> None:
         """Connect (waiting for broker and topics), then poll until `stop` is set; the last events are committed."""
@@ -112,11 +119,10 @@ class IngestLoop:
             self._beat.touch("connecting")
             try:
                 source = source or KafkaSource(self._settings.kafka, self._settings.ingest)
-                if source.discover():
+                if self._has_topics(source):
                     return source
-                log.info("waiting_for_topics", topics=list(self._settings.kafka.topics))
             except KafkaError as error:
-                log.warning("broker_unavailable", error=str(error))
+                self._tell_seldom("broker_unavailable", str(error))
             stop.wait(1.0)
         if source is not None:
             source.close()
@@ -126,12 +132,26 @@ class IngestLoop:
         """The partitions are others than before, or Kafka lost some: what was buffered is read again from the log's end."""
         while not stop.is_set():
             try:
-                if source.discover():
+                if self._has_topics(source):
                     return
             except KafkaError as error:
-                log.warning("broker_unavailable", error=str(error))
+                self._tell_seldom("broker_unavailable", str(error))
             self._beat.touch("connecting")
             stop.wait(1.0)
+
+    def _has_topics(self, source: KafkaSource) -> bool:
+        """Whether all topics are there; of each that is not, say how to make it."""
+        missing = source.discover()
+        for name in missing:
+            self._tell_seldom("waiting_for_topic", missing_topic(name, self._settings.kafka.bootstrap_servers), name)
+        return not missing
+
+    def _tell_seldom(self, event: str, error: str, about: str = "") -> None:
+        """Log why ingest waits, once and then every TELL_AGAIN_SECONDS, until it has begun again."""
+        now = self._clock.monotonic()
+        if now - self._told.get(event + about, -TELL_AGAIN_SECONDS) >= TELL_AGAIN_SECONDS:
+            self._told[event + about] = now
+            log.warning(event, error=error)
 
     def _begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions; False while the broker does not answer. Raises: DataLossError."""
@@ -140,8 +160,9 @@ class IngestLoop:
         except DataLossError:
             raise
         except KafkaError as error:
-            log.warning("broker_unavailable", error=str(error))
+            self._tell_seldom("broker_unavailable", str(error))
             return False
+        self._told.clear()
         if gaps:
             self._log.commit(empty_batch(self._log.schema), source.progress(begun), self._log.watermark, gaps)
             metrics.gaps.inc(len(gaps))
@@ -152,6 +173,8 @@ class IngestLoop:
         self._origins = [Origins() for _ in begun]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
+        for tp in source.partitions:
+            metrics.silent_partitions.labels(tp.topic, str(tp.partition))
         self._resume = list(begun)
         self._stored = [Position(-1)] * len(begun)
         self._stamps_ms = [0] * len(begun)
@@ -318,11 +341,14 @@ class IngestLoop:
         metrics.events.labels("node").inc(len(batch.node_F))
         metrics.events.labels("delete").inc(len(batch.deletions_X))
         metrics.clamped.inc(len(batch.late_edge))
-        metrics.log_edges.set(self._log.num_edges)
-        metrics.watermark.set(self._log.watermark / 1e6)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
+        self._tell_log()
         self._beat_now(source)
         return len(events) == limit
+
+    def _tell_log(self) -> None:
+        metrics.log_edges.set(self._log.num_edges)
+        metrics.watermark.set(self._log.watermark / 1e6)
 
     def _build(self, source: KafkaSource, events: Block) -> tuple[EventBatch, int]:
         """The columns of a commit, and the watermark after it; what has no place in the log becomes a dead letter."""

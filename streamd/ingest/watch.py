@@ -24,23 +24,30 @@ class Topics:
     """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted.
 
     leaderless: those without a leader at that moment, which makes no difference between two answers.
+    missing: topics that do not exist, or that this user may not see.
     """
 
     cluster_id: str
     topic_ids: dict[str, str]
     partitions: tuple[TopicPartition, ...]
     leaderless: frozenset[TopicPartition] = field(default=frozenset(), compare=False)
+    missing: tuple[str, ...] = ()
 
 
-def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics | None:
-    """Ask the broker; None while one of the topics does not exist. Raises: kafka.errors.KafkaError."""
+def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
+    """Ask the broker. Raises: kafka.errors.KafkaError."""
     cluster = admin.describe_cluster().get("cluster_id") or ""
     found = {t["name"]: t for t in admin.describe_topics(sorted(set(names))) if not t["error_code"] and t["partitions"]}
-    if len(found) < len(set(names)):
-        return None
     ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
     leader = {TopicPartition(n, p["partition_index"]): p["leader_id"] for n, t in found.items() for p in t["partitions"]}
-    return Topics(cluster, ids, tuple(sorted(leader)), frozenset(tp for tp, node in leader.items() if node < 0))
+    return Topics(cluster, ids, tuple(sorted(leader)), frozenset(tp for tp, node in leader.items() if node < 0),
+                  tuple(sorted(set(names) - set(found))))
+
+
+def missing_topic(name: str, bootstrap_servers: str) -> str:
+    """What to say of a topic that is missing."""
+    return (f"topic {name!r} does not exist on {bootstrap_servers}, or this user may not see it: create it, e.g. with "
+            f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} --topic {name} --partitions 4")
 
 
 class BrokerWatch:
@@ -82,7 +89,7 @@ class BrokerWatch:
                     self._tell(offsets)
                     published = offsets
                 now = None if stopping else describe(self._admin, self._kafka.topics)
-                if now is not None and now != self._known:
+                if now is not None and not now.missing and now != self._known:
                     self.changed.set()
                 self._well, self.answered_at = True, time.monotonic()
             except (ClientError, KafkaError, OSError) as error:

@@ -19,6 +19,7 @@ from streamd.server.openapi import describe
 from streamd.server.problems import add_handlers
 from streamd.server.routes import direct, router
 from streamd.server.state import ServerState, State, require_key
+from streamd.telemetry import metrics
 
 STATIC = Path(__file__).parent / "static"
 
@@ -68,7 +69,8 @@ def _add_pages(app: FastAPI) -> None:
     def prometheus(state: State) -> Response:
         """Metrics of the serve role in Prometheus' text format."""
         state.refusals()
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        measured = generate_latest(metrics.exported_by("serve"))
+        return Response(measured, media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/status.json", tags=["operating"], dependencies=[Depends(require_key)])
     async def status_json(state: State) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 from streamd.errors import SettingsError
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
     the metrics. Raises: SettingsError where the port is taken."""
     if not port:
         return
-    measured = make_wsgi_app()
+    measured = make_wsgi_app(metrics.exported_by(beat.role))
 
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/livez":

@@ -1,5 +1,7 @@
 """What a finished window tells the outside: metrics and a log line."""
 
+import math
+
 import structlog
 
 from streamd.telemetry import metrics
@@ -28,7 +30,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         metrics.window_loss.set(record.loss)
     metrics.trained_until.set(record.end_us / 1e6)
     metrics.gate_events.set(compared.num_events)
-    metrics.gate_difference.set(compared.mean)
+    metrics.gate_difference.set(compared.mean if compared.num_events else math.nan)
     if learner.num_learned and (recall := learner.recall()) is not None:
         metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)

@@ -91,6 +91,7 @@ class Trainer:
         self.bootstrap()
         while not stop.is_set():
             self._log.refresh()
+            self._tell_trained_until()
             windows = self._due()
             if not windows:
                 self._touch("waiting")
@@ -405,6 +406,7 @@ class Trainer:
             self._compared, shadow = Comparison(int(num_events), *sums), cursor.shadow
         truncate_records(self._settings.data_dir, self._history_bytes)
         started = time.perf_counter()
+        self._tell_trained_until()
         self._keeping = Keeping(self._settings, self._versions, self._recorder.live, self.edge)
         self._recorder.rebuild(self.edge, on_slice=self._on_rebuilt)
         if shadow:
@@ -460,6 +462,13 @@ class Trainer:
 
     def _fixed_settings(self) -> dict[str, Any]:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
+
+    def _tell_trained_until(self) -> None:
+        """Where the window of the next edge begins: all before is learned, or had no edges."""
+        if self._log.num_edges:
+            waits = self.edge < self._log.num_edges
+            next_us = int(self._log.time_of(np.array([self.edge]))[0]) if waits else self._log.watermark
+            metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
     def _on_rebuilt(self, edge: int) -> None:
         self._beat.touch("rebuilding", edge=edge)

@@ -37,10 +37,18 @@ def test_every_setting_is_documented_with_its_default():
         assert rows[".".join(path)] == want, path
 
 
-def test_every_metric_is_documented():
-    have = {m._name + ("_total" if isinstance(m, prometheus_client.Counter) else "") for m in vars(metrics).values()
-            if isinstance(m, prometheus_client.metrics.MetricWrapperBase)}
-    assert set(first_column(DOCS["metrics.md"])) == have and all(n.startswith("streamd_") for n in have)
+def test_every_metric_is_documented_under_the_roles_that_export_it():
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", DOCS["metrics.md"], re.M | re.S))
+    told = {name: set(roles.split(" and ")) for roles, text in sections.items() for name in first_column(text)}
+    have = {}
+    for role in metrics.OWNED:
+        for family in metrics.exported_by(role).collect():
+            if family.name.startswith("streamd_"):
+                suffix = "_total" if family.type == "counter" else ""
+                have.setdefault(family.name + suffix, set()).add(role)
+    assert told == {name: {"every role"} if roles == set(metrics.OWNED) else roles for name, roles in have.items()}
+    made = [m for m in vars(metrics).values() if isinstance(m, prometheus_client.metrics.MetricWrapperBase)]
+    assert len(made) == len(have)
 
 
 def test_every_error_and_reason_is_documented():

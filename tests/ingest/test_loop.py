@@ -1,18 +1,20 @@
 import random
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from streamd.events import Position
-from streamd.ingest import keys
+from streamd.ingest import keys, loop
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.telemetry import metrics
 from tests.builders import HOUR, SECOND
 from tests.faults import FaultyDisk
-from tests.ingest.world import World
+from tests.ingest.world import FakeSource, World
 
 
 def edge(src, dst, time, **more):
@@ -315,3 +317,28 @@ def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_ar
     world.source.stable = {}
     world.run(1)
     assert sorted(e[:2] for e in world.events()) == sorted(s[:2] for s in sent) and largest < 300
+
+
+def test_a_missing_topic_is_told_once_in_words_then_every_few_minutes_while_ingest_waits(tmp_path, monkeypatch):
+    world = World(tmp_path, kafka__topics=["rides", "trips"], kafka__bootstrap_servers="broker:9092")
+
+    class Source(FakeSource):
+        waits = 700
+
+        def discover(self):
+            self.waits -= 1
+            return ("rides",) if self.waits else ()
+
+    class Stop(threading.Event):
+        def wait(self, timeout=None):
+            world.clock.advance(timeout)
+            return self.is_set()
+
+    source = Source(world.clock, world.parts)
+    monkeypatch.setattr(loop, "KafkaSource", lambda *_: source)
+    with capture_logs() as said:
+        assert world.loop._connect(Stop()) is source
+    told = [line["error"] for line in said if line["event"] == "waiting_for_topic"]
+    assert len(told) == 3, "of 699 s"
+    assert "topic 'rides' does not exist on broker:9092" in told[0] and "--create --bootstrap-server broker:9092 --topic rides" in told[0]
+    world.kill()

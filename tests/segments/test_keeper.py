@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
@@ -15,6 +14,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
 from streamd.settings import RetentionSettings
+from streamd.telemetry import metrics
 from tests.builders import SECOND, batch
 
 SCHEMA = Schema(2, 0, 0)
@@ -47,7 +47,7 @@ def delete_node(writer, node):
 
 
 def metric(name):
-    return REGISTRY.get_sample_value(f"streamd_{name}")
+    return metrics.INGEST.get_sample_value(f"streamd_{name}")
 
 
 def test_segments_older_than_max_age_are_dropped_and_readers_carry_on(writer):

@@ -1,0 +1,182 @@
+"""Each alert fires and is silent where it should, and each panel has data, on what the roles export.
+
+The series are those of a real run (`scrapes/`, made by `python -m tests.deploy.running`); a case
+changes some of them, and can change no other.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streamd.telemetry import metrics
+from tests.deploy.running import SCRAPES, scraped
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = {r["alert"]: r for r in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]}
+PANELS = [(p["title"], t["expr"]) for p in json.loads((DEPLOY / "grafana/streamd.json").read_text())["panels"]
+          for t in p["targets"]]
+EVENTS = 'ingest streamd_events_total{kind="edge"}'
+OK = 'serve streamd_requests_total{route="/v1/score",status="200"}'
+FAST = 'serve streamd_request_seconds_bucket{le="0.06",route="/v1/score"}'
+ALL = 'serve streamd_request_seconds_bucket{le="+Inf",route="/v1/score"}'
+SLOW = [f'serve streamd_request_seconds_bucket{{le="{le}",route="/v1/score"}}'
+        for le in ("0.125", "0.25", "0.5", "1.0", "2.0", "5.0")]
+LAG = 'ingest streamd_lag_records{partition="0",topic="events"}'
+COMMIT = "ingest streamd_last_commit_timestamp_seconds"
+MARK, UNTIL = "ingest streamd_watermark_timestamp_seconds", "train streamd_trained_until_timestamp_seconds"
+LIVE, RULE = 'train streamd_window_mrr{model="live"}', 'train streamd_window_mrr{model="edgebank"}'
+TRAIN = {"job": "streamd", "role": "train", "instance": "train"}
+INGEST = {"job": "streamd", "role": "ingest", "instance": "ingest"}
+COUNTS = ("_total", "_bucket", "_sum", "_count")
+EMPTY_WHERE_WELL = {
+    "streamd_gate_mrr_difference": "nothing is compared until windows come after a verdict"}
+"""Expressions of the dashboard that a healthy run may have no data for, and why."""
+CASES = {
+    # alert: interval, (minute, series that fire), series that do not, labels it then has, [what it says]
+    "StreamdRoleDown": ("1m", 5, {"train up": "1 1 0x9"}, {"train up": "1 0 0 1x9"}, TRAIN,
+                        "The train role cannot be scraped."),
+    "StreamdRoleRefused": ("1m", 1, {'serve streamd_role_refused{refused="ingest"}': "1x9"}, {}, {"refused": "ingest"},
+                           "The ingest role refuses its data and is not started again."),
+    "StreamdIngestStalled": ("1m", 6, {LAG: "500x9", COMMIT: "0x9"}, {LAG: "500x9", COMMIT: "0+60x9"}, {}),
+    "StreamdIngestBehind": ("1m", 15, {'ingest streamd_lag_seconds{partition="0",topic="events"}': "90x20"},
+                            {'ingest streamd_lag_seconds{partition="0",topic="events"}': "59x20"}, {},
+                            "Ingest is 1m 30s behind Kafka."),
+    "StreamdDataLost": ("1m", 5, {"ingest streamd_data_gaps_total": "0 0 1x9"},
+                        {"ingest streamd_data_gaps_total": "1x11"}, INGEST),
+    "StreamdDeadLetters": ("1m", 25, {EVENTS: "0+100x30", 'ingest streamd_dead_letters_total{reason="bad_json"}': "0+2x30"},
+                           {EVENTS: "0+1000x30", 'ingest streamd_dead_letters_total{reason="bad_json"}': "0+9x30"}, {}),
+    "StreamdEventsLate": ("1m", 25, {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+6x30"},
+                          {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+4x30"}, {}),
+    "StreamdClockWrong": ("1m", 5, {"ingest streamd_clock_behind_log_seconds": "3600x9"}, {}, {},
+                          "Ingest's clock is 1h 0m 0s behind the newest event; it reads nothing until the clock is right."),
+    "StreamdPartitionSilent": ("1m", 25, {'ingest streamd_silent_partitions_total{partition="1",topic="events"}': "0 0+1x30"},
+                               {'ingest streamd_silent_partitions_total{partition="1",topic="events"}': "0 1x30"}, {}),
+    "StreamdTrainerBehind": ("1m", 35, {MARK: "20000x40", UNTIL: "3600x40"}, {MARK: "18000x40", UNTIL: "3600x40"}, {},
+                             "The newest version knows nothing of the last 4h 33m 20s of event time."),
+    "StreamdModelBelowRule": ("1h", 30, {LIVE: "0.5x12 0.2x40", RULE: "0.3x60"}, {LIVE: "0.5x12 0.3x40", RULE: "0.3x60"},
+                              TRAIN),
+    "StreamdRolledBack": ("1m", 5, {'train streamd_gate_verdicts_total{verdict="worse"}': "0 0 1x9"},
+                          {'train streamd_gate_verdicts_total{verdict="proven"}': "0 0 1x9"}, TRAIN | {"verdict": "worse"}),
+    "StreamdVersionsRefused": ("1h", 5, {'train streamd_versions_total{promoted="false"}': "0+1x9"},
+                               {'train streamd_versions_total{promoted="false"}': "0 0 1 2 2x9",
+                                'train streamd_versions_total{promoted="true"}': "0+9x9"}, TRAIN | {"promoted": "false"}),
+    "StreamdChampionNotServed": ("1m", 5, {"serve streamd_champion_not_served": "1x9"}, {}, {}),
+    "StreamdForgetting": ("5m", 90, {"train streamd_past_mrr": "0.9x10 0.6x90"},
+                          {"train streamd_past_mrr": "0.9x10 0.73x90"}, TRAIN),
+    "StreamdAnswersFailing": ("1m", 15, {OK: "0+100x20", OK.replace("200", "503"): "0+5x20"},
+                              {OK: "0+1000x20", OK.replace("200", "503"): "0+5x20"}, {}),
+    "StreamdOverloaded": ("1m", 15, {OK.replace("200", "429"): "0+1x20"}, {OK.replace("200", "422"): "0+1x20"}, {}),
+    "StreamdAnswersSlow": ("1m", 20, {ALL: "0+100x20", FAST: "0+98x20"} | dict.fromkeys(SLOW, "0+100x20"),
+                           {ALL: "0+1000x20", FAST: "0+995x20"} | dict.fromkeys(SLOW, "0+1000x20"), {},
+                           "One in a hundred scores takes longer than 92.5ms."),
+    "StreamdServerBehind": ("1m", 8, {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "1x9"},
+                            {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "100001x9"}, {},
+                            "Answers do not know the newest 200k events."),
+    "StreamdRetentionBlocked": ("5m", 26, {"ingest streamd_retention_blocked_bytes": "1048576x30"}, {}, INGEST,
+                                "1MiB should be dropped, but a role still needs them."),
+}
+
+
+def exported():
+    """{series as `role name{labels}`: value} of the real run, with `up` as Prometheus makes it."""
+    found = {}
+    for role in metrics.OWNED:
+        found[f"{role} up"] = 1.0
+        for (name, labels), value in scraped((SCRAPES / f"{role}.prom").read_text()).items():
+            inner = ",".join(f'{k}="{v}"' for k, v in labels)
+            found[f"{role} {name}" + (f"{{{inner}}}" if inner else "")] = value
+    return found
+
+
+EXPORTED = exported()
+ASKED = {name for r in RULES.values() for name in re.findall(r"\b(?:streamd_\w+|up)\b", r["expr"])}
+NAMES = {series.partition("{")[0] for series in EXPORTED}
+
+
+def stored_name(series):
+    return series.partition(" ")[2].partition("{")[0]
+
+
+def as_stored(series):
+    """As Prometheus stores it: with the labels of its target, which rename those of the same name."""
+    role, _, rest = series.partition(" ")
+    name, _, labels = rest.partition("{")
+    target = f'job="streamd",role="{role}",instance="{role}"'
+    labels = labels.replace("role=", "exported_role=")
+    return f"{name}{{{target}{',' if labels else '}'}{labels}"
+
+
+def series_of(changed, steps):
+    """Input series of promtool: of all metrics that alerts ask for what each role exports, as it
+    stands still or was changed."""
+    for series in changed:
+        assert series in EXPORTED or series.partition("{")[0] in NAMES, f"no role exports {series}"
+    rows = {s: f"{value}x{steps}" for s, value in EXPORTED.items()} | changed
+    out = []
+    for series, values in rows.items():
+        if stored_name(series) in ASKED:
+            out.append({"series": as_stored(series), "values": values})
+    return out
+
+
+def check(tmp_path, tests, interval):
+    """Have promtool test the rules, evaluated once an interval."""
+    file = tmp_path / f"{interval}.yaml"
+    file.write_text(json.dumps({"rule_files": [str(DEPLOY / "alerts.yaml")], "evaluation_interval": interval, "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def minutes(interval, step):
+    return f"{step * {'1m': 1, '5m': 5, '1h': 60}[interval]}m"
+
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+@needs_promtool
+def test_every_alert_fires_where_it_should_and_is_silent_where_it_should(tmp_path):
+    assert set(CASES) == set(RULES)
+    tests = {"1m": [], "5m": [], "1h": []}
+    for name, (interval, step, sick, well, labels, *says) in CASES.items():
+        rule = RULES[name]
+        fires = {"exp_labels": {"severity": rule["labels"]["severity"], **labels},
+                 "exp_annotations": {"summary": says[0] if says else rule["annotations"]["summary"]}}
+        for changed, expected in ((sick, [fires]), (well, [])):
+            tests[interval].append({"interval": interval, "input_series": series_of(changed, step + 5), "alert_rule_test": [
+                {"eval_time": minutes(interval, step), "alertname": name, "exp_alerts": expected}]})
+    for every, some in tests.items():
+        check(tmp_path, some, every)
+
+
+@needs_promtool
+def test_no_alert_fires_on_a_healthy_run_nor_before_anything_is_known(tmp_path):
+    still = [{"eval_time": f"{m}m", "alertname": name, "exp_alerts": []} for name in RULES for m in (10, 130, 400)]
+    series = series_of({}, 90)
+    started = [s for s in series if s["series"].startswith("up")]
+    check(tmp_path, [{"interval": "5m", "input_series": some, "alert_rule_test": still} for some in (series, started)], "5m")
+
+
+@needs_promtool
+def test_every_panel_of_the_dashboard_has_data_of_a_healthy_run(tmp_path):
+    """Counters stand at 0 for two minutes, then at what the run came to."""
+    series = [{"series": as_stored(s), "values": f"0x8 {v}x12" if stored_name(s).endswith(COUNTS) else f"{v}x20"}
+              for s, v in EXPORTED.items()]
+    wanted = [f"count(({expr}) == ({expr})) > bool 0" for _, expr in PANELS if expr not in EMPTY_WHERE_WELL]
+    has = {"exp_samples": [{"labels": "{}", "value": 1}], "eval_time": "150s"}
+    check(tmp_path, [{"interval": "15s", "input_series": series, "promql_expr_test": [
+        {"expr": expr} | has for expr in wanted]}], "15s")
+    assert set(EMPTY_WHERE_WELL) <= {expr for _, expr in PANELS}
+
+
+def test_the_series_are_those_that_the_roles_export_now():
+    for role in metrics.OWNED:
+        now = {family.name for family in metrics.exported_by(role).collect() if family.name.startswith("streamd_")}
+        text = (SCRAPES / f"{role}.prom").read_text()
+        then = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (streamd_\S+)", text, re.M)}
+        assert now == then, f"`python -m tests.deploy.running` makes {role}.prom anew"
