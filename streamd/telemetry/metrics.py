@@ -54,6 +54,9 @@ recommend_recall = Histogram("streamd_recommend_recall", "Share of the best k of
 engine_seconds = Histogram("streamd_engine_seconds", "Seconds a request waited for the engine, and its answer took",
                            ["phase"], buckets=FAST)
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine")
+connections = Gauge("streamd_connections", "Connections of the server that are open")
+connections_refused = Counter("streamd_connections_refused", "Connections answered 503 because there were too many",
+                              ["reason"])
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in")
 memory_lag = Gauge("streamd_memory_lag_edges", "Edges taken in that memory has not advanced over")
 role_refused = Gauge(
