@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamd.server.problems import problem
 from streamd.server.protocol import MAX_BODY_BYTES
 from streamd.server.state import require_admin_key, require_key
+from streamd.server.trace import trace_of
 from streamd.settings import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics
 
@@ -48,22 +49,29 @@ class Envelope:
         headers, begun, status = Headers(scope=scope), time.perf_counter(), 500
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        trace = trace_of(headers.getlist("traceparent"))
+        added = {**SAFE_HEADERS, "X-Request-ID": request_id}
+        named = {}
+        if trace is not None:
+            added["traceresponse"] = trace.response
+            named = {"trace_id": trace.trace_id, "parent": trace.parent, "span": trace.span}
 
         async def send_measured(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update({**SAFE_HEADERS, "X-Request-ID": request_id})
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
         refused = self._refusal(scope, headers)
-        try:
-            if refused is not None:
-                await refused(scope, receive, send_measured)
-            else:
-                await self._app(scope, self._bounded(scope, receive), send_measured)
-        finally:
-            self._account(scope, status, time.perf_counter() - begun, request_id)
+        with structlog.contextvars.bound_contextvars(**named):
+            try:
+                if refused is not None:
+                    await refused(scope, receive, send_measured)
+                else:
+                    await self._app(scope, self._bounded(scope, receive), send_measured)
+            finally:
+                self._account(scope, status, time.perf_counter() - begun, request_id)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         path, size = scope["path"], headers.get("content-length", "0")
