@@ -142,6 +142,7 @@ def run_role(settings: Settings, role: str) -> int:
     raise_file_limit()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    metrics.say_build()
     stop, at_once = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:

@@ -1,9 +1,17 @@
 """Every metric streamd exports, in one file; `docs/metrics.md` lists them and a test holds the two together."""
 
+import platform
+from importlib.metadata import version
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from streamd import __version__
 
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+build_info = Gauge("streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"])
 
 events = Counter("streamd_events", "Events appended to the log", ["kind"])
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read")
@@ -54,6 +62,10 @@ recommend_recall = Histogram("streamd_recommend_recall", "Share of the best k of
 engine_seconds = Histogram("streamd_engine_seconds", "Seconds a request waited for the engine, and its answer took",
                            ["phase"], buckets=FAST)
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine")
+ready = Gauge("streamd_ready", "1 where the server answers, as `/readyz` says, else 0")
+event_to_answer_seconds = Histogram(
+    "streamd_event_to_answer_seconds", "Seconds from a commit of events to disk until the server's graph shows them",
+    buckets=FRESH)
 connections = Gauge("streamd_connections", "Connections of the server that are open")
 connections_refused = Counter("streamd_connections_refused", "Connections answered 503 because there were too many",
                               ["reason"])
@@ -73,6 +85,11 @@ gpu_memory = Gauge("streamd_gpu_memory_bytes", "GPU memory that the role's tenso
 gpu_transfer_bytes = Counter("streamd_gpu_transfer_bytes", "Bytes sent to the GPU and back", ["direction"])
 gpu_kernel_seconds = Counter("streamd_gpu_kernel_seconds", "Seconds of the GPU in sampling kernels", ["kernel"])
 gpu_cache_rows = Counter("streamd_gpu_cache_rows", "Feature rows asked of the cache on the GPU", ["result"])
+
+
+def say_build() -> None:
+    """Export what runs in this process; torch's version is read without importing it."""
+    build_info.labels(__version__, platform.python_version(), version("torch")).set(1)
 
 
 def clamped_total() -> float:

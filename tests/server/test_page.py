@@ -26,8 +26,9 @@ def browser():
         made.close()
 
 
-@pytest.fixture
-def served(tmp_path):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("page")
     write_log(tmp_path, *stream(2000, hours=24), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
     world.train()
@@ -88,6 +89,18 @@ def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
     if shot := os.environ.get("STREAMD_SCREENSHOT"):
         page.wait_for_selector(f"#cards b:has-text('{proven}')")
         page.screenshot(path=Path(shot))
+
+
+def test_the_page_has_one_time_zone_wherever_it_is_read(browser, served):
+    world, address = served
+    seen = []
+    for zone in ("Etc/UTC", "Asia/Kolkata", "America/St_Johns"):
+        page = opened(browser, address, viewport={"width": 1100, "height": 800}, timezone_id=zone)
+        assert "all times in UTC" in page.inner_text("header")
+        page.wait_for_selector("#plot canvas")
+        seen.append((page.inner_text("#versions"), page.inner_text("#moves"),
+                     page.evaluate("document.querySelector('#plot canvas').toDataURL()")))
+    assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
