@@ -50,8 +50,16 @@ class StatusPage:
             "num_moves": len(moves), "champion": last and last.champion, "shadow": last and last.shadow,
             "versions": [{"name": m.name, "trained_until_us": m.window_end_us, "mrr": _mrr(m, "live"),
                           "edgebank": _mrr(m, "edgebank")} for m in read_manifests(self._registry)][::-1],
+            "passed_over": passed_over(self._registry),
             "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
                       for m in moves[-MAX_MOVES:]][::-1]}
+
+
+def passed_over(registry: Registry) -> dict[str, str]:
+    """What lies in `models/` and is neither version nor move, and why; as it was last read."""
+    lines = registry.journal.passed_over.items()
+    moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
+    return {**registry.passed_over, **moves}
 
 
 def _mrr(manifest: Manifest, model: str) -> float | None:
