@@ -343,7 +343,8 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
     for m in read_manifests(registry):
         mark = "champion" if last and m.name == last.champion else "shadow" if last and m.name == last.shadow else ""
         live = m.scores.get("live")
-        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", f"{live['mrr']:.4f}" if live else "-", mark)
+        mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
+        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", mrr, mark)
     out.print(table)
 
 
@@ -377,8 +378,12 @@ def models_rollback(
 
 
 def _registry(config: Path | None, data_dir: Path | None) -> Any:
+    """What it passes over in `models/` it names on stderr, by its log: stdout is for the answer."""
+    import structlog
+
     from streamd.registry import Registry
 
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     settings = _settings(config, data_dir)
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")

@@ -20,7 +20,7 @@ import structlog
 
 from streamd.clock import SystemClock
 from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
-from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent
+from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent, raise_file_limit
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
@@ -166,7 +166,9 @@ def make_data_dir(path: Path) -> None:
 def run_role(settings: Settings, role: str) -> int:
     """Run one role in this process until a signal. Returns: exit status."""
     _die_with_parent()
+    raise_file_limit()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
+    metrics.say_build()
     stop, at_once = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -270,9 +272,8 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     from streamd.doctor import warm_up
     from streamd.gpu import choose_device
     from streamd.registry import Registry
-    from streamd.server.app import create_app
     from streamd.server.engine import Engine
-    from streamd.server.protocol import BoundedProtocol
+    from streamd.server.listening import web_config
     from streamd.server.state import ServerState
 
     _fix_torch(1)
@@ -296,10 +297,7 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"), end_process)
     state = ServerState(settings, engine, registry)
     listening = _listen(settings.server.host, settings.server.port)
-    cert, key = settings.server.tls_cert_file, settings.server.tls_key_file
-    server = Server(uvicorn.Config(
-        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, ssl_certfile=cert,
-        ssl_keyfile=key, http=BoundedProtocol))
+    server = Server(web_config(state))
 
     def end_with_stop() -> None:
         stop.wait()
@@ -309,7 +307,8 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
         server.should_exit = True
 
     threading.Thread(target=end_with_stop, daemon=True).start()
-    log.info("server_listening", address=f"{'https' if cert else 'http'}://{settings.server.host}:{settings.server.port}")
+    scheme = "https" if settings.server.tls_cert_file else "http"
+    log.info("server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}")
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)

@@ -152,6 +152,9 @@ class ServerSettings(Branch):
     max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
     max_batch: Positive = Field(32, description="requests answered in one go")
     deadline_seconds: Seconds = Field(5, description="a request not answered by then is answered 503")
+    max_connections: Positive = Field(1000, description="most connections; where none is idle, one more gets 503")
+    max_connections_per_address: Positive = Field(500, description="most of one address, as a proxy's is for all behind it")
+    idle_seconds: Seconds = Field(75, description="a connection without a request for so long is closed")
     drain_seconds: Seconds = Field(0, description="told to stop, the server is unready but answers for so long")
 
 

@@ -31,7 +31,8 @@ class ModelJournal:
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self._path, self._aliases, self._disk = folder / "journal.jsonl", folder / "aliases.json", disk
-        self._passed_over: set[bytes] = set()
+        self.passed_over: dict[bytes, str] = {}
+        """Lines that are no moves, and why, as far as they were met."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
 
@@ -59,13 +60,14 @@ class ModelJournal:
 
     def _decoded(self, line: bytes) -> Move | None:
         """A line's move; None, and said once, where it is none."""
-        if not line.strip():
+        line = line.strip()
+        if not line:
             return None
         try:
             return msgspec.json.decode(line, type=Move)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if line not in self._passed_over:
-                self._passed_over.add(line)
+            if line not in self.passed_over:
+                self.passed_over[line] = str(error)
                 log.error("move_passed_over", file=str(self._path), error=str(error),
                           line=line[:200].decode(errors="replace"))
             return None

@@ -30,7 +30,7 @@ FOLDER = "models"
 DROPPED = ".dropped"
 FORMAT = 2
 """Of the manifest; it rises when an older streamd could no longer read a version rightly."""
-NAME = re.compile(r"\d+-\d+(-\d+)?")
+NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 """<window end in microseconds>-<edge>, and a number where another version has that name."""
 REMOVE = "remove its folder from models/, or restore it from a backup."
 
@@ -94,7 +94,8 @@ class Registry:
         self.folder = settings.data_dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = ModelJournal(self.folder, disk)
-        self._strangers: set[str] = set()
+        self.passed_over: dict[str, str] = {}
+        """Folders that are no versions, and why, as `names` last found them."""
 
     def publish(self, candidate: Candidate, beside: str | None = None) -> Outcome:
         """Let the gate judge the candidate, write it and name it champion if it may serve, drop what is too old.
@@ -165,18 +166,19 @@ class Registry:
     def names(self) -> list[str]:
         """All versions whose manifest can be read, oldest first; what else lies in the folder is said once and passed
         over."""
-        found = []
+        found, strangers = [], {}
         for path in self.folder.iterdir():
             if not path.is_dir() or path.name.startswith("."):
                 continue
             try:
                 self.manifest(path.name)
             except VersionError as error:
-                if path.name not in self._strangers:
-                    self._strangers.add(path.name)
+                strangers[path.name] = str(error)
+                if path.name not in self.passed_over:
                     log.warning("version_passed_over", folder=str(path), error=str(error))
             else:
                 found.append(path.name)
+        self.passed_over = strangers
         return sorted(found, key=lambda n: tuple(int(x) for x in n.split("-")))
 
     def manifest(self, name: str) -> Manifest:
@@ -188,6 +190,8 @@ class Registry:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             raise VersionError(f"Version {name!r} is gone.", "pick one of `streamd models list`.") from None
+        except OSError as error:
+            raise VersionError(f"The manifest of version {name} cannot be read: {error.strerror}.", REMOVE) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise VersionError(f"The manifest of version {name} is damaged: {error}.", REMOVE) from None
         if manifest.format > FORMAT:

@@ -66,6 +66,11 @@ class LogReader:
     def num_commits(self) -> int:
         return self.state.seq if self.state else 0
 
+    @property
+    def committed_at(self) -> float:
+        """Wall time of the newest commit, in seconds, also of one that is not taken in yet."""
+        return self._tail.published_at()
+
     def refresh(self) -> bool:
         """Take in what was committed since the last call; True if anything was."""
         if not self._tail.refresh():

@@ -37,6 +37,10 @@ class JournalTail:
         """Whether no commit was published since the last refresh."""
         return self._published() == self._taken
 
+    def published_at(self) -> float:
+        """Wall time of the newest commit, in seconds: when it was shown to readers. 0 before the first."""
+        return 0.0 if self._file is None else os.fstat(self._file).st_mtime
+
     def _published(self) -> int | None:
         if self._file is None:
             try:

@@ -1,16 +1,17 @@
 """The web application: routes, health, metrics, docs and the status page, none of which needs the internet."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from streamd import __version__
 from streamd.server import inference, triton
@@ -66,11 +67,15 @@ def _add_pages(app: FastAPI) -> None:
         return JSONResponse({"ready": ready, "why": why, **refused}, 200 if ready else 503)
 
     @app.get("/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)])
-    def prometheus(state: State) -> Response:
-        """Metrics of the serve role in Prometheus' text format."""
+    def prometheus(state: State, request: Request) -> Response:
+        """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
         state.refusals()
-        measured = generate_latest(metrics.exported_by("serve"))
-        return Response(measured, media_type=CONTENT_TYPE_LATEST)
+        metrics.ready.set(state.ready()[0])
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        content, headers = encode(metrics.exported_by("serve")), {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+        if gzip_accepted(request.headers.get("accept-encoding", "")):
+            content, headers["Content-Encoding"] = gzip.compress(content), "gzip"
+        return Response(content, headers=headers)
 
     @app.get("/status.json", tags=["operating"], dependencies=[Depends(require_key)])
     async def status_json(state: State) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, Overloaded, answers_of
 from streamd.server.checkpoint import stored_memory
+from streamd.server.freshness import EventRate, Freshness
 from streamd.server.search import Searches
 from streamd.server.served import Served
 from streamd.server.view import LogView
@@ -63,6 +64,7 @@ class EngineStatus:
     newest_us: int = 0
     memory_edge: int = 0
     answered: int = 0
+    events_per_second: float = 0.0
     beat: float = field(default_factory=time.monotonic)
 
 
@@ -86,6 +88,7 @@ class Engine:
         self.status = EngineStatus()
         self._view: LogView | None = None
         self._searches = Searches(settings.server)
+        self._rate, self._freshness = EventRate(), Freshness()
         self._stopping = False
 
     def stop(self) -> None:
@@ -190,6 +193,8 @@ class Engine:
 
     def _follow_log(self, view: LogView) -> int:
         took, deleted = view.follow()
+        self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
+        self._freshness.show(view.edge, time.time())
         if self._served is not None:
             if deleted:
                 self._served.forget_embeddings()
@@ -277,6 +282,8 @@ class Engine:
         status = self.status
         status.edge, status.newest_us = view.edge, view.newest_us
         status.memory_edge = self._served.memory.edge if self._served else view.edge
+        self._rate.note(time.monotonic(), view.edge)
+        status.events_per_second = self._rate.per_second
         metrics.seen_edges.set(view.edge)
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(sum(len(w.asked) for w in self._queue))

@@ -4,29 +4,37 @@ import asyncio
 import re
 import time
 import uuid
+from urllib.parse import urlsplit
 
 import structlog
+from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamd.server.problems import problem
+from streamd.server.protocol import MAX_BODY_BYTES
+from streamd.server.state import require_admin_key, require_key
+from streamd.server.trace import trace_of
 from streamd.settings import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics
 
 log = structlog.get_logger()
-MAX_BODY_BYTES = 1_048_576
 POLICY = ("default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
           "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
 SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
 MEASURED, QUIET = ("/v1/", "/v2/models"), ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
+KEY_CHECKS = (require_key, require_admin_key)
+READING = ("GET", "HEAD", "OPTIONS")
+PORTS = {"http": 80, "https": 443}
+TOO_LARGE = f"a body has a length of at most {MAX_BODY_BYTES} bytes"
 REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Envelope:
-    """Refuses what is too large, too slow, or, where no key protects the server, addressed to another name than this
-    machine's (a web page elsewhere could have been resolved to it)."""
+    """Refuses what is too large, too slow, sent by a web page of another site, or, where no key protects the server,
+    addressed to another name than this machine's (such a page could have been resolved to it)."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -41,58 +49,116 @@ class Envelope:
         headers, begun, status = Headers(scope=scope), time.perf_counter(), 500
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        trace = trace_of(headers.getlist("traceparent"))
+        added = {**SAFE_HEADERS, "X-Request-ID": request_id}
+        named = {}
+        if trace is not None:
+            added["traceresponse"] = trace.response
+            named = {"trace_id": trace.trace_id, "parent": trace.parent, "span": trace.span}
 
         async def send_measured(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update({**SAFE_HEADERS, "X-Request-ID": request_id})
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
-        refused = self._refusal(scope["path"], headers)
-        try:
-            if refused is not None:
-                await refused(scope, receive, send_measured)
-            else:
-                await self._app(scope, self._patient(receive), send_measured)
-        finally:
-            self._account(scope, status, time.perf_counter() - begun, request_id)
+        refused = self._refusal(scope, headers)
+        with structlog.contextvars.bound_contextvars(**named):
+            try:
+                if refused is not None:
+                    await refused(scope, receive, send_measured)
+                else:
+                    await self._app(scope, self._bounded(scope, receive), send_measured)
+            finally:
+                self._account(scope, status, time.perf_counter() - begun, request_id)
 
-    def _refusal(self, path: str, headers: Headers) -> Response | None:
-        size = headers.get("content-length", "0")
-        if "chunked" in headers.get("transfer-encoding", ""):
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        path, size = scope["path"], headers.get("content-length", "0")
+        if "transfer-encoding" in headers:
             return problem(path, 411, "a body needs a content-length")
         if not size.isdigit() or int(size) > MAX_BODY_BYTES:
-            return problem(path, 413, f"a body has a length of at most {MAX_BODY_BYTES} bytes")
-        host = headers.get("host", "").rsplit(":", 1)[0] if not headers.get("host", "").endswith("]") else headers["host"]
-        if self._open and host.strip("[]") not in LOOPBACK:
+            return problem(path, 413, TOO_LARGE)
+        host, _ = _host_of(headers)
+        if self._open and host not in LOOPBACK:
             return problem(path, 403, "without server.api_keys only this machine may ask, as localhost")
+        if scope["method"] not in READING and _is_of_another_site(headers):
+            return problem(path, 403, "a web page of another site may not ask: it has another origin")
         return None
 
-    def _patient(self, receive: Receive) -> Receive:
-        """`receive`, as long as the body arrives within the deadline."""
-        until, whole = time.monotonic() + self._deadline, False
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive`, where the key opens the route, as long as the body is small enough and arrives within the deadline.
 
-        async def receive_in_time() -> Message:
-            nonlocal whole
+        Keys come first, because FastAPI reads a body before it looks at what a route depends on. Bytes are counted as they
+        come, whatever the headers said.
+        """
+        until, began, whole, num_bytes = time.monotonic() + self._deadline, False, False, 0
+
+        async def receive_within_bounds() -> Message:
+            nonlocal began, whole, num_bytes
             if whole:
                 return await receive()
+            if not began:
+                began = True
+                for needed in getattr(scope.get("route"), "dependencies", ()):
+                    if needed.dependency in KEY_CHECKS:
+                        await needed.dependency(Request(scope))
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the body did not arrive within server.deadline_seconds") from None
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > MAX_BODY_BYTES:
+                raise HTTPException(413, TOO_LARGE)
             whole = not message.get("more_body", False)
             return message
 
-        return receive_in_time
+        return receive_within_bounds
 
     def _account(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         """Metrics and a log line by route, not by path: a path may name a person."""
-        route = getattr(scope.get("route"), "path", None)
+        route = _route_of(scope)
         if route is not None and route.startswith(MEASURED):
             metrics.request_seconds.labels(route).observe(seconds)
             metrics.requests.labels(route, str(status)).inc()
         if self._access_log and not scope["path"].startswith(QUIET):
             log.info("request", id=request_id, method=scope["method"], route=route or "unknown", status=status,
                      ms=round(1e3 * seconds, 2), client=(scope.get("client") or ("",))[0])
+
+
+def _route_of(scope: Scope) -> str | None:
+    """The route that answered, whole; newer FastAPI names it in `scope["route"]` without the prefix of an outer router."""
+    effective = scope.get("fastapi", {}).get("effective_route_context")
+    path: str | None = getattr(effective or scope.get("route"), "path", None)
+    return path
+
+
+def _host_of(headers: Headers) -> tuple[str, int | None]:
+    """Name, in lower case, and port that a request is addressed to; an empty name where that cannot be read."""
+    try:
+        parts = urlsplit(f"//{headers.get('host', '')}")
+        return parts.hostname or "", parts.port
+    except ValueError:
+        return "", None
+
+
+def _is_of_another_site(headers: Headers) -> bool:
+    """Whether a browser sent this for a page of another origin.
+
+    It says so in Sec-Fetch-Site, which no page can set, or, where it does not speak of that, by Origin. What sends neither
+    is no browser. A proxy may end TLS before us, so that the scheme is only known from Origin.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site.lower() not in ("same-origin", "none")
+    if origin is None:
+        return False
+    try:
+        parts = urlsplit(origin)
+        usual = PORTS.get(parts.scheme)
+        sender = parts.hostname, parts.port or usual
+    except ValueError:
+        return True
+    host, port = _host_of(headers)
+    return not host or sender != (host, port or usual)

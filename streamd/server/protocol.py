@@ -1,57 +1,223 @@
-"""HTTP on the wire: uvicorn's protocol, which by itself takes a head of any size at any pace."""
+"""HTTP on the wire: uvicorn's protocol, which by itself takes any head at any pace, from as many as come."""
 
 import asyncio
+import time
+from collections import Counter
 from typing import Any
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from streamd.processes import file_limit
+from streamd.settings import ServerSettings
+from streamd.telemetry import metrics
+
+log = structlog.get_logger()
 MAX_HEAD_BYTES = 65_536
+MAX_BODY_BYTES = 1_048_576
+MAX_WIRE_BYTES = 2 * MAX_BODY_BYTES
+"""Of what follows a head, with the frames of its chunks and trailers, which nobody counts as body."""
+MAX_PIPELINED = 16
+"""Requests that may wait behind the one that is answered; each is kept in memory."""
 HEAD_SECONDS = 10.0
+LINGER_SECONDS = 5.0
+"""For the rest of a body that nobody wants: a connection closed at once would take the answer with it."""
+UNREAD_SECONDS = 30.0
+SAY_SECONDS = 60.0
+SPARE_FILES = 128
+"""File numbers that connections leave to the log, the models and Kafka."""
+REFUSAL = (b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+           b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n")
+
+
+class Connections:
+    """Who is connected, and who may. Owner: the loop of the server."""
+
+    def __init__(self, server: ServerSettings) -> None:
+        self._most, self._most_of_one = server.max_connections, server.max_connections_per_address
+        self._of: Counter[str] = Counter()
+        self._idle: dict[BoundedProtocol, None] = {}
+        """Those without a request under way, the longest first."""
+        self._said = -SAY_SECONDS
+
+    def admit(self, address: str, number: int) -> bool:
+        """Whether one more may come; where there is no room for it, the one that is idle for longest makes some.
+
+        number: of its socket. The kernel gives the lowest that is free, so it tells how many files are open.
+        """
+        reason = self._full(address, number)
+        if reason is not None:
+            metrics.connections_refused.labels(reason).inc()
+            if time.monotonic() - self._said > SAY_SECONDS:
+                self._said = time.monotonic()
+                log.warning("connections_refused", reason=reason, address=address, open=self._of.total())
+            return False
+        self._of[address] += 1
+        metrics.connections.set(self._of.total())
+        return True
+
+    def _full(self, address: str, number: int) -> str | None:
+        """Why one more may not come, or None."""
+        if number >= file_limit() - SPARE_FILES:
+            self._close_idle(None)  # too late for this one, whose number is what it is
+            return "files"
+        if self._of[address] >= self._most_of_one and not self._close_idle(address):
+            return "address"
+        if self._of.total() >= self._most and not self._close_idle(None):
+            return "all"
+        return None
+
+    def _close_idle(self, address: str | None) -> bool:
+        """Close the connection of an address, or of any, that is idle for longest. Returns: whether there was one."""
+        found = next((c for c in self._idle if address in (None, c.address)), None)
+        if found is not None:
+            self.leave(found)
+            found.close()
+        return found is not None
+
+    def rest(self, connection: "BoundedProtocol") -> None:
+        """It is idle from now on."""
+        self._idle[connection] = None
+
+    def work(self, connection: "BoundedProtocol") -> None:
+        """It is not idle any more."""
+        self._idle.pop(connection, None)
+
+    def leave(self, connection: "BoundedProtocol") -> None:
+        """It is closed, or will be; said twice, it counts once."""
+        self.work(connection)
+        if connection.address is not None:
+            self._of[connection.address] -= 1
+            if not self._of[connection.address]:
+                del self._of[connection.address]
+            connection.address = None
+            metrics.connections.set(self._of.total())
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request has a head larger than MAX_HEAD_BYTES (and one read of the socket), or whose head
-    is not whole HEAD_SECONDS after its first byte or, on a new connection, after it was made."""
+    """Closes a connection when
 
-    _head_bytes = 0
-    _in_head = True
-    _timer: asyncio.TimerHandle | None = None
+    - there are too many, in all or of its address;
+    - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket), or is not whole HEAD_SECONDS after
+      its first byte or, on a new connection, after it was made;
+    - what follows the head is larger than MAX_WIRE_BYTES, or goes on LINGER_SECONDS after the answer;
+    - of what was answered nothing is read for UNREAD_SECONDS.
+
+    uvicorn itself closes one that is idle, after its `timeout_keep_alive`.
+    """
+
+    def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._connections = connections
+        self.address: str | None = None
+        """Counted under this one; None where it is not counted."""
+        self._head_bytes = self._wire_bytes = self._unread_bytes = 0
+        self._in_head, self._in_body, self._deaf = True, False, False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer, number = transport.get_extra_info("peername"), transport.get_extra_info("socket").fileno()
+        address = str(peer[0]) if peer else ""
+        if not self._connections.admit(address, number):
+            self._deaf, self.transport = True, transport
+            transport.write(REFUSAL)
+            transport.close()
+            return
+        self.address = address
         super().connection_made(transport)
-        self._begin_head()
+        self._close_after(HEAD_SECONDS)
+        self._connections.rest(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         if self._in_head:
+            self._connections.work(self)
+            if self._timer is None:
+                self._close_after(HEAD_SECONDS)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The head of the request is too large.")
                 return
             self._head_bytes += len(data)
+        elif self._in_body:
+            self._wire_bytes += len(data)
+            if self._wire_bytes > MAX_WIRE_BYTES:
+                self._deaf = True
+                self._close_after(LINGER_SECONDS)
+                return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests wait for their answer")
         super().on_message_begin()
-        self._begin_head()
+        self._head_bytes = 0
+        self._close_after(HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
-        self._end_head()
+        self._stop_timer()
+        self._in_head, self._in_body, self._wire_bytes = False, True, 0
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stop_timer()
+        self._in_head, self._in_body, self._head_bytes = True, False, 0
+        if self.cycle.response_complete:  # the rest of a body came after its answer
+            self._connections.rest(self)
+            self._close_after(self.timeout_keep_alive)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._expect_reading()
+        if self.transport.is_closing() or not self.cycle.response_complete:
+            return  # or the next of several requests is answered now
+        if self._in_body:
+            self._close_after(LINGER_SECONDS)
+        elif self._timer is None:
+            self._connections.rest(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        super().connection_lost(exc)
+        self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._connections.leave(self)
+        if self.flow is not None:  # None for one that was refused
+            super().connection_lost(exc)
 
-    def _begin_head(self) -> None:
-        self._end_head()
-        self._in_head, self._head_bytes = True, 0
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
 
-    def _end_head(self) -> None:
-        self._in_head = False
+    def timeout_keep_alive_handler(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it, also one that does not read."""
+        self.transport.close()
+        self._expect_reading()
+
+    def _close_after(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self.close)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _too_slow(self) -> None:
-        transport: Any = self.transport
-        transport.close()
+    def _expect_reading(self) -> None:
+        """Cut the connection off unless what was written goes out, some of it every UNREAD_SECONDS."""
+        if self._unread_timer is None:
+            self._unread_bytes = self.transport.get_write_buffer_size()
+            self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._cut_unless_read)
+
+    def _cut_unless_read(self) -> None:
+        self._unread_timer = None
+        left = self.transport.get_write_buffer_size()
+        if left and left >= self._unread_bytes:
+            self.transport.abort()
+        elif left:
+            self._expect_reading()

@@ -30,6 +30,7 @@ from streamd.server.schemas import (
     ScoreResponse,
 )
 from streamd.server.state import ServerState, State, require_admin_key, require_key
+from streamd.server.status import passed_over
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
@@ -130,7 +131,8 @@ def models(state: State) -> ModelsResponse:
     return ModelsResponse(
         champion=last.champion if last else None, shadow=(last.shadow or None) if last else None,
         versions=[ModelInfo(name=m.name, parent=m.parent, created=m.created, trained_until=m.window_end_us // scale,
-                            edge=m.edge, loss=m.loss, scores=m.scores) for m in read_manifests(state.registry)])
+                            edge=m.edge, loss=m.loss, scores=m.scores) for m in read_manifests(state.registry)],
+        passed_over=passed_over(state.registry))
 
 
 def _to_score(state: ServerState, body: ScoreRequest) -> Asked:

@@ -152,6 +152,7 @@ class ModelsResponse(BaseModel):
     champion: str | None
     shadow: str | None
     versions: list[ModelInfo]
+    passed_over: dict[str, str] = Field(description="what lies in models/ and is neither version nor move, and why")
 
 
 class Problem(BaseModel):

@@ -13,7 +13,7 @@ from streamd.server.status import StatusPage
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
-from streamd.telemetry.keys import ApiKeys
+from streamd.telemetry.keys import ApiKeys, key_of
 
 OTHER_ROLES = ("ingest", "train")
 
@@ -73,6 +73,4 @@ async def require_admin_key(request: Request) -> None:
 
 
 def _key_of(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return bearer or request.headers.get("x-api-key")
+    return key_of(request.headers.get("authorization", ""), request.headers.get("x-api-key"))

@@ -1,7 +1,6 @@
 """What the status page shows, as JSON: roles, throughput, windows with baselines, versions and who moved them."""
 
 import time
-from collections import deque
 from typing import Any
 
 from streamd.models.rule import NAME as RULE
@@ -23,7 +22,6 @@ class StatusPage:
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
         self._settings, self._engine, self._registry = settings, engine, registry
         self._history = HistoryReader(settings.data_dir)
-        self._edges: deque[tuple[float, int]] = deque(maxlen=30)
 
     def content(self) -> dict[str, Any]:
         """The content of `/status.json`."""
@@ -41,7 +39,7 @@ class StatusPage:
             "now": time.time(), "rule": RULE, "ready": status.ready, "why": status.why,
             "version": status.version, "trained_until_us": status.trained_until_us, "edges": status.edge,
             "newest_us": status.newest_us, "memory_edge": status.memory_edge, "answered": status.answered,
-            "events_per_second": self._rate(status.edge), "roles": roles, "num_windows": len(records),
+            "events_per_second": status.events_per_second, "roles": roles, "num_windows": len(records),
             "window_seconds": self._settings.windows.width_seconds,
             "windows": [{"start_us": r.start_us, "end_us": r.end_us, "events": r.end_edge - r.first_edge,
                          "version": r.version, "promoted": r.promoted, "seconds": sum(r.seconds.values()),
@@ -52,14 +50,16 @@ class StatusPage:
             "num_moves": len(moves), "champion": last and last.champion, "shadow": last and last.shadow,
             "versions": [{"name": m.name, "trained_until_us": m.window_end_us, "mrr": _mrr(m, "live"),
                           "edgebank": _mrr(m, "edgebank")} for m in read_manifests(self._registry)][::-1],
+            "passed_over": passed_over(self._registry),
             "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
                       for m in moves[-MAX_MOVES:]][::-1]}
 
-    def _rate(self, edges: int) -> float:
-        now = time.monotonic()
-        self._edges.append((now, edges))
-        first, before = self._edges[0]
-        return round((edges - before) / (now - first), 1) if now > first else 0.0
+
+def passed_over(registry: Registry) -> dict[str, str]:
+    """What lies in `models/` and is neither version nor move, and why; as it was last read."""
+    lines = registry.journal.passed_over.items()
+    moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
+    return {**registry.passed_over, **moves}
 
 
 def _mrr(manifest: Manifest, model: str) -> float | None:

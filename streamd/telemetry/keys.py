@@ -50,6 +50,13 @@ class Keys:
         self._seen, self._rotated = seen, found or self._rotated
 
 
+def key_of(authorization: str, x_api_key: str | None) -> str | None:
+    """The key in the values of the two headers that may hold one; "" and None for a header that is not there."""
+    scheme, _, token = authorization.partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or x_api_key
+
+
 class ApiKeys:
     """Both kinds; with none of either set everything is open, to this machine."""
 

@@ -37,6 +37,7 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback))
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             _named(role),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),

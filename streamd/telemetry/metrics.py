@@ -4,11 +4,15 @@
 """
 
 import math
+import platform
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 import prometheus_client
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
+
+from streamd import __version__
 
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
@@ -46,6 +50,10 @@ class Gauge(prometheus_client.Gauge):
 
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+build_info = Gauge(
+    "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"])
 
 events = Counter("streamd_events", "Events appended to the log", ["kind"], registry=INGEST)
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", registry=INGEST)
@@ -141,6 +149,17 @@ engine_seconds = Histogram(
     "streamd_engine_seconds", "Seconds a request waited for the engine, and its answer took",
     ["phase"], buckets=FAST, registry=SERVE)
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine", registry=SERVE)
+ready = Gauge(
+    "streamd_ready", "1 where the server answers, as `/readyz` says, else 0", registry=SERVE)
+event_to_answer_seconds = Histogram(
+    "streamd_event_to_answer_seconds",
+    "Seconds from a commit of events to disk until the server's graph shows them", buckets=FRESH,
+    registry=SERVE)
+connections = Gauge(
+    "streamd_connections", "Connections of the server that are open", registry=SERVE)
+connections_refused = Counter(
+    "streamd_connections_refused", "Connections answered 503 because there were too many",
+    ["reason"], registry=SERVE)
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", registry=SERVE)
 memory_lag = Gauge(
     "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE)
@@ -185,6 +204,11 @@ begin_at_zero(events, ("edge", "label", "node", "delete"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
+
+
+def say_build() -> None:
+    """Export what runs in this process; torch's version is read without importing it."""
+    build_info.labels(__version__, platform.python_version(), version("torch")).set(1)
 
 
 def clamped_total() -> float:

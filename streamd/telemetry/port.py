@@ -12,6 +12,7 @@ from prometheus_client import make_wsgi_app
 from streamd.errors import SettingsError
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.keys import key_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -40,7 +41,7 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
             well, why = beat.well()
             start("200 OK" if well else "503 Service Unavailable", [("content-type", "application/json")])
             return [json.dumps({"alive": well, "why": why}).encode()]
-        key = environ.get("HTTP_X_API_KEY") or environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY"))
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("content-type", "text/plain")])
             return [b"there are /metrics and /livez"]

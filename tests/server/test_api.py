@@ -14,8 +14,7 @@ import schemathesis
 import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
-from streamd.server.app import create_app
-from streamd.server.protocol import BoundedProtocol
+from streamd.server.listening import web_config
 from streamd.telemetry.keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.test_server import SCHEMA, World, wait
@@ -213,7 +212,9 @@ def address(world):
     """The same application behind a real socket."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error", lifespan="off", http=BoundedProtocol))
+    config = web_config(world.state)
+    config.lifespan = "off"
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     wait(lambda: server.started)

@@ -4,9 +4,12 @@ import json
 import shutil
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import load_file, save
+from typer.testing import CliRunner
 
+from streamd.cli import app as cli
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.telemetry import metrics
@@ -103,12 +106,13 @@ def test_the_trainer_goes_on_beside_a_damaged_champion_and_a_damaged_proven_vers
     world.registry.load(world.registry.shadow())
 
 
-def test_strangers_beside_the_versions_are_passed_over(world):
+def test_strangers_beside_the_versions_are_named_and_passed_over_by_api_and_command_line(world):
     folder = world.registry.folder
     names, champion = world.registry.names(), world.registry.champion()
     shutil.copytree(folder / champion, folder / f"{champion} (copy)")
     shutil.copytree(folder / champion, folder / "99-99")
     (folder / "lost+found").mkdir()
+    (folder / "5-5" / "manifest.json").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b"\x00\xff not a move\n[]\n\n")
@@ -117,6 +121,14 @@ def test_strangers_beside_the_versions_are_passed_over(world):
     wait(lambda: world.engine.status.version == champion)
     status = world.client.get("/status.json").json()
     assert [v["name"] for v in status["versions"]] == names[::-1] and status["champion"] == champion
+    told = world.client.get("/v1/models").json()
+    assert [v["name"] for v in told["versions"]] == names and told["passed_over"] == status["passed_over"]
+    assert {f"{champion} (copy)", "99-99", "lost+found", "5-5", "journal.jsonl: []"} < set(told["passed_over"])
+    assert f"copy of version {champion}" in told["passed_over"]["99-99"] and len(told["passed_over"]) == 6
+    listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(world.path)])
+    structlog.reset_defaults()
+    assert all(name in listed.stderr for name in ("lost+found", "99-99", "(copy)", "5-5", "not a move"))
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["version", *names]
     world.train()
     assert world.registry.champion() != champion and len(world.registry.journal.moves()) >= 4
 

@@ -1,14 +1,19 @@
 """The status page in a real browser, headless, without the internet."""
 
+import json
 import os
 import shutil
 import socket
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import structlog
 import uvicorn
+from typer.testing import CliRunner
 
+from streamd.cli import app as cli
 from streamd.server.app import create_app
 from tests.builders import HOUR, stream, write_log
 from tests.server.test_server import SCHEMA, World, wait
@@ -26,8 +31,9 @@ def browser():
         made.close()
 
 
-@pytest.fixture
-def served(tmp_path):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("page")
     write_log(tmp_path, *stream(2000, hours=24), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
     world.train()
@@ -88,6 +94,37 @@ def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
     if shot := os.environ.get("STREAMD_SCREENSHOT"):
         page.wait_for_selector(f"#cards b:has-text('{proven}')")
         page.screenshot(path=Path(shot))
+
+
+def test_the_page_has_one_time_zone_wherever_it_is_read(browser, served):
+    world, address = served
+    seen = []
+    for zone in ("Etc/UTC", "Asia/Kolkata", "America/St_Johns"):
+        page = opened(browser, address, viewport={"width": 1100, "height": 800}, timezone_id=zone)
+        assert "all times in UTC" in page.inner_text("header")
+        page.wait_for_selector("#plot canvas")
+        seen.append((page.inner_text("#versions"), page.inner_text("#moves"),
+                     page.evaluate("document.querySelector('#plot canvas').toDataURL()")))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_page_names_what_is_no_version_and_shows_the_rest(browser, served):
+    world, address = served
+    folder, last = world.registry.folder, world.registry.journal.last()
+    (folder / "lost+<b>found").mkdir()
+    known = asdict(world.registry.manifest(world.registry.names()[0]))
+    for name, scores in (("1-1", {"mrr": 0.5}), ("1-2", {"ap": 0.5})):
+        (folder / name).mkdir()
+        (folder / name / "manifest.json").write_text(json.dumps(known | {"name": name, "scores": {"live": scores}}))
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write("neither\n" + json.dumps(asdict(last) | {"time": 1e300}) + "\n")
+    page = opened(browser, address)
+    page.wait_for_selector("#strangers:has-text('lost+<b>found')")
+    assert "journal.jsonl: neither" in page.inner_text("#strangers") and page.faults == []
+    assert page.inner_text("#ready") == "answering" and page.locator("#versions td:has-text('1-1')").count() >= 1
+    listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(world.path)])
+    structlog.reset_defaults()
+    assert listed.exit_code == 0 and [line.split()[3] for line in listed.stdout.splitlines()[1:3]] == ["0.5000", "-"]
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

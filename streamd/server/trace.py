@@ -1,0 +1,39 @@
+"""Whose trace a request belongs to: the header `traceparent` of W3C Trace Context, and `traceresponse` in the answer.
+
+Sources: https://www.w3.org/TR/trace-context-2/, https://w3c.github.io/trace-context/#traceresponse-header (a draft).
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TRACEPARENT = re.compile(
+    r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace_id>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
+    r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?", re.ASCII)
+KNOWN_FLAGS = 0x03
+"""Sampled, and that the id is random; others have no meaning yet, and are not passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """trace_id: of the whole; parent: the caller's span; span: this request's; flags: two digits. All lower-case hex."""
+
+    trace_id: str
+    parent: str
+    span: str
+    flags: str
+
+    @property
+    def response(self) -> str:
+        """The value of `traceresponse`."""
+        return f"00-{self.trace_id}-{self.span}-{self.flags}"
+
+
+def trace_of(values: Sequence[str]) -> Trace | None:
+    """The trace that the headers `traceparent` of a request name; None where there is none, several, or a wrong one."""
+    found = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
+    if found is None or (found["version"] == "00" and found["more"] is not None):
+        return None
+    flags = int(found["flags"], 16) & KNOWN_FLAGS
+    return Trace(found["trace_id"], found["parent"], secrets.token_hex(8), f"{flags:02x}")
