@@ -57,6 +57,17 @@ def read_events(path: Path, columns: Columns) -> Iterator[Outgoing]:
     raise SettingsError(f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.")
 
 
+def count_rows(path: Path) -> int:
+    """About how many events a file that `read_events` takes has: its lines, or the rows Parquet says it has."""
+    if path.suffix == ".parquet":
+        return int(_parquet(path).metadata.num_rows)
+    lines = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            lines += max(piece.count(b"\n"), piece.count(b"\r"))
+    return max(1, lines - (".csv" in path.suffixes))
+
+
 def send_events(
     kafka: KafkaSettings, topic: str, events: Iterator[Outgoing], time_unit: str, speed: float,
     progress: Callable[[int], None] = lambda _: None
@@ -110,12 +121,16 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from csv.DictReader(file)
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
         raise SettingsError("Parquet needs pyarrow.", "pip install 'streamd[arrow]'.") from None
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+    return pyarrow.parquet.ParquetFile(path)
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    for batch in _parquet(path).iter_batches():
         yield from batch.to_pylist()
 
 
