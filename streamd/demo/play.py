@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ PARTITIONS = 4
 IDLE_TIMEOUT_SECONDS = 5.0
 MERGE_WAIT_SECONDS = 0.1
 SETTLE_SECONDS = 600.0
+POLL_SECONDS = 0.2
 COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
 
 
@@ -162,7 +163,7 @@ def _run(
     console.print(f"Status page {watch.address}/   API docs {watch.address}/docs   log {settings.data_dir}/daemon.log")
     try:
         with _display(console) as show:
-            while not player.status.done.wait(0.2) or not _all_learned(watch, player):
+            while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins, settings)
                 if end and twins is None and player.status.total:
@@ -178,18 +179,26 @@ def _run(
                 daemon.wait()
                 return 1
         assert twins is not None
-        with ProgressLine(console, "") as line:
-            line.begin(COMPARISONS, done=twins.edge)
-            while len(twins.windows) < watch.windows_done():
-                line.at(twins.edge, player.status.total)
-                _check_running(daemon, player, twins, settings)
-                time.sleep(0.2)
-            line.at(twins.edge, player.status.total)
+        _await_twins(twins, watch.windows_done(), player.status.total, console,
+                     lambda: _check_running(daemon, player, twins, settings))
         return _finish(stream, settings, watch, player, twins, learned - begun, console)
     finally:
         player.stop()
         if twins is not None:
             twins.stop()
+
+
+def _await_twins(
+    twins: Twins, num_windows: int, num_events: int, console: Console, check: Callable[[], None]
+) -> None:
+    """Wait until all windows are scored by the twins too. check: raises where that cannot come."""
+    with ProgressLine(console, "") as line:
+        line.begin(COMPARISONS, done=twins.edge)
+        while len(twins.windows) < num_windows:
+            line.at(twins.edge, num_events)
+            check()
+            time.sleep(POLL_SECONDS)
+        line.at(twins.edge, num_events)
 
 
 def _all_learned(watch: _Watch, player: Player) -> bool:
