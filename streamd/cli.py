@@ -214,7 +214,8 @@ def tguf_export(
     options = ExportOptions(0 if start is None else parse_time_us(start, "--start"),
                             2**62 if end is None else parse_time_us(end, "--end"), val_share, test_share, negatives, seed)
     with ProgressLine(err, f"to {file}", "edges") as line:
-        done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))  # each is read twice
+        # Each edge is read twice.
+        done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
     if keys is not None:
         write_keys(log, keys)
     out.print(f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "

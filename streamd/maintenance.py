@@ -120,7 +120,7 @@ def _behind(data_dir: Path, wish: int) -> dict[str, int]:
 
 
 def _waiting_for(data_dir: Path, wish: int) -> str:
-    behind = [f"{role} (at edge {edge} of {wish})" for role, edge in _behind(data_dir, wish).items()]
+    behind = [f"{role} (at edge {at} of {wish})" for role, at in _behind(data_dir, wish).items()]
     return f"waiting for {', '.join(behind)}" if behind else REWRITING
 
 
@@ -134,8 +134,12 @@ def _say_how_far(data_dir: Path, wish: int, line: ProgressLine) -> None:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")
 
 
-def import_file(settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]) -> int:
-    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log. progress: told (events so far, in all).
+def import_file(
+    settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]
+) -> int:
+    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
+
+    progress: told (events so far, in all).
 
     Returns: events appended. Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
     """
@@ -161,7 +165,9 @@ def backtest_file(
     settings: Settings, file: Path | None, columns: Columns, plan: "Plan", report: Path | None,
     progress: Callable[[str, int, int, str], None]
 ) -> Table:
-    """Backtest a file, or the log of data_dir where there is none. progress: told (part of the work, done, in all, unit).
+    """Backtest a file, or the log of data_dir where there is none.
+
+    progress: told (part of the work, done, in all, unit).
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
@@ -172,7 +178,8 @@ def backtest_file(
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:
             settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
-            import_file(settings, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events"))
+            import_file(settings, file, columns,
+                        lambda done, of: progress(f"reading {file}", done, of, "events"))
         result = backtest(settings, open_log(settings.data_dir), plan, progress)
     if result is None:
         raise StreamdError("No window could be scored: there are too few events, or --initial leaves none.",

@@ -75,7 +75,9 @@ def test_files_go_in_and_out_and_are_checked_with_shares(tmp_path, every):
 
 def test_a_backtest_says_each_of_its_parts(tmp_path, every):
     file = table(tmp_path / "events.csv", 300)
-    said = run("backtest", file, "--features", "a,b", "--initial-epochs", "2", "--stale", "5")
+    said = run("backtest", file, "--features", "a,b", "--initial-epochs", "2", "--stale", "5",
+               STREAMD_MODEL__DIM="8", STREAMD_TRAINING__REPLAY_EVENTS="20",
+               STREAMD_TRAINING__THREADS="1")
     first = "fresh facts, reading the first part", "fresh facts, learning the first part", "fresh facts"
     older = [name.replace("fresh facts", "facts 5 events old") for name in first]
     assert list(said) == [f"reading {file}", *first, *older]

@@ -220,15 +220,16 @@ def _display(console: Console) -> Iterator[Any]:
     meter = Meter()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=5) as live:
-            yield lambda watch, player, begun: live.update(_table(_facts(watch, player, begun, meter)))
+            yield lambda watch, player, begun: live.update(
+                _table(_facts(watch, player, begun, meter)))
         return
     last = [0.0]
 
     def line(watch: _Watch, player: Player, begun: float) -> None:
         if time.monotonic() - last[0] >= LINE_SECONDS:
             last[0] = time.monotonic()
-            console.print("  ".join(f"{k} {v}" for k, v in _facts(watch, player, begun, meter).items()),
-                          highlight=False)
+            facts = _facts(watch, player, begun, meter)
+            console.print("  ".join(f"{k} {v}" for k, v in facts.items()), highlight=False)
 
     yield line
 
@@ -240,10 +241,11 @@ def _facts(watch: _Watch, player: Player, begun: float, meter: Meter) -> dict[st
     weight = sum(r.num_scored for r in scored)
     score = f"{sum(r.scores['live']['mrr'] * r.num_scored for r in scored) / weight:.3f}" if weight else "-"
     elapsed = time.monotonic() - begun
+    learned = meter.at(records[-1].end_edge if records else 0, player.status.total or 1)
     return {
         "events": f"{ingest.get('edges', 0):,} of {player.status.total:,}", "lag": f"{ingest.get('lag', 0):,}",
         "not yet learned": f"{train.get('lag', 0):,}", "windows": f"{len(records):,}",
-        "learned": meter.at(records[-1].end_edge if records else 0, player.status.total or 1).text("events"),
+        "learned": learned.text("events"),
         "MRR of the last 24": score, "version": str(train.get("version", "-")), "seconds": f"{elapsed:.0f}"}
 
 

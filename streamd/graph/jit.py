@@ -59,7 +59,7 @@ inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def compile_notice() -> str | None:
-    """What to tell whoever waits for kernels that are yet to be compiled; None where all were kept."""
+    """What to tell whoever waits for kernels yet to be compiled; None where all are kept."""
     if CACHE is None:
         return "compiling kernels, at every start as no folder can keep them: about a minute"
     if (CACHE / COMPILED).exists():

@@ -58,7 +58,7 @@ def read_events(path: Path, columns: Columns) -> Iterator[Outgoing]:
 
 
 def count_rows(path: Path) -> int:
-    """About how many events a file that `read_events` takes has: its lines, or the rows Parquet says it has."""
+    """About how many events a file for `read_events` has: its lines, or what Parquet says."""
     if path.suffix == ".parquet":
         return int(_parquet(path).metadata.num_rows)
     lines = 0

@@ -22,7 +22,7 @@ from streamd.segments.writer import TGUFWriter
 @dataclass(frozen=True)
 class Compaction:
     """What a compaction did so far. waiting: hidden rows it had to leave, because a role still replays them, or because
-    they are labels in a segment that has no edge yet. passed: segments looked at, of so many in all."""
+    they are labels in a segment that has no edge yet. passed: segments looked at, of `total`."""
 
     segments: int = 0
     edges: int = 0

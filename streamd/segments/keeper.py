@@ -20,7 +20,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 log = structlog.get_logger()
 STEP_SECONDS = 0.05
 COMPACT = "compact"
-"""Of the heartbeat that says how far a pass is, for `streamd compact` beside the process that compacts."""
+"""Of the heartbeat that says how far a pass is, for a `streamd compact` in another process."""
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 
@@ -73,7 +73,8 @@ class Keeper:
                 self._progress = progress
                 metrics.compacted_edges.inc(progress.edges - self._counted)
                 self._counted = progress.edges
-        self._beat.touch("compacting", wish=wish, passed=self._progress.passed, total=self._progress.total)
+        self._beat.touch("compacting", wish=wish, passed=self._progress.passed,
+                         total=self._progress.total)
         if self._steps is None and not self._progress.waiting and clean >= wish:
             compact_done(self._writer.data_dir)
             log.info("compaction_done", deletes_before_edge=wish)

@@ -83,7 +83,7 @@ class Engine:
         self._served: Served | None = None
         self._building: tuple[Served, LogView] | None = None
         self._carried_from: int | None = None
-        """Edge from which the memory of the version to be served first is carried to now; None without one."""
+        """Edge from which the first served version's memory is carried to now; None without one."""
         self._rebuild: RoleProgress | None = None
         self._loading: Future[tuple[Served, LogView]] | None = None
         self._noticed = 0.0
@@ -193,7 +193,7 @@ class Engine:
         return took > 0 or building
 
     def _say_how_far(self, view: LogView) -> None:
-        """Until it is ready: edges that graph and facts took in, and those that memory is carried over."""
+        """Until it is ready: edges in graph and facts, and edges that memory was carried over."""
         done, total = view.taken_in
         if self._carried_from is not None:
             total += max(0, view.log.num_edges - self._carried_from)
@@ -208,7 +208,8 @@ class Engine:
         self.status.why = f"reading the log, {self.status.rebuild.text('edges')}"
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
-        """With its settings, so that its facts are not made twice; where it cannot be read, loading it will say so."""
+        """With its settings, so that its facts are not made twice; where it cannot be read, loading
+        it will say so."""
         name = self._registry.champion()
         try:
             manifest = self._registry.manifest(name) if name else None

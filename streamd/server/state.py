@@ -41,7 +41,8 @@ class ServerState:
         return refused
 
     def rebuild(self) -> dict[str, Any]:
-        """While graph, facts and memory are made: the share that is done and the seconds left, None until measured."""
+        """While graph, facts and memory are made: the share that is done, and the seconds left,
+        None until measured."""
         reading = self.engine.status.rebuild
         return reading.fields() if reading else {}
 

@@ -61,7 +61,7 @@ class LogView:
 
     @property
     def taken_in(self) -> tuple[int, int]:
-        """Edges in the graph, which the facts follow, and edges that the log has held since this view began."""
+        """Edges in the graph, which the facts follow, and in the log, since this view began."""
         return self.live.graph.num_edges - self._began_at, self.log.num_edges - self._began_at
 
     def follow(self) -> tuple[int, bool]:

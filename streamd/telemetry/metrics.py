@@ -32,7 +32,8 @@ retention_blocked = Gauge("streamd_retention_blocked_bytes", "Bytes that retenti
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten")
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
-    "Share of the log that graph and facts hold while a role makes them, as after a start; 1 when done", ["role"])
+    "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
+    ["role"])
 
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"])
 window_seconds = Histogram("streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW)

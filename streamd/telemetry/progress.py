@@ -1,4 +1,4 @@
-"""How far a long work is and how long it still takes, on a terminal, in a log, and in a role's heartbeat."""
+"""How far a long work is and how long it still takes: on a terminal, in a log, in a heartbeat."""
 
 import time
 from collections import deque
@@ -25,7 +25,8 @@ TERMINAL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How far a work is. share: of 1, it never falls; rate: units a second, and seconds_left, None until measured."""
+    """How far a work is. share: of 1, it never falls. rate: units a second; like seconds_left None
+    until it was measured."""
 
     done: int
     total: int
@@ -57,7 +58,7 @@ def span(seconds: float) -> str:
 
 
 class Meter:
-    """Share, rate and time left of one work, from what it did in the last minute. Owner: the work's loop."""
+    """Share, rate and time left of one work, by what it did in the last minute. Owner: its loop."""
 
     def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         """done: what was done before, which tells nothing of the rate."""
@@ -71,7 +72,8 @@ class Meter:
         while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
             self._measured.popleft()
         since, before = self._measured[0]
-        rate = (done - before) / (now - since) if now - since >= SURE_SECONDS and done > before else None
+        took, did = now - since, done - before
+        rate = did / took if took >= SURE_SECONDS and did > 0 else None
         if now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
         self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
@@ -80,11 +82,13 @@ class Meter:
 
 
 class ProgressLine:
-    """What a command shows of its work: on a terminal one line that changes, elsewhere a line every LINE_SECONDS and
-    one at the end, never wrapped. A context: a part that an error does not cut short is done, and shown as 100 %."""
+    """What a command shows of its work: on a terminal one line that changes, elsewhere a line every
+    LINE_SECONDS and one at the end, never wrapped. A context: a part that an error does not cut
+    short is done, and shown as 100 %."""
 
     def __init__(
-        self, console: Console, what: str, unit: str = "events", monotonic: Callable[[], float] = time.monotonic
+        self, console: Console, what: str, unit: str = "events",
+        monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.what, self._unit = what, unit
         self._console, self._monotonic = console, monotonic
@@ -99,7 +103,7 @@ class ProgressLine:
         self._latest: tuple[int, int] | None = None
 
     def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
-        """Go over to another part of the work; the one before is done. done: of the new one, before it began."""
+        """Go over to another part; the one before is done. done: of it, before it began."""
         self.end()
         self.what, self._unit, self._latest = what, unit, None
         self._meter = Meter(done, self._monotonic)
@@ -142,7 +146,9 @@ class ProgressLine:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if kind is None:
             self.end()
         else:
@@ -151,10 +157,12 @@ class ProgressLine:
 
 
 class RoleProgress:
-    """What a role says of a long work: a log line every LINE_SECONDS, a metric, and fields for its heartbeat."""
+    """What a role says of a long work: a log line every LINE_SECONDS, a metric, and a reading for
+    its heartbeat."""
 
     def __init__(
-        self, event: str, ratio: Gauge | None = None, monotonic: Callable[[], float] = time.monotonic, **fields: Any
+        self, event: str, ratio: Gauge | None = None,
+        monotonic: Callable[[], float] = time.monotonic, **fields: Any
     ) -> None:
         """event: the log line's name. ratio: takes the share. fields: of every line."""
         self._event, self._ratio, self._fields = event, ratio, fields

@@ -320,7 +320,8 @@ class Trainer:
             log.warning("champion_not_compared", version=champion, reason=f"the log does not hold edge {stored.edge}")
             return False
         log.warning("learning_beside_champion", version=champion, reason="it has other model or window settings")
-        self._incumbent = Incumbent(self._settings, self._log, champion, stored, self._rebuilding(stored.edge))
+        self._incumbent = Incumbent(
+            self._settings, self._log, champion, stored, self._rebuilding(stored.edge))
         self._shadow, self._compared = None, Comparison()
         return True
 
@@ -459,13 +460,14 @@ class Trainer:
         return {"model": self._settings.model.model_dump(mode="json"), "window": self._settings.windows.width_seconds}
 
     def _rebuilding(self, until_edge: int) -> Callable[[int], None]:
-        """What is to be told the graph's newest edge while graph and facts are made up to `until_edge`."""
+        """Takes the graph's newest edge while graph and facts are made up to `until_edge`."""
         first = self._log.first_edge
         work = RoleProgress("rebuilding", metrics.rebuild_ratio.labels(FOLDER))
         work.at(0, until_edge - first)
 
         def on_slice(edge: int) -> None:
-            self._beat.touch("rebuilding", edge=edge, **work.at(edge - first, until_edge - first).fields())
+            reading = work.at(edge - first, until_edge - first)
+            self._beat.touch("rebuilding", edge=edge, **reading.fields())
 
         return on_slice
 
@@ -473,5 +475,6 @@ class Trainer:
         self._touch("learning")
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
-        self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge,
+        self._beat.touch(state, edge=self.edge, version=self._version or RULE,
+                         lag=self._log.num_edges - self.edge,
                          **(reading.fields() if reading else {}))
