@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from streamd import __version__
 from streamd.errors import SettingsError, StreamdError, VersionError
 from streamd.settings import Settings, effective, load_settings
+from streamd.telemetry.progress import ProgressLine
 
 app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
@@ -84,17 +84,17 @@ def produce(
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
     from streamd.ingest.produce import send_events
-    from streamd.ingest.tables import Columns, Times, read_events
+    from streamd.ingest.tables import Columns, Times, count_rows, read_events
 
     settings = _settings(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     unit = settings.stream.time_unit
     events = read_events(file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock()))
     target = topic or settings.kafka.topics[0]
-    with _progress() as bar:
-        task = bar.add_task(f"to {target}", total=None)
+    with ProgressLine(err, f"to {target}") as line:
+        total = count_rows(file)
         sent = send_events(settings.kafka, target, events, unit, speed,
-                           lambda n: bar.update(task, description=f"{n:,} events to {target}"))
+                           lambda done: line.at(done, total))
     out.print(f"{sent:,} events acknowledged by {target}")
 
 
@@ -110,6 +110,8 @@ def backtest(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
+    from streamd.doctor import warm_up
+    from streamd.graph.jit import compile_notice
     from streamd.ingest.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
     from streamd.training.backtest import Plan
@@ -117,9 +119,11 @@ def backtest(
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     plan = Plan(initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut)
-    with _progress() as bar:
-        task = bar.add_task("reading", total=None)
-        table = backtest_file(settings, file, columns, plan, report, lambda said: bar.update(task, description=said))
+    if notice := compile_notice():
+        err.print(notice, soft_wrap=True)
+        warm_up()
+    with ProgressLine(err, "opening the log") as line:
+        table = backtest_file(settings, file, columns, plan, report, line.of)
     out.print(table)
     if report is not None:
         out.print(f"report: {report}", soft_wrap=True)
@@ -134,10 +138,9 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     settings = _settings(config, data_dir)
     if not (settings.data_dir / "published").exists():
         raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
-    with _progress() as bar:
-        task = bar.add_task("checking what was committed", total=None)
-        commits, damage = verify_log(settings.data_dir, lambda done, of: bar.update(task, completed=done, total=of))
-        bar.update(task, description="checking versions and stored state")
+    with ProgressLine(err, "checking what was committed", "pieces") as line:
+        commits, damage = verify_log(settings.data_dir, line.at)
+        line.begin("checking versions and stored state")
         beside = list(damage_beside_the_log(settings))
     for said in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *beside):
         err.print(f"damaged: {said}", markup=False, soft_wrap=True)
@@ -154,9 +157,8 @@ def compact(
     from streamd.maintenance import compact_log
 
     settings = _settings(config, data_dir)
-    with _progress() as bar:
-        task = bar.add_task("compacting", total=None)
-        done, said = compact_log(settings, wait, lambda text: bar.update(task, description=text))
+    with ProgressLine(err, "compacting", "segments") as line:
+        done, said = compact_log(settings, wait, line)
     out.print(said, soft_wrap=True)
     raise typer.Exit(0 if done else 1)
 
@@ -215,9 +217,9 @@ def tguf_export(
     log = open_log(_settings(config, data_dir).data_dir)
     options = ExportOptions(0 if start is None else parse_time_us(start, "--start"),
                             2**62 if end is None else parse_time_us(end, "--end"), val_share, test_share, negatives, seed)
-    with _progress() as bar:
-        task = bar.add_task(f"to {file}", total=None)
-        done = export_range(log, file, options, lambda at, of: bar.update(task, completed=at, total=of))
+    with ProgressLine(err, f"to {file}", "edges") as line:
+        # Each edge is read twice.
+        done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
     if keys is not None:
         write_keys(log, keys)
     out.print(f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
@@ -243,9 +245,8 @@ def tguf_import(
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit}))[0]
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
-    with _progress() as bar:
-        task = bar.add_task("importing", total=None)
-        done = import_file(settings, file, columns, lambda n: bar.update(task, description=f"{n:,} events"))
+    with ProgressLine(err, f"importing {file}") as line:
+        done = import_file(settings, file, columns, line.at)
     out.print(f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}", soft_wrap=True, markup=False)
 
 
@@ -393,10 +394,6 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
 def _printable(text: str) -> str:
     """Text from outside with control characters and their like as escapes: a terminal would obey them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _progress() -> Progress:
-    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err)
 
 
 def _version(value: bool) -> None:

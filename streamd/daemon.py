@@ -222,7 +222,6 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
-    from streamd.doctor import warm_up
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
@@ -231,7 +230,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
-    log.info("kernels_ready", seconds=round(warm_up(), 1))
+    _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")
     lock = _once_unlocked(lambda: lock_directory(settings.data_dir / "train" / "lock"), beat, stop)
@@ -269,7 +268,6 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     """at_once: a stop does not wait for `server.drain_seconds`."""
     import uvicorn
 
-    from streamd.doctor import warm_up
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.engine import Engine
@@ -277,7 +275,7 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     from streamd.server.state import ServerState
 
     _fix_torch(1)
-    log.info("kernels_ready", seconds=round(warm_up(), 1))
+    _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
@@ -326,6 +324,15 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise SettingsError(f"The server cannot listen on {host}:{port}: {error.strerror}.",
                             "free the port or set server.port.") from None
+
+
+def _make_kernels_ready() -> None:
+    from streamd.doctor import warm_up
+    from streamd.graph.jit import compile_notice
+
+    if notice := compile_notice():
+        log.info("compiling_kernels", meaning=notice)
+    log.info("kernels_ready", seconds=round(warm_up(), 1))
 
 
 def _fix_torch(threads: int) -> None:

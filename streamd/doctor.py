@@ -108,7 +108,7 @@ def warm_up() -> float:
     """Compile all kernels, or load them where that was done before; one process at a time. Returns: seconds."""
     from filelock import FileLock
 
-    from streamd.graph.jit import CACHE
+    from streamd.graph.jit import CACHE, note_compiled
 
     begun = time.perf_counter()
     with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
@@ -120,6 +120,7 @@ def warm_up() -> float:
         if half is not None:
             half.wait()
         warm_facts()
+        note_compiled()
     return time.perf_counter() - begun
 
 

@@ -17,15 +17,17 @@ from streamd.errors import LockedError, SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.ingest.load import Loader
-from streamd.ingest.tables import Columns, Misfit, Times, read_events
+from streamd.ingest.tables import Columns, Misfit, Times, count_rows, read_events
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
-from streamd.segments.keeper import Keeper
+from streamd.segments.keeper import COMPACT, Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 from streamd.storage import write_durably
+from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.progress import ProgressLine
 from streamd.tensors import unpack
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
+REWRITING = "rewriting segments"
 
 
 def open_log(data_dir: Path) -> LogReader:
@@ -71,7 +74,7 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
                 yield str(error)
 
 
-def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], None]) -> tuple[bool, str]:
+def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> tuple[bool, str]:
     """Ask for compaction, and do it here where no ingest runs. Returns: whether all is gone, and what to tell the user."""
     places = open_log(settings.data_dir).deletions.places
     if not len(places):
@@ -82,17 +85,18 @@ def compact_log(settings: Settings, wait_seconds: float, say: Callable[[str], No
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
-        if holds != tried and _try_here(settings):
+        if holds != tried and _try_here(settings, line):
             tried = holds
         waiting = _waiting_for(settings.data_dir, wish)
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
+            line.leave()
             return False, f"not all is gone yet: {waiting}; the wish stands, and ingest goes on with it"
-        say(f"compacting, {waiting}")
+        _say_how_far(settings.data_dir, wish, line)
         time.sleep(POLL_SECONDS)
     return True, "compacted: what was deleted is gone from the log and from all that was learned"
 
 
-def _try_here(settings: Settings) -> bool:
+def _try_here(settings: Settings, line: ProgressLine) -> bool:
     """A pass by this process; False where an ingest has the directory, which then does it."""
     tail = JournalTail(settings.data_dir)
     tail.refresh()
@@ -103,16 +107,32 @@ def _try_here(settings: Settings) -> bool:
         return False
     try:
         Keeper(writer, settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
-               make_dead_letters(settings).purge).compact()
+               make_dead_letters(settings).purge).compact(
+                   lambda done, total: line.of(REWRITING, done, total, "segments"))
     finally:
         writer.close()
     return True
 
 
+def _behind(data_dir: Path, wish: int) -> dict[str, int]:
+    """Roles that compaction waits for, and the edges they are at."""
+    at = {role: min(h.edge, h.clean_edge) for role, h in read_holds(data_dir).items()}
+    return {role: edge for role, edge in at.items() if edge < wish}
+
+
 def _waiting_for(data_dir: Path, wish: int) -> str:
-    behind = [f"{role} (at edge {min(h.edge, h.clean_edge)} of {wish})" for role, h in read_holds(data_dir).items()
-              if min(h.edge, h.clean_edge) < wish]
-    return f"waiting for {', '.join(behind)}" if behind else "rewriting segments"
+    behind = [f"{role} (at edge {at} of {wish})" for role, at in _behind(data_dir, wish).items()]
+    return f"waiting for {', '.join(behind)}" if behind else REWRITING
+
+
+def _say_how_far(data_dir: Path, wish: int, line: ProgressLine) -> None:
+    """By what roles and an ingest beside this process leave in the directory."""
+    behind = _behind(data_dir, wish)
+    beat = read_beat(data_dir, COMPACT)
+    if behind:
+        line.of(f"waiting for {', '.join(behind)}", min(behind.values()), wish, "edges")
+    elif beat is not None and beat.detail["wish"] == wish:
+        line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")
 
 
 @dataclass(frozen=True)
@@ -123,8 +143,12 @@ class Imported:
     times: str
 
 
-def import_file(settings: Settings, path: Path, columns: Columns, progress: Callable[[int], None]) -> Imported:
-    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log. progress: told the events so far.
+def import_file(
+    settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]
+) -> Imported:
+    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
+
+    progress: told (events so far, in all).
 
     Integers of a table count in `stream.time_unit`, those of a TGUF file in microseconds always.
     Raises: StreamdError naming the first row that does not fit, and how many events went in before;
@@ -146,7 +170,8 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
     loader = Loader(settings, writer, clock, str(path))
     try:
         if file is None:
-            loader.rows(events, progress)
+            total = count_rows(path)
+            loader.rows(events, lambda done: progress(done, total))
         else:
             _import_tguf(file, loader, progress)
     except StreamdError as error:
@@ -158,9 +183,12 @@ def import_file(settings: Settings, path: Path, columns: Columns, progress: Call
 
 
 def backtest_file(
-    settings: Settings, file: Path | None, columns: Columns, plan: "Plan", report: Path | None, say: Callable[[str], None]
+    settings: Settings, file: Path | None, columns: Columns, plan: "Plan", report: Path | None,
+    progress: Callable[[str, int, int, str], None]
 ) -> Table:
     """Backtest a file, or the log of data_dir where there is none.
+
+    progress: told (part of the work, done, in all, unit).
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
@@ -172,16 +200,9 @@ def backtest_file(
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:
             settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
-            done = import_file(settings, file, columns, lambda n: say(f"{n:,} events read from {file}"))
-        log = open_log(settings.data_dir)
-        begun = time.monotonic()
-
-        def progress(run: str, done: int, total: int) -> None:
-            left = (time.monotonic() - begun) / done * (total - done)
-            say(f"{run}: {done:,} of {total:,} events, {left:,.0f} s left in this run" if run == "fresh facts" else
-                f"{run}: {done:,} of {total:,} events")
-
-        result = backtest(settings, log, plan, progress)
+            done = import_file(settings, file, columns,
+                               lambda done, of: progress(f"reading {file}", done, of, "events"))
+        result = backtest(settings, open_log(settings.data_dir), plan, progress)
     if result is None:
         raise StreamdError("No window could be scored: there are too few events, or --initial leaves none.",
                            "give more events, or a smaller --initial or windows.width_seconds.")
@@ -234,8 +255,9 @@ def _check_times(file: TGUFFile, times: Times) -> None:
         times.saw(first, last, "microseconds")
 
 
-def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]) -> None:
+def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], None]) -> None:
     features = file.node_feat
+    total = len(features) + file.num_edges + file.num_labels
     for a in range(0, len(features), IMPORT_ROWS):
         part = features[a: a + IMPORT_ROWS]
         loader.append(loader.node_features(np.arange(a, a + len(part)), part))
@@ -247,4 +269,4 @@ def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int], None]
         loader.append(loader.edges(file.src[a:b], file.dst[a:b], times[a:b], file.msg[a:b]),
                       loader.labels(file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]))
         labels_done = until
-        progress(loader.num_events)
+        progress(loader.num_events, total)

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.segments.layout import LATE
 from streamd.settings import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
 from streamd.windows.history import HistoryReader
 
 TOPIC = "demo"
@@ -36,6 +38,8 @@ PARTITIONS = 4
 IDLE_TIMEOUT_SECONDS = 5.0
 MERGE_WAIT_SECONDS = 0.1
 SETTLE_SECONDS = 600.0
+POLL_SECONDS = 0.2
+COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
 
 
 def play(
@@ -44,7 +48,7 @@ def play(
     """Run the demo. Returns: 0 only if every event was consumed, committed and is visible, and none was clamped."""
     stream = stream_named(name)
     rate = _rate(speed)
-    console = Console()
+    console = Console(soft_wrap=not Console().is_terminal)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
@@ -59,6 +63,8 @@ def play(
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
         broker.create_topic(topic, PARTITIONS)
         settings = _settings(stream, broker, topic, data_dir, _usable(port, console))
+        if notice := compile_notice():
+            console.print(notice)
         daemon = stack.enter_context(_daemon(settings, data_dir))
         try:
             return _run(stream, settings, rate, end, days, daemon, console)
@@ -156,7 +162,7 @@ def _run(
     console.print(f"Status page {watch.address}/   API docs {watch.address}/docs   log {settings.data_dir}/daemon.log")
     try:
         with _display(console) as show:
-            while not player.status.done.wait(0.2) or not _all_learned(watch, player):
+            while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins, settings)
                 if end and twins is None and player.status.total:
@@ -171,16 +177,27 @@ def _run(
                 console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
                 daemon.wait()
                 return 1
-            assert twins is not None
-            while len(twins.windows) < watch.windows_done():
-                show(watch, player, begun)
-                _check_running(daemon, player, twins, settings)
-                time.sleep(0.2)
+        assert twins is not None
+        _await_twins(twins, watch.windows_done(), player.status.total, console,
+                     lambda: _check_running(daemon, player, twins, settings))
         return _finish(stream, settings, watch, player, twins, learned - begun, console)
     finally:
         player.stop()
         if twins is not None:
             twins.stop()
+
+
+def _await_twins(
+    twins: Twins, num_windows: int, num_events: int, console: Console, check: Callable[[], None]
+) -> None:
+    """Wait until all windows are scored by the twins too. check: raises where that cannot come."""
+    with ProgressLine(console, "") as line:
+        line.begin(COMPARISONS, done=twins.edge)
+        while len(twins.windows) < num_windows:
+            line.at(twins.edge, num_events)
+            check()
+            time.sleep(POLL_SECONDS)
+        line.at(twins.edge, num_events)
 
 
 def _all_learned(watch: _Watch, player: Player) -> bool:
@@ -198,37 +215,42 @@ def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: Twins
 
 @contextlib.contextmanager
 def _display(console: Console) -> Iterator[Any]:
-    """A live table on a terminal, a line every five seconds elsewhere."""
+    """A live table on a terminal, a line every LINE_SECONDS elsewhere."""
+    meter = Meter()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=5) as live:
-            yield lambda watch, player, begun: live.update(_progress(watch, player, begun))
+            yield lambda watch, player, begun: live.update(
+                _table(_facts(watch, player, begun, meter)))
         return
     last = [0.0]
 
     def line(watch: _Watch, player: Player, begun: float) -> None:
-        if time.monotonic() - last[0] >= 5:
+        if time.monotonic() - last[0] >= LINE_SECONDS:
             last[0] = time.monotonic()
-            console.print("  ".join(f"{k} {v}" for k, v in _facts(watch, player, begun).items()), highlight=False)
+            facts = _facts(watch, player, begun, meter)
+            console.print("  ".join(f"{k} {v}" for k, v in facts.items()), highlight=False)
 
     yield line
 
 
-def _facts(watch: _Watch, player: Player, begun: float) -> dict[str, str]:
+def _facts(watch: _Watch, player: Player, begun: float, meter: Meter) -> dict[str, str]:
     ingest, train = watch.detail("ingest"), watch.detail("train")
     records = watch.history.refresh()
     scored = [r for r in records[-24:] if r.num_scored]
     weight = sum(r.num_scored for r in scored)
     score = f"{sum(r.scores['live']['mrr'] * r.num_scored for r in scored) / weight:.3f}" if weight else "-"
     elapsed = time.monotonic() - begun
+    learned = meter.at(records[-1].end_edge if records else 0, player.status.total or 1)
     return {
         "events": f"{ingest.get('edges', 0):,} of {player.status.total:,}", "lag": f"{ingest.get('lag', 0):,}",
         "not yet learned": f"{train.get('lag', 0):,}", "windows": f"{len(records):,}",
+        "learned": learned.text("events"),
         "MRR of the last 24": score, "version": str(train.get("version", "-")), "seconds": f"{elapsed:.0f}"}
 
 
-def _progress(watch: _Watch, player: Player, begun: float) -> Group:
+def _table(facts: dict[str, str]) -> Group:
     table = Table(box=None, show_header=False)
-    for name, value in _facts(watch, player, begun).items():
+    for name, value in facts.items():
         table.add_row(name, Text(value, style="bold"))
     return Group(table)
 

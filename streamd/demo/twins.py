@@ -24,6 +24,8 @@ class Twins:
         """First edge after the first 30% of events."""
         self._stop = threading.Event()
         self.windows: list[RegimeWindow] = []
+        self.edge = 0
+        """End of the windows that are scored."""
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="twins", daemon=True)
 
@@ -45,14 +47,14 @@ class Twins:
         while not log.refresh() or not log.num_edges:
             if self._stop.wait(0.05):
                 return
-        regimes, edge = Regimes(self._settings, log, TWINS, self.cut), 0
+        regimes = Regimes(self._settings, log, TWINS, self.cut)
         while not self._stop.is_set():
             log.refresh()
-            window = next_window(log, edge, self._settings.windows.width_seconds * 1_000_000)
+            window = next_window(log, self.edge, self._settings.windows.width_seconds * 1_000_000)
             if window is None:
                 self._stop.wait(0.05)
                 continue
             scored = regimes.window(window)
             assert scored is not None
+            self.edge = window.end_edge
             self.windows.append(scored)
-            edge = window.end_edge

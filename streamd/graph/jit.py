@@ -48,9 +48,26 @@ def cache_folder() -> Path | None:
 
 
 CACHE = cache_folder()
+COMPILED = "compiled"
+"""A file beside the kernels once all of them are there."""
 if CACHE is not None:
     numba.config.CACHE_DIR = str(CACHE)
 
 kernel = njit(cache=CACHE is not None, nogil=True)
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the kernel itself."""
+
+
+def compile_notice() -> str | None:
+    """What to tell whoever waits for kernels yet to be compiled; None where all are kept."""
+    if CACHE is None:
+        return "compiling kernels, at every start as no folder can keep them: about a minute"
+    if (CACHE / COMPILED).exists():
+        return None
+    return "compiling kernels, once per version: about a minute"
+
+
+def note_compiled() -> None:
+    """Say that all kernels are compiled and kept."""
+    if CACHE is not None:
+        (CACHE / COMPILED).touch()

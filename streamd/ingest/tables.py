@@ -130,6 +130,18 @@ class Times:
                       "2026-01-31T00:00:00Z")
 
 
+def count_rows(path: Path) -> int:
+    """About how many events a file for `read_events` has: its lines, or what Parquet says."""
+    if path.suffix == ".parquet":
+        with _parquet_file(path) as table:
+            return int(table.metadata.num_rows)
+    lines = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            lines += max(piece.count(b"\n"), piece.count(b"\r"))
+    return max(1, lines - (".csv" in path.suffixes))
+
+
 def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
     """Events of a .csv, .ndjson/.jsonl or .parquet file, the first two also with .gz.
 
@@ -193,14 +205,23 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
             yield row
 
 
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+def _parquet_file(path: Path) -> Any:
     try:
-        import pyarrow as pa
         import pyarrow.parquet
     except ImportError:
         raise SettingsError("Parquet needs pyarrow.", "pip install 'streamd[arrow]'.") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    file = _parquet_file(path)
+    import pyarrow as pa
+
+    try:
+        with file:
             names = file.schema_arrow.names
             _check_columns(names, columns.names)
             at = names.index(columns.time)

@@ -22,12 +22,14 @@ from streamd.segments.writer import TGUFWriter
 @dataclass(frozen=True)
 class Compaction:
     """What a compaction did so far. waiting: hidden rows it had to leave, because a role still replays them, or because
-    they are labels in a segment that has no edge yet."""
+    they are labels in a segment that has no edge yet. passed: segments looked at, of `total`."""
 
     segments: int = 0
     edges: int = 0
     keys: int = 0
     waiting: int = 0
+    passed: int = 0
+    total: int = 0
 
 
 def rewrite_deleted(log: LogWriter, reader: LogReader, before_edge: int) -> Compaction:
@@ -48,7 +50,7 @@ def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[
     _remove_keys(log, reader)
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
-    done = Compaction(keys=keys)
+    done = Compaction(keys=keys, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
@@ -56,7 +58,7 @@ def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[
         dead_E[max(before_edge - state.first_edge, 0):] = False
         if not state.num_edges:
             left, dead_L = left + int(dead_L.sum()), dead_L[:0]
-        done = replace(done, waiting=done.waiting + left)
+        done = replace(done, waiting=done.waiting + left, passed=done.passed + 1)
         if dead_E.any() or dead_L.any():
             if first == log.state.segments[-1].first_edge:
                 log.seal()

@@ -15,9 +15,12 @@ from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.settings import RetentionSettings
 from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
 
 log = structlog.get_logger()
 STEP_SECONDS = 0.05
+COMPACT = "compact"
+"""Of the heartbeat that says how far a pass is, for a `streamd compact` in another process."""
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 
@@ -33,6 +36,7 @@ class Keeper:
         self._steps: Iterator[Compaction] | None = None
         self._pass: tuple[int, int] | None = None
         self._progress = Compaction()
+        self._beat = Heartbeat(writer.data_dir, COMPACT)
         self._counted = 0
         self._blocked = 0
 
@@ -69,15 +73,22 @@ class Keeper:
                 self._progress = progress
                 metrics.compacted_edges.inc(progress.edges - self._counted)
                 self._counted = progress.edges
+        self._beat.touch("compacting", wish=wish, passed=self._progress.passed,
+                         total=self._progress.total)
         if self._steps is None and not self._progress.waiting and clean >= wish:
             compact_done(self._writer.data_dir)
             log.info("compaction_done", deletes_before_edge=wish)
 
-    def compact(self) -> Compaction:
-        """Work towards the wish until a pass is through. Returns: what the pass did."""
+    def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
+        """Work towards the wish until a pass is through. progress: told (segments passed, in all).
+
+        Returns: what the pass did.
+        """
         self.step()
         while self._steps is not None:
+            progress(self._progress.passed, self._progress.total)
             self.step()
+        progress(self._progress.passed, self._progress.total)
         return self._progress
 
     def _retain(self, held: int) -> None:

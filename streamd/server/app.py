@@ -64,7 +64,8 @@ def _add_pages(app: FastAPI) -> None:
         """Whether requests can be answered now."""
         ready, why = state.ready()
         refused = {f"{role}_refused": error for role, error in state.refusals().items()}
-        return JSONResponse({"ready": ready, "why": why, **refused}, 200 if ready else 503)
+        content = {"ready": ready, "why": why, **state.rebuild(), **refused}
+        return JSONResponse(content, 200 if ready else 503)
 
     @app.get("/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)])
     def prometheus(state: State, request: Request) -> Response:

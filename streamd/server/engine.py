@@ -20,6 +20,7 @@ from streamd.errors import StreamdError
 from streamd.gpu import choose_device
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
+from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, Overloaded, answers_of
 from streamd.server.checkpoint import stored_memory
@@ -30,6 +31,7 @@ from streamd.server.view import LogView
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.progress import Reading, RoleProgress
 
 log = structlog.get_logger()
 IDLE_SECONDS = 0.01
@@ -65,6 +67,8 @@ class EngineStatus:
     memory_edge: int = 0
     answered: int = 0
     events_per_second: float = 0.0
+    rebuild: Reading | None = None
+    """How far it is with graph, facts and memory, until it is ready."""
     beat: float = field(default_factory=time.monotonic)
 
 
@@ -80,6 +84,9 @@ class Engine:
         self._wake = asyncio.Event()
         self._served: Served | None = None
         self._building: tuple[Served, LogView] | None = None
+        self._carried_from: int | None = None
+        """Edge from which the first served version's memory is carried to now; None without one."""
+        self._rebuild: RoleProgress | None = None
         self._loading: Future[tuple[Served, LogView]] | None = None
         self._noticed = 0.0
         self._refused: set[str] = set()
@@ -136,6 +143,7 @@ class Engine:
         except Exception as error:
             log.exception("engine_failed", error=str(error))
             self.status.ready, self.status.why = False, f"the engine failed: {error}"
+            self.status.rebuild = None
             self._on_failure()
 
     def _search(self) -> None:
@@ -162,7 +170,11 @@ class Engine:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None
-        return LogView(self._settings, reader, self._model_of_champion())
+        self.status.why = "opening the log and what is stored of it"
+        manifest, model = self._champion()
+        view = LogView(self._settings, reader, model)
+        self._carried_from = None if manifest is None else view.memory_edge(manifest)
+        return view
 
     def _step(self, view: LogView) -> bool:
         """One slice of following log and registry. Returns: whether more of it waits."""
@@ -171,25 +183,43 @@ class Engine:
         self._follow_registry(view)
         building = self._build(view)
         if not self.status.ready and view.caught_up and not self._loading and not self._building:
-            self.status.ready, self.status.why = True, "answering"
+            self.status.ready, self.status.why, self.status.rebuild = True, "answering", None
+            metrics.rebuild_ratio.set(1)
             gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
             log.info("server_ready", edges=view.edge, version=self.status.version)
         elif not self.status.ready:
-            self.status.why = f"reading the log, edge {view.edge} of {view.log.num_edges}"
+            self._say_how_far(view)
         self._report(view)
         if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
             view.keep(self._served)
         return took > 0 or building
 
-    def _model_of_champion(self) -> ModelSettings:
-        """So that its facts are not made twice; where it cannot be read, loading it will say so."""
-        champion = self._registry.champion()
+    def _say_how_far(self, view: LogView) -> None:
+        """Until it is ready: edges in graph and facts, and edges that memory was carried over."""
+        done, total = view.taken_in
+        if self._carried_from is not None:
+            total += max(0, view.log.num_edges - self._carried_from)
+        if self._building is not None:
+            served, own = self._building
+            done += served.memory.edge - (self._carried_from or 0)
+            if own is not view:
+                done, total = done + own.taken_in[0], total + own.taken_in[1]
+        if self._rebuild is None:
+            self._rebuild = RoleProgress("rebuilding", metrics.rebuild_ratio)
+        self.status.rebuild = self._rebuild.at(done, total)
+        self.status.why = f"reading the log, {self.status.rebuild.text('edges')}"
+
+    def _champion(self) -> tuple[Manifest | None, ModelSettings]:
+        """With its settings, so that its facts are not made twice; where it cannot be read, loading
+        it will say so."""
+        name = self._registry.champion()
         try:
-            return self._registry.manifest(champion).model_settings() if champion else self._settings.model
+            manifest = self._registry.manifest(name) if name else None
+            return manifest, manifest.model_settings() if manifest else self._settings.model
         except (StreamdError, OSError, ValueError) as error:
-            log.error("version_not_served", version=champion, error=str(error))
-            return self._settings.model
+            log.error("version_not_served", version=name, error=str(error))
+            return None, self._settings.model
 
     def _follow_log(self, view: LogView) -> int:
         took, deleted = view.follow()
@@ -256,6 +286,7 @@ class Engine:
         if self._loading is not None and self._loading.done():
             try:
                 self._building = self._loading.result()
+                self._carried_from = self._building[0].memory.edge
             except (StreamdError, OSError, RuntimeError, ValueError) as error:
                 if self._wanted() == self._loading_name:  # else it was dropped meanwhile, which harms nobody
                     self._refuse(self._loading_name, str(error))
@@ -288,7 +319,8 @@ class Engine:
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(sum(len(w.asked) for w in self._queue))
         self._beat.touch("ready" if status.ready else "rebuilding", edges=view.edge, version=status.version,
-                         newest=view.newest_us, answered=status.answered)
+                         newest=view.newest_us, answered=status.answered,
+                         **(status.rebuild.fields() if status.rebuild else {}))
 
     def _answer(self) -> None:
         batch: list[_Waiting] = []

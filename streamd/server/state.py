@@ -1,7 +1,7 @@
 """What the routes share: settings, engine, registry, the way to Kafka, and the keys that open them."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 
@@ -41,6 +41,12 @@ class ServerState:
         for role in OTHER_ROLES:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
+
+    def rebuild(self) -> dict[str, Any]:
+        """While graph, facts and memory are made: the share that is done, and the seconds left,
+        None until measured."""
+        reading = self.engine.status.rebuild
+        return reading.fields() if reading else {}
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests should come."""

@@ -11,6 +11,7 @@ from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
 from streamd.models import Memory
+from streamd.registry.registry import Manifest
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import forget_memory, store_memory, stored_memory
@@ -30,6 +31,7 @@ class LogView:
     def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings) -> None:
         """model: of the version that is served; half-lives and bound of the facts are its."""
         self.log, self.model = reader, model
+        self._began_at = reader.first_edge
         begin_hold(settings.data_dir, ROLE, reader.first_edge)
         self.live = LiveGraph(reader, make_graph(settings, choose_device(settings.server.device), reader.first_edge), model)
         self._data_dir = settings.data_dir
@@ -56,6 +58,11 @@ class LogView:
     def edge(self) -> int:
         """Id of the next edge to take in."""
         return self.live.edge
+
+    @property
+    def taken_in(self) -> tuple[int, int]:
+        """Edges in the graph, which the facts follow, and in the log, since this view began."""
+        return self.live.graph.num_edges - self._began_at, self.log.num_edges - self._began_at
 
     def follow(self) -> tuple[int, bool]:
         """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes.
@@ -98,10 +105,13 @@ class LogView:
             write_hold(self._data_dir, ROLE, hold)
             self._hold = hold
 
-    def _memory_is_due(self, served: Served) -> bool:
+    def memory_edge(self, manifest: Manifest) -> int:
+        """Edge at which a version's memory is stored last: by the version itself, or here since."""
         version, edge = self._memory_stored
-        behind = max(served.manifest.edge, edge if version == served.manifest.name else -1)
-        return served.memory.edge - behind >= MEMORY_EVERY
+        return max(manifest.edge, edge if version == manifest.name else -1)
+
+    def _memory_is_due(self, served: Served) -> bool:
+        return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
 
     def _store_memory(self, version: str, memory: Memory) -> None:
         try:

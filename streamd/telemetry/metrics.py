@@ -175,6 +175,10 @@ swaps = Counter("streamd_swaps", "Model versions swapped in", registry=SERVE)
 swap_seconds = Histogram(
     "streamd_swap_seconds", "Seconds from noticing a version to serving it", buckets=SLOW,
     registry=SERVE)
+rebuild_ratio = Gauge(
+    "streamd_rebuild_ratio",
+    "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
+    registry=MODEL)
 gpu_in_use = Gauge(
     "streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU", registry=MODEL)
 gpu_placement = Gauge(

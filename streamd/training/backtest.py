@@ -90,11 +90,13 @@ def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
 
 
 def backtest(
-    settings: Settings, log: LogReader, plan: Plan, progress: Callable[[str, int, int], None] = lambda *_: None
+    settings: Settings, log: LogReader, plan: Plan,
+    progress: Callable[[str, int, int, str], None] = lambda *_: None
 ) -> Result | None:
     """Run all regimes with fresh facts, and the live one once for each older age. None where no window could be scored.
 
-    A window is never merged with another, however long it takes. progress: told the run, the edge, and edges in all.
+    A window is never merged with another, however long it takes.
+    progress: told the part of the work, done, in all, and the unit of these.
     """
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
@@ -117,14 +119,18 @@ def backtest(
 
 
 def _run(
-    title: str, regimes: Regimes, windows: Sequence[Window], progress: Callable[[str, int, int], None]
+    title: str, regimes: Regimes, windows: Sequence[Window],
+    progress: Callable[[str, int, int, str], None]
 ) -> list[RegimeWindow]:
+    reading, learning = f"{title}, reading the first part", f"{title}, learning the first part"
+    regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
     out: list[RegimeWindow] = []
-    first, end = windows[0].first_edge, windows[-1].end_edge
-    for window in windows:
-        scored = regimes.window(window)
-        out.append(scored or _learned_at_once(window))
-        progress(title, window.end_edge - first, end - first)
+    at_once = [w for w in windows if regimes.is_initial(w)]
+    for said, part in ((reading, at_once), (title, windows[len(at_once):])):
+        for window in part:
+            out.append(regimes.window(window) or _learned_at_once(window))
+            first, end = part[0].first_edge, part[-1].end_edge
+            progress(said, window.end_edge - first, end - first, "events")
     return out
 
 

@@ -14,7 +14,7 @@ And rules that cost nothing: EdgeBank, popularity at each half-life, partners + 
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,11 +77,17 @@ class Regimes:
                           for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)}
         self._base = Learner(settings, schema, ReplayStore.of(settings), first) if initial_epochs else None
         self._seconds = dict.fromkeys(names, 0.0)
+        self.on_initial: Callable[[int, int], None] = lambda done, total: None
+        """Told (steps, in all) while what lies before the cut is learned at once."""
+
+    def is_initial(self, window: Window) -> bool:
+        """Whether a window is learned at once with those before it, and not scored."""
+        return self._epochs > 0 and window.first_edge < self._cut
 
     def window(self, window: Window) -> RegimeWindow | None:
         """Score a window under every regime, then let those learn whose turn it is. None for one before the cut that
         is learned at once."""
-        if self._base is not None and window.first_edge < self._cut:
+        if self._base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
             for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, first_recorded=shown)):
                 self._base.score(chunk)
@@ -121,6 +127,7 @@ class Regimes:
     def _begin_alike(self, edge: int) -> None:
         """Learn all before the cut, and let every regime begin as the model that did."""
         assert self._base is not None
+        self._base.on_progress = self.on_initial
         self._base.learn(edge, epochs=self._epochs)
         self._base.begin()
         for learner in self._learners.values():

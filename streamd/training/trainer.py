@@ -22,6 +22,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.progress import Reading, RoleProgress
 from streamd.training.attempts import FILE as ATTEMPT
 from streamd.training.attempts import MAX_FAILURES, begin_attempt, counting_failures, last_attempt
 from streamd.training.bootstrap import FILE as BOOTSTRAP
@@ -179,24 +180,20 @@ class Trainer:
         if found is None:
             return
         log.info("bootstrap", first_edge=found.first_edge, events=found.end_edge - found.first_edge)
-        self._recorder.rebuild(found.first_edge, on_slice=lambda edge: self._touch("bootstrapping"))
+        self._recorder.rebuild(found.first_edge, on_slice=self._rebuilding(found.first_edge))
         self._learner.start_at(found.first_edge)
         self.edge, begun = found.first_edge, time.monotonic()
+        recording = RoleProgress("bootstrapping", step="record")
         while self.edge < found.end_edge:
             window = next_window(self._log, self.edge, self._width_us)
             assert window is not None
             for chunk in self._recorder.chunks(window):
                 self._learner.score(chunk)
-                self._touch("bootstrapping")
+                done = self._recorder.edge - found.first_edge
+                self._touch("bootstrapping", recording.at(done, found.end_edge - found.first_edge))
             self.edge = window.end_edge
-        recorded = time.monotonic()
-
-        def progress(done: int, total: int) -> None:
-            left = (time.monotonic() - recorded) / done * (total - done)
-            self._beat.touch("bootstrapping", edge=self.edge, lag=self._log.num_edges - self.edge, version=RULE,
-                             share=round(done / total, 3), seconds_left=round(left))
-
-        self._learner.on_progress = progress
+        learning = RoleProgress("bootstrapping", step="learn")
+        self._learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
         learned = self._learner.learn(found.first_edge, self._settings.bootstrap.epochs)
         self._learner.on_progress = self._on_progress
         if learned is not None:
@@ -324,7 +321,8 @@ class Trainer:
             log.warning("champion_not_compared", version=champion, reason=f"the log does not hold edge {stored.edge}")
             return False
         log.warning("learning_beside_champion", version=champion, reason="it has other model or window settings")
-        self._incumbent = Incumbent(self._settings, self._log, champion, stored, self._on_rebuilt)
+        self._incumbent = Incumbent(
+            self._settings, self._log, champion, stored, self._rebuilding(stored.edge))
         self._shadow, self._compared = None, Comparison()
         return True
 
@@ -408,7 +406,7 @@ class Trainer:
         started = time.perf_counter()
         self._tell_trained_until()
         self._keeping = Keeping(self._settings, self._versions, self._recorder.live, self.edge)
-        self._recorder.rebuild(self.edge, on_slice=self._on_rebuilt)
+        self._recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
         if shadow:
             self._resume_shadow(shadow)
         if lost:
@@ -470,11 +468,22 @@ class Trainer:
             next_us = int(self._log.time_of(np.array([self.edge]))[0]) if waits else self._log.watermark
             metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
-    def _on_rebuilt(self, edge: int) -> None:
-        self._beat.touch("rebuilding", edge=edge)
+    def _rebuilding(self, until_edge: int) -> Callable[[int], None]:
+        """Takes the graph's newest edge while graph and facts are made up to `until_edge`."""
+        first = self._log.first_edge
+        work = RoleProgress("rebuilding", metrics.rebuild_ratio)
+        work.at(0, until_edge - first)
+
+        def on_slice(edge: int) -> None:
+            reading = work.at(edge - first, until_edge - first)
+            self._beat.touch("rebuilding", edge=edge, **reading.fields())
+
+        return on_slice
 
     def _on_progress(self, done: int, total: int) -> None:
         self._touch("learning")
 
-    def _touch(self, state: str) -> None:
-        self._beat.touch(state, edge=self.edge, version=self._version or RULE, lag=self._log.num_edges - self.edge)
+    def _touch(self, state: str, reading: Reading | None = None) -> None:
+        self._beat.touch(state, edge=self.edge, version=self._version or RULE,
+                         lag=self._log.num_edges - self.edge,
+                         **(reading.fields() if reading else {}))

@@ -1,8 +1,13 @@
+import io
 import json
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from streamd.demo import play
 from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
@@ -10,6 +15,7 @@ from streamd.errors import DemoError
 from streamd.events import Schema
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
+from streamd.telemetry import progress
 from streamd.training.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
@@ -57,7 +63,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     while len(twins.windows) < len(records) and twins.error is None:
         time.sleep(0.05)
     twins.stop()
-    assert twins.error is None and len(twins.windows) == len(records)
+    assert twins.error is None and len(twins.windows) == len(records) and twins.edge == records[-1].end_edge
     for record, twin in zip(records, twins.windows, strict=True):
         assert twin.num_scored == record.num_scored
         if record.num_scored:
@@ -75,6 +81,31 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     reader = LogReader(tmp_path)
     reader.refresh()
     assert reader.num_edges == 900
+
+
+def test_waiting_for_the_twins_says_how_far_they_are_in_lines_that_are_not_wrapped(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(play, "POLL_SECONDS", 0.0)
+    twins, out = SimpleNamespace(edge=300, windows=[0] * 3), io.StringIO()
+
+    def check():
+        twins.edge += 100
+        twins.windows.append(0)
+
+    play._await_twins(twins, 10, 1000, Console(file=out, width=40), check)
+    shares = [int(n) for n in re.findall(r"^models to compare with .*: (\d+) %, [\d,]+ .*events", out.getvalue(), re.M)]
+    assert shares == [*range(30, 101, 10), 100] and len(out.getvalue().splitlines()) == len(shares)
+
+
+def test_the_demo_says_in_a_log_how_far_the_learning_is():
+    records = [SimpleNamespace(end_edge=250, num_scored=0)]
+    watch = SimpleNamespace(detail=lambda role: {}, history=SimpleNamespace(refresh=lambda: records))
+    player, out = SimpleNamespace(status=SimpleNamespace(total=1000)), io.StringIO()
+    with play._display(Console(file=out, width=40, soft_wrap=True)) as show:
+        for _ in range(5):
+            show(watch, player, 0.0)
+    line, = out.getvalue().splitlines()
+    assert "learned 25 %, 250 of 1,000 events" in line, "a line in ten seconds, however long it is"
 
 
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():

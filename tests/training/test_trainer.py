@@ -1,3 +1,4 @@
+import functools
 import os
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from streamd.registry import Registry
 from streamd.segments.holds import ask_to_compact
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.bootstrap import planned_range
+from streamd.training.recorder import Recorder
 from streamd.training.shadow import Comparison
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
@@ -267,6 +270,27 @@ def test_a_first_start_on_a_log_with_a_past_learns_the_newest_of_it_at_once(tmp_
     again.bootstrap()
     assert again.edge == end and len(registry.names()) == 1, "once is enough"
     assert (again._learner.memory.state == trainer._learner.memory.state).all()
+
+
+def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=10 * HOUR + 5)
+    said, touch = [], Heartbeat.touch
+    monkeypatch.setattr(Recorder, "rebuild", functools.partialmethod(Recorder.rebuild, slice_edges=100))
+    monkeypatch.setattr(Heartbeat, "touch", lambda self, state, **detail: said.append((state, detail)) or touch(self, state, **detail))
+    values = {"windows__max_events": 100, "bootstrap__max_events": 400, "bootstrap__epochs": 2}
+    trainer, _, _ = make(tmp_path, **values)
+    trainer.bootstrap()
+    shares = {state: [d["share"] for s, d in said if s == state] for state in ("rebuilding", "bootstrapping")}
+    assert len(shares["rebuilding"]) == 5 and shares["rebuilding"] == sorted(shares["rebuilding"])
+    assert shares["rebuilding"][-1] == 1, "up to the events that are learned"
+    whole = shares["bootstrapping"].index(1)
+    for part in (shares["bootstrapping"][: whole + 1], shares["bootstrapping"][whole + 1:]):
+        assert len(part) > 3 and part == sorted(part) and part[-1] == 1, "recording, then learning"
+    said.clear()
+    make(tmp_path, **values)
+    again = [(d["edge"], d["share"]) for s, d in said if s == "rebuilding"]
+    assert again[0] == (100, int(1000 * 100 / trainer.edge) / 1000) and again[-1] == (trainer.edge, 1)
+    assert metrics.MODEL.get_sample_value("streamd_rebuild_ratio") == 1
 
 
 def test_what_follows_a_bootstrap_is_scored_by_its_version(tmp_path):

@@ -1,0 +1,183 @@
+"""How far a long work is and how long it still takes: on a terminal, in a log, in a heartbeat."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import structlog
+from prometheus_client import Gauge
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+log = structlog.get_logger()
+RATE_SECONDS = 60.0
+"""A rate is that of so long ago until now: a work whose later part is slower says so soon."""
+SURE_SECONDS = 1.0
+"""What was measured for less tells nothing of the rest."""
+LINE_SECONDS = 10.0
+"""Between two lines of a log, so that a work of an hour leaves a few hundred."""
+TERMINAL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How far a work is. share: of 1, it never falls. rate: units a second; like seconds_left None
+    until it was measured."""
+
+    done: int
+    total: int
+    share: float
+    rate: float | None
+    seconds_left: float | None
+
+    def text(self, unit: str) -> str:
+        """As "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
+        parts = [f"{int(100 * self.share + 1e-9)} %", f"{self.done:,} of {self.total:,} {unit}"]
+        if self.rate is not None:
+            parts.append(f"{self.rate:,.0f}/s" if self.rate >= 10 else f"{self.rate:.2g}/s")
+        if self.seconds_left is not None:
+            parts.append(f"{span(self.seconds_left)} left")
+        return ", ".join(parts)
+
+    def fields(self) -> dict[str, Any]:
+        """For a log line, a heartbeat or an answer."""
+        left = None if self.seconds_left is None else round(self.seconds_left)
+        return {"share": int(1000 * self.share + 1e-9) / 1000, "seconds_left": left}
+
+
+def span(seconds: float) -> str:
+    """As "12 s", "3 min" or "2 h 5 min"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Meter:
+    """Share, rate and time left of one work, by what it did in the last minute. Owner: its loop."""
+
+    def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """done: what was done before, which tells nothing of the rate."""
+        self._monotonic = monotonic
+        self._measured = deque([(monotonic(), done)])
+        self._share = 0.0
+
+    def at(self, done: int, total: int) -> Reading:
+        """Where the work is now. total may grow while it goes on; 0 of 0 is all of it."""
+        now = self._monotonic()
+        while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
+            self._measured.popleft()
+        since, before = self._measured[0]
+        took, did = now - since, done - before
+        rate = did / took if took >= SURE_SECONDS and did > 0 else None
+        if now - self._measured[-1][0] >= SURE_SECONDS:
+            self._measured.append((now, done))
+        self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
+        left = 0.0 if done >= total else (total - done) / rate if rate else None
+        return Reading(done=done, total=total, share=self._share, rate=rate, seconds_left=left)
+
+
+class ProgressLine:
+    """What a command shows of its work: on a terminal one line that changes, elsewhere a line every
+    LINE_SECONDS and one at the end, never wrapped. A context: a part that an error does not cut
+    short is done, and shown as 100 %."""
+
+    def __init__(
+        self, console: Console, what: str, unit: str = "events",
+        monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.what, self._unit = what, unit
+        self._console, self._monotonic = console, monotonic
+        self._is_live = console.is_interactive and console.file.isatty()
+        self._bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False,
+                                        table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TimeElapsedColumn(), console=console, disable=not self._is_live)
+        self._task = self._bar.add_task(what)
+        self._meter = Meter(0, monotonic)
+        self._begun = self._shown = monotonic()
+        self._latest: tuple[int, int] | None = None
+
+    def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
+        """Go over to another part; the one before is done. done: of it, before it began."""
+        self.end()
+        self.what, self._unit, self._latest = what, unit, None
+        self._meter = Meter(done, self._monotonic)
+        self._begun = self._shown = self._monotonic()
+        self._bar.update(self._task, description=what)
+
+    def at(self, done: int, total: int) -> None:
+        """Say where the work is; call it as often as you like."""
+        self._latest = done, total
+        now = self._monotonic()
+        if now - self._shown >= (TERMINAL_SECONDS if self._is_live else LINE_SECONDS):
+            self._shown = now
+            self._show(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
+
+    def of(self, what: str, done: int, total: int, unit: str = "events") -> None:
+        """`at`, of a part whose rate is measured from its first call on."""
+        if what != self.what:
+            self.begin(what, unit, done)
+        self.at(done, total)
+
+    def end(self) -> None:
+        """Show the present part as done, if any of it was."""
+        if self._latest is not None:
+            took = self._monotonic() - self._begun
+            self._show(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
+
+    def leave(self) -> None:
+        """Show where the present part is, which ends here unfinished."""
+        if self._latest is not None:
+            self._show(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
+            self._latest = None
+
+    def _show(self, text: str) -> None:
+        if self._is_live:
+            self._bar.update(self._task, description=text)
+        else:
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def __enter__(self) -> "ProgressLine":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self.leave()
+        self._bar.stop()
+
+
+class RoleProgress:
+    """What a role says of a long work: a log line every LINE_SECONDS, a metric, and a reading for
+    its heartbeat."""
+
+    def __init__(
+        self, event: str, ratio: Gauge | None = None,
+        monotonic: Callable[[], float] = time.monotonic, **fields: Any
+    ) -> None:
+        """event: the log line's name. ratio: takes the share. fields: of every line."""
+        self._event, self._ratio, self._fields = event, ratio, fields
+        self._monotonic = monotonic
+        self._meter = Meter(0, monotonic)
+        self._said = monotonic()
+
+    def at(self, done: int, total: int) -> Reading:
+        """Say where the work is; call it as often as you like."""
+        reading = self._meter.at(done, total)
+        if self._ratio is not None:
+            self._ratio.set(reading.share)
+        now = self._monotonic()
+        if now - self._said >= LINE_SECONDS:
+            self._said = now
+            log.info(self._event, **self._fields, done=done, total=total, **reading.fields(),
+                     a_second=None if reading.rate is None else round(reading.rate, 1))
+        return reading
