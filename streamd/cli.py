@@ -306,7 +306,7 @@ def show_config(config: ConfigOption = None, data_dir: DataOption = None) -> Non
 
 @app.command()
 def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check broker, data directory, checksums, device, and compile the kernels."""
+    """Check what a run needs, and compile the kernels; exit status 1 where something stops a run."""
     from streamd.doctor import examine
 
     settings = _settings(config, data_dir)

@@ -1,21 +1,31 @@
 """What `streamd doctor` checks: each check says what it saw, and none stops the others."""
 
+import dataclasses
 import os
+import resource
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamd.errors import StreamdError
+from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON
-from streamd.settings import Settings
+from streamd.settings import Settings, schema_of
+from streamd.telemetry.heartbeat import read_beat
+
+if TYPE_CHECKING:
+    from streamd.ingest.watch import Topics
 
 MIN_FREE_BYTES = 1_000_000_000
+OTHER_FILES = 128
+"""Open files of a role beside connections and segments: libraries, logs, sockets to the brokers."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,8 @@ class Check:
 
 def examine(settings: Settings) -> Iterator[Check]:
     """Run all checks, yielding each as it is done."""
-    for name, look in (("broker", _broker), ("data directory", _data_directory), ("crc32c", _crc32c),
+    for name, look in (("broker", _broker), ("data directory", _data_directory), ("feature widths", _widths),
+                       ("clock", _clock), ("ports", _ports), ("file limit", _file_limit), ("crc32c", _crc32c),
                        ("device", _device), ("kernels", _kernels)):
         yield _checked(name, look, settings)
 
@@ -40,26 +51,44 @@ def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> 
 
 
 def _broker(settings: Settings) -> str:
+    from collections import Counter
+
+    from streamd.ingest.watch import missing_topic
+
+    topics, _ = _asked(settings)
+    if topics.missing:
+        raise StreamdError("; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing))
+    stand_in = " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
+    return f"cluster {topics.cluster_id}{stand_in}, partitions {dict(Counter(tp.topic for tp in topics.partitions))}"
+
+
+def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
+    """What the broker says of our topics, and with `times` the newest timestamp of their records, microseconds; 0 where
+    there is none. Raises: KafkaError."""
+    from kafka.admin import OffsetSpec
+    from kafka.errors import KafkaError as ClientError
+
     from streamd.ingest.client import make_admin
+    from streamd.ingest.watch import describe
 
     admin = make_admin(settings.kafka)
     try:
-        cluster = admin.describe_cluster()
-        topics = admin.describe_topics(list(settings.kafka.topics))
+        topics = describe(admin, settings.kafka.topics)
+        wanted = dict.fromkeys(topics.partitions if times else (), OffsetSpec.MAX_TIMESTAMP)
+        newest = [found.timestamp for found in admin.list_partition_offsets(wanted).values()] if wanted else []
+    except ClientError as error:
+        raise KafkaError(f"The broker does not describe its topics: {error}.", "check kafka.client.") from None
     finally:
         admin.close()
-    found = {t["name"]: len(t["partitions"]) for t in topics if not t["error_code"]}
-    missing = set(settings.kafka.topics) - set(found)
-    if missing:
-        raise StreamdError(f"Cluster {cluster['cluster_id']} has no topic {sorted(missing)}.", "create it.")
-    stand_in = " (a mock, for a first look only)" if str(cluster["cluster_id"]).startswith("mockCluster") else ""
-    return f"cluster {cluster['cluster_id']}{stand_in}, partitions {found}"
+    return topics, max([0, *newest]) * 1000
 
 
 def _data_directory(settings: Settings) -> str:
     folder = settings.data_dir.resolve()
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise StreamdError(f"{folder} is no directory that this user may write.", "set data_dir to one.")
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         raise StreamdError(f"Only {free / 1e9:.1f} GB are free in {folder}.", "free space or set data_dir.")
@@ -71,6 +100,82 @@ def _data_directory(settings: Settings) -> str:
             os.fdatasync(file.fileno())
         wait = (time.perf_counter() - begun) / 10
     return f"{settings.data_dir}: {free / 1e9:.0f} GB free, {wait * 1e3:.1f} ms to make a write durable"
+
+
+def _widths(settings: Settings) -> str:
+    from streamd.segments.recovery import last_state
+
+    wanted = schema_of(settings)
+    said = ", ".join(f"{name} {width}" for name, width in dataclasses.asdict(wanted).items())
+    if not (settings.data_dir / "journal").is_dir():
+        return f"{said}; there is no log yet"
+    found = last_state(settings.data_dir, wanted).schema
+    if found != wanted:
+        raise StreamdError(f"The log of {settings.data_dir} has {found}, the settings say {wanted}.",
+                           "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a "
+                           "new data_dir.")
+    return f"{said}, as in the log"
+
+
+def _clock(settings: Settings) -> str:
+    """Only a clock that is behind can be told: what is newest may well be old."""
+    newest_us, whose = _newest(settings)
+    if not newest_us:
+        return "nothing to compare it with: there is no record in Kafka and no event in the log"
+    behind = newest_us / 1e6 - time.time()
+    if behind > settings.ingest.max_ahead_seconds:
+        raise StreamdError(f"This machine's clock is {behind:,.0f} s behind {whose}.",
+                           "set it, or the clock of what produced that; ingest takes nothing so far ahead.")
+    return f"not behind {whose}, {max(0.0, -behind):,.0f} s ago"
+
+
+def _newest(settings: Settings) -> tuple[int, str]:
+    """Microseconds, 0 where unknown, and what is of that time."""
+    from streamd.segments.reader import LogReader
+
+    try:
+        if newest_us := _asked(settings, times=True)[1]:
+            return newest_us, "Kafka's newest record"
+    except StreamdError:
+        pass  # the check of the broker says why
+    reader = LogReader(settings.data_dir)
+    if not reader.refresh() or not reader.num_edges:
+        return 0, ""
+    return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"
+
+
+def _ports(settings: Settings) -> str:
+    host, own = settings.server.host, settings.telemetry
+    said = []
+    for role, port in (("serve", settings.server.port), ("ingest", own.ingest_port), ("train", own.train_port)):
+        if not port:
+            continue
+        beat = read_beat(settings.data_dir, role)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                said.append(f"{port} free for {role}")
+            except OSError as error:
+                if beat is None or not beat.alive:
+                    name = "server.port" if role == "serve" else f"telemetry.{role}_port"
+                    raise StreamdError(f"{role} cannot listen on {host}:{port}: {error.strerror}.",
+                                       f"free the port or set {name}.") from None
+                said.append(f"{port} used by {role}, which runs")
+    return ", ".join(said)
+
+
+def _file_limit(settings: Settings) -> str:
+    """Connections that may wait, the log's segments, and room for libraries."""
+    from streamd.segments.layout import EDGES
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    segments = len(list((settings.data_dir / EDGES).glob("*.tguf")))
+    wanted = settings.server.max_queue + segments + OTHER_FILES
+    said = f"{soft} open files (hard limit {hard}), {wanted} may be needed"
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        raise StreamdError(f"{said}.", f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the service's unit.")
+    return said
 
 
 def _crc32c(_: Settings) -> str:

@@ -236,6 +236,20 @@ def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(t
     assert process_all(trainer, log, 1)[0].promoted
 
 
+def test_a_trainer_says_from_its_start_up_to_where_it_has_learned_and_a_quiet_stretch_is_no_lag(tmp_path):
+    write_log(tmp_path, *stream(60, hours=2), SCHEMA, watermark=10 * HOUR)
+
+    def told():
+        return metrics.TRAIN.get_sample_value("streamd_trained_until_timestamp_seconds")
+
+    trainer, _, log = make(tmp_path)
+    assert told() == 0, "nothing is learned, the first window is due"
+    process_all(trainer, log)
+    assert told() == 2 * 3600
+    make(tmp_path)
+    assert told() == 10 * 3600, "no event lies between the last window and the watermark"
+
+
 def test_a_checkpoint_beyond_the_log_is_refused_by_name(tmp_path):
     write_log(tmp_path / "long", *stream(300), SCHEMA, watermark=100 * HOUR)
     trainer, _, log = make(tmp_path / "long")
