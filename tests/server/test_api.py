@@ -170,20 +170,15 @@ def test_without_keys_only_this_machine_may_ask_under_its_own_name(world):
         assert world.client.get("/v1/models", headers={"host": host}).status_code == status, host
 
 
-def test_a_request_has_an_id_and_a_line_in_the_log_without_its_content(tmp_path, capsys):
+def test_a_request_has_an_id_and_a_line_in_the_log_without_its_content(tmp_path, logged):
     write_log(tmp_path, *stream(100), SCHEMA)
     world = World(tmp_path, telemetry__access_log=True, server__api_keys=["sesame"]).start()
     get = world.client.get
-    import structlog
-
-    from streamd.telemetry.logs import configure_logs
-    configure_logs("info", "json", "serve")
     assert get("/v1/embeddings/user:private?integer=false", headers={"X-API-Key": "sesame", "X-Request-ID": "abc-1"}).headers["x-request-id"] == "abc-1"
     strange = get("/v1/models", headers={"X-API-Key": "wrong", "X-Request-ID": "a\tb"}).headers["x-request-id"]
     get("/livez")
     world.stop()
-    structlog.reset_defaults()
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"event": "request"' in line]
+    lines = [line for line in logged() if line["event"] == "request"]
     assert [(x["id"], x["status"], x["route"]) for x in lines] == [
         ("abc-1", 200, "/v1/embeddings/{node:path}"), (strange, 401, "/v1/models")] and len(strange) == 32
     assert not any(word in json.dumps(lines) for word in ("private", "sesame", "wrong"))

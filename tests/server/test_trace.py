@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from streamd.server.app import create_app
 from streamd.server.trace import trace_of
 from streamd.telemetry import metrics
-from streamd.telemetry.logs import configure_logs
 from tests.builders import settings
 from tests.server.test_server import World
 
@@ -45,16 +43,14 @@ def test_any_text_is_a_trace_or_none(text):
     assert trace is None or trace.trace_id in text
 
 
-def test_the_lines_of_a_request_name_its_trace_and_those_of_the_next_do_not(tmp_path, capsys, monkeypatch):
+def test_the_lines_of_a_request_name_its_trace_and_those_of_the_next_do_not(tmp_path, logged, monkeypatch):
     world = World.of(tmp_path, settings(tmp_path, telemetry__access_log=True))
     models, of_request = world.state.registry.journal.last, structlog.get_logger()
     monkeypatch.setattr(world.state.registry.journal, "last", lambda: of_request.info("looked") or models())
-    configure_logs("info", "json", "serve")
     client = TestClient(create_app(world.state), "http://localhost")
     told = [client.get("/v1/models", headers=h).headers.get("traceresponse")
             for h in ({"traceparent": GOOD}, {"traceparent": GOOD[:-1]}, {})]
-    structlog.reset_defaults()
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = logged()
     assert [line["event"] for line in lines] == ["looked", "request"] * 3
     _, trace_id, span, _ = told[0].split("-")
     assert all((x["trace_id"], x["parent"], x["span"]) == (TRACE, PARENT, span) for x in lines[:2]) and trace_id == TRACE
