@@ -276,12 +276,13 @@ def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
     assert "no dead letters" in invoke("deadletter", "list", "--data-dir", tmp_path / "none").output
 
 
-def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path):
+def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch):
+    monkeypatch.setattr("streamd.cli.out.width", 300)
     letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
     evil = "\x1b[2J\r\n\x9b31m\u202e"
     letters.add(DeadLetter(evil, 1, 0, 0, evil, evil, 7, evil.encode() + b"\xff"))
     letters.flush()
-    shown = invoke("deadletter", "list", "--data-dir", tmp_path, COLUMNS=300).output
+    shown = invoke("deadletter", "list", "--data-dir", tmp_path).output
     assert not {"\x1b", "\r", "\x9b", "\u202e"} & set(shown)
     assert shown.count("\\x1b[2J\\r\\n\\x9b31m\\u202e") == 5, "topic, reason, error, value, and reason counted"
     assert "\\xff" in shown

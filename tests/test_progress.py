@@ -15,7 +15,7 @@ from streamd.cli import app
 from streamd.clock import ManualClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import jit
-from streamd.ingest.produce import count_rows
+from streamd.ingest.tables import count_rows
 from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.keeper import STEP_SECONDS, Keeper
 from streamd.segments.log import LogWriter
