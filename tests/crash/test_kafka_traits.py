@@ -203,11 +203,12 @@ def test_a_compacted_topics_holes_and_tombstones_are_read_as_what_they_are(daemo
 
 def test_secrets_are_in_no_log_line_and_no_output(daemon_on, kafka, topic):
     secret = "hunter2-do-not-print"
-    daemon = daemon_on(kafka.bootstrap_servers, topic, kafka__client={
-        "sasl_mechanism": "PLAIN", "sasl_plain_username": "me", "sasl_plain_password": secret, "ssl_password": secret,
-        "security_protocol": "PLAINTEXT"}, server__api_keys=[secret], telemetry__log_level="debug").start()
+    daemon = daemon_on(kafka.bootstrap_servers, topic, server__api_keys=[secret], telemetry__log_level="debug").start()
     wait(lambda: "server_listening" in daemon.output() and "ingest_started" in daemon.output(), "all roles run")
+    client = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "me", "sasl_plain_password": secret,
+              "security_protocol": "SASL_PLAINTEXT"}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(daemon.settings)
+    environment["STREAMD_KAFKA__CLIENT"] = json.dumps(client)
     shown = [subprocess.run([sys.executable, "-m", "streamd", *command], env=environment, capture_output=True, text=True,
                             check=False) for command in (["config"], ["doctor"])]
     assert "***" in shown[0].stdout
