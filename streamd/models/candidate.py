@@ -60,3 +60,8 @@ class StoredVersion:
     memory_us: int
     model: dict[str, Any]
     window_seconds: int
+
+    @property
+    def fixed_settings(self) -> dict[str, Any]:
+        """Settings that learning must share to go on from it, as `streamd.training.checkpoint` has them."""
+        return {"model": self.model, "window": self.window_seconds}

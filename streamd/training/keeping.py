@@ -13,14 +13,17 @@ ROLE, FACTS = "train", "train/facts"
 class Keeping:
     """Owner: the trainer."""
 
-    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph, edge: int) -> None:
-        """Takes over the facts last stored before `edge`, where there are any."""
+    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
         self._data_dir, self._versions, self._live = settings.data_dir, versions, live
-        begin_hold(self._data_dir, ROLE, live.log.first_edge)
-        self._facts_edge = live.restore_facts(self._data_dir / FACTS, edge)
+        self._facts_edge = live.edge
         self._hold = Hold(-1, -1)
         self.done = 0.0
         """When `keep` was last called, by the monotonic clock."""
+
+    def resume(self, edge: int) -> None:
+        """Take over the facts last stored before `edge`, where there are any."""
+        begin_hold(self._data_dir, ROLE, self._live.log.first_edge)
+        self._facts_edge = self._live.restore_facts(self._data_dir / FACTS, edge)
 
     def wish(self) -> int | None:
         """The edge before which compaction was asked for."""

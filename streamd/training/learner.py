@@ -3,7 +3,7 @@
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,17 @@ class Learner:
             self.memory.commit(updated, chunk.edges)
         return logits
 
-    def learn(self, window_edge: int, epochs: int | None = None) -> Learned | None:
+    def draw(self, window_edge: int) -> tuple[int, ...]:
+        """First edges of the chunks of the past to learn with a window."""
+        drawn = self.replay.draw(self._training.replay_events, window_edge)
+        return tuple(chunk.first_edge for chunk in drawn)
+
+    def learn(
+        self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
+    ) -> Learned | None:
         """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as of the new weights.
 
-        epochs: `training.epochs` where None.
+        epochs: `training.epochs` where None. replay: what was drawn of the past, by `draw` where None.
 
         Where a loss, weight, statistic, logit or memory is not finite the weights of before stand, and `finite` says so.
         """
@@ -108,7 +115,8 @@ class Learner:
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
-        past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
+        drawn = self.draw(window_edge) if replay is None else replay
+        past = [*self.tail, *self.replay.named(drawn)]
         replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
                     for step in range(len(self._edges))]
         with memory_for("learning a window"):
@@ -141,6 +149,13 @@ class Learner:
         """Go on from what another learned: weights, optimizer, memory, past. The other is not used any more."""
         self.model, self.optimizer, self.memory = other.model, other.optimizer, other.memory
         self.replay, self.tail, self.num_learned = other.replay, other.tail, other.num_learned
+        self.begin()
+
+    def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
+        """Go on from a version: its weights, its memory where this one stands, a fresh optimizer, no held-out tail."""
+        self.restore_weights(weights, None)
+        self.memory, self.tail = memory, []
+        self.num_learned = max(self.num_learned, 1)
         self.begin()
 
     @torch.no_grad()

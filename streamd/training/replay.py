@@ -1,5 +1,6 @@
 """A bounded sample of past chunks, each self-contained: its inputs and the memory they saw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -91,6 +92,11 @@ class ReplayStore:
             drawn.append(self._chunks[i])
             left -= self._chunks[i].inputs.num_events
         return drawn
+
+    def named(self, first_edges: Sequence[int]) -> list[Recorded]:
+        """Chunks it holds, by their first edges."""
+        by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
+        return [by_edge[edge] for edge in first_edges]
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Take what deletes hide out of all chunks, in their files too."""

@@ -16,6 +16,7 @@ from streamd.training.learner import Learner
 from streamd.training.negatives import SCORED
 from streamd.training.recorder import RecordedChunk
 
+Said = Literal["open", "proven", "worse"]
 NUM_SPREADS = 3.5
 """Standard errors below nothing at which a mean difference counts as worse: by chance once in 4,300 comparisons."""
 LEAST_EFFECT = 0.02
@@ -72,7 +73,7 @@ class Comparison:
         return self.sum / self.num_events if self.num_events else 0.0
 
 
-def judge(compared: Comparison, enough: int) -> tuple[Literal["open", "proven", "worse"], str]:
+def judge(compared: Comparison, enough: int) -> tuple[Said, str]:
     """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard errors below nothing (a
     one-sided paired test) and more than LEAST_EFFECT of the shadow's score, else proven. Before: open. Returns: the verdict
     and why."""
