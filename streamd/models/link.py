@@ -1,6 +1,7 @@
 """Link prediction: a network over pair facts, and on top of it a graph network as a damped residual."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
-from streamd.events import Schema
+from streamd.events import NodeDeletes, Schema
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import Sampling
 from streamd.models.dropout import half_dropout
@@ -93,11 +94,24 @@ class LinkModel(nn.Module):
         out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self.gap())
         return out
 
+    @contextmanager
+    def over(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> Iterator[Tensor]:
+        """Carry memory over one canonical chunk under the present weights. Inside the `with`, memory
+        is as the chunk's events see it; it moves on when that ends without an error.
+
+        Args: deletes: all of the log's; those due before the chunk are taken in first.
+        Yields: `updated`, for `Memory.rows`.
+        """
+        memory.forget(deletes)
+        updated_PD = self.updated(memory)
+        yield updated_PD
+        memory.commit(updated_PD, chunk)
+
     @torch.no_grad()
-    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
-        """Carry memory over one canonical chunk under the present weights."""
-        memory.forget(chunk.deletes)
-        memory.commit(self.updated(memory), chunk)
+    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
+        """The same where nothing is asked of the chunk's events."""
+        with self.over(memory, chunk, deletes):
+            pass
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
         """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""

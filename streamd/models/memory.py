@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
-from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.events import Float32, Int64, NodeDeletes
 from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.segments.reader import LogReader
 
 STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")
 """Tensors of a memory that are stored; the rest follows from them."""
@@ -21,21 +22,24 @@ STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features: float32[E, dim].
-
-    deletes: the log's deletes of nodes, those behind these edges included.
-    """
+    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features:
+    float32[E, dim]."""
 
     first_edge: int
     src_E: Int64
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
-    deletes: NodeDeletes = NO_DELETES
+
+    @classmethod
+    def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
+        """Edges [first, end) of the log."""
+        return cls(first, *log.edges(first, end), log.features_of(np.arange(first, end)))
 
     def cut(self, a: int, b: int) -> "EdgeRows":
-        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b], self.features_ED[a:b],
-                        self.deletes)
+        """Rows [a, b) of these."""
+        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b],
+                        self.features_ED[a:b])
 
     @property
     def end_edge(self) -> int:
@@ -100,9 +104,10 @@ class Memory:
         return memory
 
     def forget(self, deletes: NodeDeletes) -> None:
-        """Take in the deletes that lie before the cut: rows of the nodes and messages to them go.
+        """Take in those of the log's deletes that lie before the cut: rows of the nodes and messages
+        to them go. `LinkModel.over` does so before it applies pending messages.
 
-        Call it before pending messages are applied. What neighbours took in of a node stays with them.
+        What neighbours took in of a node stays with them.
         """
         due = deletes.until(self.edge).node
         gone = torch.from_numpy(due[self.num_forgotten:]).to(self.device)
@@ -131,7 +136,8 @@ class Memory:
         return rows
 
     def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
-        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the cut to its end."""
+        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the cut
+        to its end. `LinkModel.over` calls it."""
         assert chunk.first_edge == self.edge, "memory moves from cut to cut"
         if not len(chunk.src_E):
             return

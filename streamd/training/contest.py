@@ -93,7 +93,9 @@ class Contest:
         Returns: the shadow's, float32[E, 101]; None where it is the champion itself or nothing was
         asked.
         """
-        said_EC = self.shadow.score(chunk) if self.shadow is not None else None
+        if self.shadow is None:
+            return None
+        said_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)
         if said_EC is None or not self.shadow_is_older:
             return None
         self.compared = self.compared.added(1 / ranks(logits_EC), 1 / ranks(said_EC))
@@ -249,5 +251,5 @@ class Contest:
             )
             assert window is not None
             for chunk in self._recorder.cut(window):
-                model.advance(memory, chunk)
+                model.advance(memory, chunk, self._log.deletions.of_nodes)
         return Shadow(name, model.eval(), memory, self._learner.carrier)

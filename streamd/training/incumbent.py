@@ -51,7 +51,7 @@ class Incumbent:
         events, logits = [self._ours[0]], [self._ours[1]]
         while (own := next_window(self._log, self._recorder.edge, self._width_us)) and own.start_us < window.end_us:
             for chunk in self._recorder.chunks(own, recorded=own.end_edge > window.first_edge):
-                said = self._shadow.score(chunk)
+                said = self._shadow.score(chunk, self._log.deletions.of_nodes)
                 on_chunk()
                 if said is not None and chunk.score is not None:
                     events.append(chunk.score.event_E.numpy())

@@ -4,13 +4,14 @@ import copy
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from streamd.events import Float32, Schema
+from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
@@ -18,6 +19,7 @@ from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
 from streamd.segments.deletions import Deletions
+from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.carry import Carrier
 from streamd.training.negatives import LEARNED, SCORED
@@ -26,24 +28,28 @@ from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
 RECALLED_CHUNKS = 10
+MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
+"""As `LinkModel.over`."""
 
 
 class Learner:
     """Owner: one thread. Between windows `memory` stands at the last window's end under the present weights."""
 
-    def __init__(
-        self, settings: Settings, schema: Schema, replay: ReplayStore, first_edge: int = 0, standing: bool = False
-    ) -> None:
-        """standing: memory moves from window to window only, as a nightly model's does, in scoring and learning."""
-        self.standing = standing
-        self._settings, self._training = settings, settings.training
+    def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
+        """log: of which it needs the schema, the first edge and the deletes; its events come as
+        recorded chunks."""
+        assert log.state is not None
+        schema = log.state.schema
+        self._settings, self._training, self._log = settings, settings.training, log
         self.carrier = Carrier(choose_device(settings.device), settings.gpu, schema.edge_feature_dim)
         self.model: LinkModel = build_model(settings.model, schema, settings.training.seed, self.carrier.device)
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
-        self.memory: Memory = self.model.new_memory(first_edge)
+        self.memory: Memory = self.model.new_memory(log.first_edge)
         self.replay = replay
         self.tail: list[Recorded] = []
         self.num_learned = 0
+        self.memory_step: MemoryStep = LinkModel.over
+        """How memory moves over a chunk that is scored or learned."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Told after each training step: steps done and in all."""
         self.make_room: Callable[[], bool] = lambda: False
@@ -70,29 +76,34 @@ class Learner:
     @memory_for("scoring a window")
     def score(self, chunk: RecordedChunk) -> Float32:
         """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
-        if not self.standing:
-            self.memory.forget(chunk.edges.deletes)
-        updated = self.model.updated(self.memory)
-        logits = np.zeros((0, 0), np.float32)
-        seen = None
-        if chunk.score is not None and chunk.learn is not None:
-            logits = self.carrier.logits(self.model, self.memory, chunk.score, updated)
-            state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated).cpu()
-            seen = Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
-            self._logits.append(logits[:, LEARNED])
-            logits = logits[:, SCORED]
-        if chunk.labels is not None and self.model.label_head is not None:
-            labels = self.carrier.labels(chunk.labels)
-            state_MD = self.memory.rows(labels.around.node_M, updated)
-            said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
-            constant = self.model.label_head.constant(len(said)).cpu()
-            self.label_scores.append((said.numpy(), constant.numpy(), chunk.labels.target_LT.numpy()))
+        with self._over(self.memory, chunk.edges) as updated_PD:
+            logits_EC, seen = self._score_events(chunk, updated_PD)
+            self._score_labels(chunk, updated_PD)
         self._labels.append(chunk.labels)
         self._edges.append(chunk.edges)
         self._seen.append(seen)
-        if not self.standing:
-            self.memory.commit(updated, chunk.edges)
-        return logits
+        return logits_EC
+
+    def _score_events(
+        self, chunk: RecordedChunk, updated_PD: Tensor
+    ) -> tuple[Float32, Recorded | None]:
+        """Logits of the candidates that are scored, and what is needed to learn the chunk."""
+        if chunk.score is None or chunk.learn is None:
+            return np.zeros((0, 0), np.float32), None
+        logits_EC = self.carrier.logits(self.model, self.memory, chunk.score, updated_PD)
+        state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated_PD).cpu()
+        self._logits.append(logits_EC[:, LEARNED])
+        return logits_EC[:, SCORED], Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
+
+    def _score_labels(self, chunk: RecordedChunk, updated_PD: Tensor) -> None:
+        if chunk.labels is None or self.model.label_head is None:
+            return
+        labels = self.carrier.labels(chunk.labels)
+        state_MD = self.memory.rows(labels.around.node_M, updated_PD)
+        said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
+        constant = self.model.label_head.constant(len(said)).cpu()
+        target_LT = chunk.labels.target_LT.numpy()
+        self.label_scores.append((said.numpy(), constant.numpy(), target_LT))
 
     def draw(self, window_edge: int) -> tuple[int, ...]:
         """First edges of the chunks of the past to learn with a window."""
@@ -146,9 +157,11 @@ class Learner:
         return Learned(loss, finite, before, after, count)
 
     def take_over(self, other: "Learner") -> None:
-        """Go on from what another learned: weights, optimizer, memory, past. The other is not used any more."""
-        self.model, self.optimizer, self.memory = other.model, other.optimizer, other.memory
-        self.replay, self.tail, self.num_learned = other.replay, other.tail, other.num_learned
+        """Go on from what another learned: weights, optimizer, memory, past. The other stays as it is.
+        """
+        self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
+        self.memory, self.replay = other.memory.copy(), copy.deepcopy(other.replay)
+        self.tail, self.num_learned = list(other.tail), other.num_learned
         self.begin()
 
     def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
@@ -219,27 +232,24 @@ class Learner:
         total = count = 0.0
         steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
         for edges, seen, past, labels, events in self.carrier.ahead(steps, self._prepared):
-            if not self.standing:
-                memory.forget(edges.deletes)
-            updated = self.model.updated(memory)
-            parts = [*past, (seen, memory.rows(seen.node_M, updated))] if seen is not None else past
-            losses = []
-            if events:
-                inputs, state_MD = joined(parts)
-                with self.carrier.autocast():
-                    logits = self.model(inputs, state_MD, dropout)
-                loss = link_loss(logits.float(), inputs.weight_E)
-                losses.append(loss / events)
-                total, count = total + float(loss.detach()), count + events
-            if labels is not None and self.model.label_head is not None:
-                said = self.model.labels(labels, memory.rows(labels.around.node_M, updated))
-                losses.append(self.model.label_head.loss(said, labels.target_LT))
-            if losses:
-                self.optimizer.zero_grad()
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step()
-            if not self.standing:
-                memory.commit(updated, edges)
+            with self._over(memory, edges) as updated_PD:
+                own = [] if seen is None else [(seen, memory.rows(seen.node_M, updated_PD))]
+                losses = []
+                if events:
+                    inputs, state_MD = joined([*past, *own])
+                    with self.carrier.autocast():
+                        logits_EC = self.model(inputs, state_MD, dropout)
+                    loss = link_loss(logits_EC.float(), inputs.weight_E)
+                    losses.append(loss / events)
+                    total, count = total + float(loss.detach()), count + events
+                if labels is not None and self.model.label_head is not None:
+                    state_MD = memory.rows(labels.around.node_M, updated_PD)
+                    said = self.model.labels(labels, state_MD)
+                    losses.append(self.model.label_head.loss(said, labels.target_LT))
+                if losses:
+                    self.optimizer.zero_grad()
+                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])
             self.on_progress(*self._steps)
         return total / count if count else math.nan
@@ -286,5 +296,8 @@ class Learner:
         """The inference pass: memory from the window's start to its end under the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
-            self.model.advance(self.memory, edges)
+            self.model.advance(self.memory, edges, self._log.deletions.of_nodes)
+
+    def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
+        return self.memory_step(self.model, memory, edges, self._log.deletions.of_nodes)
 

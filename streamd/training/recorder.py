@@ -79,13 +79,9 @@ class Recorder:
         """Move what need not be there off the GPU, for learning. Returns: whether there was anything."""
         return make_room(self.live.graph)
 
-    def rows(self, first: int, end: int) -> EdgeRows:
-        src, dst, time = self._log.edges(first, end)
-        return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)), self._log.deletions.of_nodes)
-
     def cut(self, window: Window) -> Iterator[EdgeRows]:
         """A window's canonical chunks."""
-        rows = self.rows(window.first_edge, window.end_edge)
+        rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             yield rows.cut(a, b)
 
@@ -102,7 +98,7 @@ class Recorder:
         move the state only.
         """
         self.live.hide_deleted()
-        rows = self.rows(window.first_edge, window.end_edge)
+        rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         pool = pool or self.pool_of(window)
         known_E = pool.known_before(rows.time_E)
         chosen = np.zeros(0, np.int64)

@@ -12,15 +12,17 @@ All are of one architecture, and share epochs, replay and starting point:
 And rules that cost nothing: EdgeBank, popularity at each half-life, partners + popularity.
 """
 
-import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from streamd.events import Bools, Float32
+from streamd.events import Bools, Float32, NodeDeletes
 from streamd.graph.facts import LOG_SHARE
+from streamd.models import EdgeRows, LinkModel, Memory
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
@@ -61,7 +63,6 @@ class Regimes:
         initial_epochs: where above 0, what lies before the cut is not scored but learned at once, for so many epochs, by
         one model that all begin as; its first twentieth only fills the state. stale_events: see `Recorder.chunks`.
         """
-        assert log.state is not None
         self._settings, self._cut, self._epochs, self._stale = settings, cut, initial_epochs, stale_events
         self._first = log.first_edge
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -72,10 +73,10 @@ class Regimes:
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(update={"training": settings.training.model_copy(
             update={"replay_events": settings.training.replay_events * hours})})
-        schema, first = log.state.schema, log.first_edge
-        self._learners = {name: Learner(own, schema, ReplayStore.of(own), first)
+        self._learners = {name: Learner(own, log, ReplayStore.of(own))
                           for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)}
-        self._base = Learner(settings, schema, ReplayStore.of(settings), first) if initial_epochs else None
+        self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
+        self._nightly_stands = False
         self._seconds = dict.fromkeys(names, 0.0)
 
     def window(self, window: Window) -> RegimeWindow | None:
@@ -92,20 +93,19 @@ class Regimes:
         self._midnight(window)
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
-        standing = self._learners.get("nightly")
         pool = self._moving.pool_of(window)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
         for chunk in one_ahead(self._moving.chunks(window, pool=pool, stale_events=self._stale)):
-            for name, learner in self._learners.items():
-                if not learner.standing:
+            for name in self._learners:
+                if name != "nightly" or not self._nightly_stands:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
-        if standing is not None and standing.standing and self._standing is not None:
+        if self._nightly_stands and self._standing is not None:
             for chunk in self._standing.chunks(window, standing=True, pool=pool):
                 self._add(parts, "nightly", chunk)
         if "live" in self._learners:
@@ -124,7 +124,7 @@ class Regimes:
         self._base.learn(edge, epochs=self._epochs)
         self._base.begin()
         for learner in self._learners.values():
-            learner.take_over(copy.deepcopy(self._base))
+            learner.take_over(self._base)
         self._base = None
 
     def _midnight(self, window: Window) -> None:
@@ -137,7 +137,7 @@ class Regimes:
                 self._learn(name, self._day_edge)
                 self._learners[name].begin()
         if self._day is not None and self._standing is not None:
-            self._learners["nightly"].standing = True
+            self._learners["nightly"].memory_step, self._nightly_stands = standing_still, True
             self._standing.rebuild(window.first_edge)
         self._day, self._day_edge = day, window.first_edge
 
@@ -154,6 +154,14 @@ class Regimes:
         if chunk.score is not None:
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             parts.setdefault(name, []).append(scores)
+
+
+@contextmanager
+def standing_still(
+    model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
+) -> Iterator[Tensor]:
+    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's."""
+    yield model.updated(memory)
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:

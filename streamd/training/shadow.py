@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamd.events import Float32
+from streamd.events import Float32, NodeDeletes
 from streamd.models import LinkModel, Memory
 from streamd.training.carry import Carrier
 from streamd.training.learner import Learner
@@ -39,15 +39,13 @@ class Shadow:
         return cls(name, copy.deepcopy(learner.model).eval(), learner.memory.copy(), learner.carrier)
 
     @torch.no_grad()
-    def score(self, chunk: RecordedChunk) -> Float32 | None:
-        """Logits of all candidates, float32[E, 101], None where nothing is asked; then memory moves over the chunk."""
-        self.memory.forget(chunk.edges.deletes)
-        updated = self.model.updated(self.memory)
-        out = None
-        if chunk.score is not None:
-            out = self.carrier.logits(self.model, self.memory, chunk.score, updated)[:, SCORED]
-        self.memory.commit(updated, chunk.edges)
-        return out
+    def score(self, chunk: RecordedChunk, deletes: NodeDeletes) -> Float32 | None:
+        """Logits of all candidates, float32[E, 101], None where nothing is asked; then memory moves
+        over the chunk. deletes: the log's."""
+        with self.model.over(self.memory, chunk.edges, deletes) as updated_PD:
+            if chunk.score is None:
+                return None
+            return self.carrier.logits(self.model, self.memory, chunk.score, updated_PD)[:, SCORED]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Trainer:
         self._num_hidden = 0
 
         replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay")
-        self._learner = Learner(settings, reader.state.schema, replay, reader.first_edge)
+        self._learner = Learner(settings, reader, replay)
         self._learner.on_progress = self._on_progress
         self._recorder = Recorder(settings, reader)
         self._learner.make_room = self._recorder.make_room
