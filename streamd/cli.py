@@ -106,9 +106,9 @@ def backtest(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
+    from streamd.evaluation.backtest import Plan
     from streamd.ingest.produce import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
-    from streamd.training.backtest import Plan
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,6 +54,51 @@ def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
             yield chunk
 
 
+class Sight(Protocol):
+    """What of graph and facts the events of a window see, and when these move. A recorder asks in
+    this order: `pool_of` and `enter` for the window, `edge_before` and `facts` for each chunk,
+    `leave` behind the last."""
+
+    def pool_of(self, window: Window) -> Pool:
+        """What the window's negatives are drawn from."""
+
+    def enter(self, window: Window) -> None:
+        """The window is about to be recorded."""
+
+    def edge_before(self, part: EdgeRows) -> int:
+        """Neighbours and features are those before this edge."""
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        """Of the chunk's asked events and their candidates: float32[A, C, F]."""
+
+    def leave(self, rows: EdgeRows) -> None:
+        """The window, whose rows these are, was recorded."""
+
+
+class FreshSight:
+    """All that is strictly before each event; neighbours and features before its chunk."""
+
+    def __init__(self, live: LiveGraph) -> None:
+        self._live = live
+
+    def pool_of(self, window: Window) -> Pool:
+        log = self._live.log
+        _, dst, time = log.edges(window.first_edge, window.end_edge)
+        return Pool.of(self._live.facts, dst, time, log.deletions.nodes)
+
+    def enter(self, window: Window) -> None:
+        self._live.insert(window.end_edge)
+
+    def edge_before(self, part: EdgeRows) -> int:
+        return part.first_edge
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        return self._live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+
+    def leave(self, rows: EdgeRows) -> None:
+        pass
+
+
 class Recorder:
     """Moves a `LiveGraph` over windows. Owner: one thread."""
 
@@ -60,6 +106,7 @@ class Recorder:
         self._settings, self._log = settings, log
         graph = make_graph(settings, choose_device(settings.device), log.first_edge)
         self.live = LiveGraph(log, graph, settings.model)
+        self.sight: Sight = FreshSight(self.live)
         self._sampling = sampling_of(settings.model)
 
     @property
@@ -86,29 +133,25 @@ class Recorder:
             yield rows.cut(a, b)
 
     def chunks(
-        self, window: Window, standing: bool = False, pool: Pool | None = None, stale_events: int | None = 0,
-        recorded: bool = True, max_events: int | None = None, first_recorded: int = 0
+        self, window: Window, recorded: bool = True, max_events: int | None = None,
+        first_recorded: int = 0
     ) -> Iterator[RecordedChunk]:
-        """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
+        """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is at
+        the window's end.
 
-        standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
-        pool: what negatives are drawn from, by default `pool_of` the window.
-        stale_events: facts lag, moving every so many events of a chunk; None, only with the window. recorded: False
-        moves the state only. max_events: of the window, `windows.max_events` where None. first_recorded: edges before it
-        move the state only.
+        recorded: False moves the state only. max_events: of the window, `windows.max_events` where
+        None. first_recorded: edges before it move the state only.
         """
         self.live.hide_deleted()
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
-        pool = pool or self.pool_of(window)
+        pool = self.sight.pool_of(window)
         known_E = pool.known_before(rows.time_E)
         chosen = np.zeros(0, np.int64)
         if recorded:
             possible = pool.has_others(rows.dst_E, known_E)
             possible[: max(0, first_recorded - rows.first_edge)] = False
             chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
-        standing_edge = self.edge
-        if not standing:
-            self.live.insert(window.end_edge)
+        self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
@@ -117,15 +160,10 @@ class Recorder:
             candidates = np.concatenate([
                 dst[:, None], pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
                 pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED)], 1)
-            before_edge = standing_edge if standing else part.first_edge
+            before_edge = self.sight.edge_before(part)
             labels = self._labels(part, before_edge) if recorded else None
             self.live.take_features(before_edge)
-            if standing or stale_events is None:
-                facts = self.live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
-            elif stale_events:
-                facts = self._stale_facts(part, asked, candidates, stale_events)
-            else:
-                facts = self.live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+            facts = self.sight.facts(part, asked, candidates)
             score = learn = None
             if len(asked):
                 query_us = self._time_before(before_edge)
@@ -133,13 +171,7 @@ class Recorder:
                 score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
                 learn = learn.weighted(torch.from_numpy(is_known).float())
             yield RecordedChunk(part, score, learn, is_known, labels)
-        if stale_events is None and not standing:
-            self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
-
-    def pool_of(self, window: Window) -> Pool:
-        """What a window's negatives are drawn from; ask before the state moves over the window."""
-        _, dst, time = self._log.edges(window.first_edge, window.end_edge)
-        return Pool.of(self.live.facts, dst, time, self._log.deletions.nodes)
+        self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
@@ -159,16 +191,6 @@ class Recorder:
         nodes, place = np.unique(node[kept], return_inverse=True)
         return label_inputs(self.live, self._sampling, nodes, place, target[kept], before_edge,
                             self._time_before(before_edge))
-
-    def _stale_facts(self, part: EdgeRows, asked: Int64, candidates: Int64, every: int) -> Float32:
-        """Facts of each asked event as of the first of its group of `every` events; then the state is behind the chunk."""
-        out = []
-        for a in range(0, len(part.src_E), every):
-            b = a + every
-            group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
-            out.append(self.live.facts.rows(part.src_E[asked[group]], part.time_E[asked[group]], candidates[group]))
-            self.live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
-        return np.concatenate(out)
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
         """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""

@@ -7,10 +7,10 @@ from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.evaluation.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
-from streamd.training.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
 from tests.builders import HOUR, Record, settings, stream, write_log

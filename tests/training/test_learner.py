@@ -220,17 +220,6 @@ def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
     assert recorder.live.facts.edge == window.end_edge, "all events move the facts"
 
 
-def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
-    s, log = world(tmp_path)
-    all_windows = list(windows(log))
-    standing = Recorder(s, log)
-    standing.rebuild(all_windows[2].first_edge)
-    first = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
-    list(standing.chunks(all_windows[3], standing=True))
-    again = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and standing.edge == all_windows[2].first_edge
-
-
 def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
     learner, _, _ = run(*world(tmp_path))
     chunk = learner.replay._chunks[0]

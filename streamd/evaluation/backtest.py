@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.training.scores import Measures
 from streamd.windows import Window, recorded_windows
 

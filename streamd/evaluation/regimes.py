@@ -13,22 +13,20 @@ And rules that cost nothing: EdgeBank, popularity at each half-life, partners + 
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from streamd.events import Bools, Float32, NodeDeletes
+from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
+from streamd.events import Bools, Float32
 from streamd.graph.facts import LOG_SHARE
-from streamd.models import EdgeRows, LinkModel, Memory
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import RecordedChunk, Recorder, one_ahead
+from streamd.training.recorder import FreshSight, RecordedChunk, Recorder, one_ahead
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures
 from streamd.windows import Window
@@ -61,14 +59,18 @@ class Regimes:
         """names: of LEARNED. cut: the edge from which the frozen one stands still.
 
         initial_epochs: where above 0, what lies before the cut is not scored but learned at once, for so many epochs, by
-        one model that all begin as; its first twentieth only fills the state. stale_events: see `Recorder.chunks`.
+        one model that all begin as; its first twentieth only fills the state. stale_events: how many events old facts
+        are; None: a window.
         """
-        self._settings, self._cut, self._epochs, self._stale = settings, cut, initial_epochs, stale_events
+        self._settings, self._cut, self._epochs = settings, cut, initial_epochs
         self._first = log.first_edge
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
         self._moving = Recorder(settings, log)
+        if stale_events != 0:
+            fresh = FreshSight(self._moving.live)
+            self._moving.sight = StaleSight(fresh, self._moving.live, stale_events)
         self._standing = Recorder(settings, log) if "nightly" in names else None
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(update={"training": settings.training.model_copy(
@@ -84,7 +86,7 @@ class Regimes:
         is learned at once."""
         if self._base is not None and window.first_edge < self._cut:
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, first_recorded=shown)):
+            for chunk in one_ahead(self._moving.chunks(window, first_recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -93,11 +95,13 @@ class Regimes:
         self._midnight(window)
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
-        pool = self._moving.pool_of(window)
+        if self._nightly_stands and self._standing is not None:
+            pool = self._moving.sight.pool_of(window)
+            self._standing.sight = StandingSight(self._standing.live, pool)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in one_ahead(self._moving.chunks(window, pool=pool, stale_events=self._stale)):
+        for chunk in one_ahead(self._moving.chunks(window)):
             for name in self._learners:
                 if name != "nightly" or not self._nightly_stands:
                     self._add(parts, name, chunk)
@@ -106,7 +110,7 @@ class Regimes:
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
         if self._nightly_stands and self._standing is not None:
-            for chunk in self._standing.chunks(window, standing=True, pool=pool):
+            for chunk in self._standing.chunks(window):
                 self._add(parts, "nightly", chunk)
         if "live" in self._learners:
             self._learn("live", window.first_edge)
@@ -154,14 +158,6 @@ class Regimes:
         if chunk.score is not None:
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             parts.setdefault(name, []).append(scores)
-
-
-@contextmanager
-def standing_still(
-    model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
-) -> Iterator[Tensor]:
-    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's."""
-    yield model.updated(memory)
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:

@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from streamd.training.backtest import COLUMNS, TITLES, Result, age_text
+from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280", "#0891b2")
 WIDTH, HEIGHT, LEFT, TOP = 860, 280, 56, 12
