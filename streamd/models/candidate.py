@@ -11,7 +11,7 @@ Scores = dict[str, dict[str, float]]
 """Model name -> measure -> value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
     """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
 
@@ -22,7 +22,7 @@ class Learned:
     num_tail: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
 
@@ -48,7 +48,7 @@ class Outcome:
     refused: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVersion:
     """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the first edge
     of the window it learned, the settings of its model and the width of its windows."""

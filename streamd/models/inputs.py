@@ -12,7 +12,7 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HopInputs:
     """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph layers."""
 
@@ -24,7 +24,7 @@ class HopInputs:
     edge_UKD: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
     """E events with C candidates each, the true destination first, and the neighbourhood of the U nodes among them.
 
@@ -78,9 +78,16 @@ def link_inputs(
 ) -> LinkInputs:
     """Numpy columns as one `LinkInputs`, every event with weight 1. Views, no copies."""
     t = torch.from_numpy
-    hops = tuple(HopInputs(*(t(getattr(hop, f.name)) for f in fields(hop))) for hop in around.hops)
-    return LinkInputs(t(event_E), t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
-                      t(around.node_MD), hops)
+    return LinkInputs(
+        event_E=t(event_E),
+        facts_ECF=t(facts_ECF),
+        src_E=t(src_E),
+        candidate_EC=t(candidate_EC),
+        weight_E=torch.ones(len(src_E)),
+        node_M=t(around.node_M),
+        node_MD=t(around.node_MD),
+        hops=tuple(HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
+                   for hop in around.hops))
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
@@ -100,11 +107,22 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
 
     hops = []
     for same in zip(*(p.hops for p in inputs), strict=True):
-        hops.append(HopInputs(cat("root_U", same, nodes), cat("neighbor_UK", same, nodes), cat("eid_UK", same),
-                              cat("mask_UK", same), cat("ago_UK", same), cat("edge_UKD", same)))
-    whole = LinkInputs(cat("event_E", inputs), cat("facts_ECF", inputs), cat("src_E", inputs, roots),
-                       cat("candidate_EC", inputs, roots), cat("weight_E", inputs), cat("node_M", inputs),
-                       cat("node_MD", inputs), tuple(hops))
+        hops.append(HopInputs(
+            root_U=cat("root_U", same, nodes),
+            neighbor_UK=cat("neighbor_UK", same, nodes),
+            eid_UK=cat("eid_UK", same),
+            mask_UK=cat("mask_UK", same),
+            ago_UK=cat("ago_UK", same),
+            edge_UKD=cat("edge_UKD", same)))
+    whole = LinkInputs(
+        event_E=cat("event_E", inputs),
+        facts_ECF=cat("facts_ECF", inputs),
+        src_E=cat("src_E", inputs, roots),
+        candidate_EC=cat("candidate_EC", inputs, roots),
+        weight_E=cat("weight_E", inputs),
+        node_M=cat("node_M", inputs),
+        node_MD=cat("node_MD", inputs),
+        hops=tuple(hops))
     return whole, torch.cat([state for _, state in parts])
 
 

@@ -26,7 +26,7 @@ FORMAT = 2
 """It rises when an older streamd could no longer read a checkpoint rightly."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
     """Everything a checkpoint holds beside tensors.
 

@@ -28,6 +28,8 @@ from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
 RECALLED_CHUNKS = 10
+Backup = tuple[dict[str, Tensor], dict[str, Any]]
+"""State of a model and of its optimizer."""
 MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
 """As `LinkModel.over`."""
 
@@ -55,6 +57,15 @@ class Learner:
         self.make_room: Callable[[], bool] = lambda: False
         """Asked where the GPU lacks memory for learning: whether something was moved off it, so that a retry is worth it."""
         self.model.eval()
+        self._start = self.memory
+        self._edges: list[EdgeRows] = []
+        self._seen: list[Recorded | None] = []
+        self._logits: list[Float32] = []
+        self._labels: list[LabelInputs | None] = []
+        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
+        """Of each chunk with labels so far: what the head said, what a constant would, the targets."""
+        self._steps = (0, 0)
+        self._backup: Backup | None = None
         self.begin()
 
     def start_at(self, edge: int) -> None:
@@ -65,12 +76,9 @@ class Learner:
     def begin(self) -> None:
         """Start a window: what is scored from here on can be learned by `learn`."""
         self._start = self.memory.copy()
-        self._edges: list[EdgeRows] = []
-        self._seen: list[Recorded | None] = []
-        self._logits: list[Float32] = []
-        self._labels: list[LabelInputs | None] = []
-        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
-        """Of each chunk with labels so far: what the head said, what a constant would, and the targets."""
+        self._edges, self._seen, self._logits, self._labels = [], [], [], []
+        self.label_scores = []
+        self._backup = None
 
     @torch.no_grad()
     @memory_for("scoring a window")
@@ -154,7 +162,7 @@ class Learner:
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.carrier.report()
-        return Learned(loss, finite, before, after, count)
+        return Learned(loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count)
 
     def take_over(self, other: "Learner") -> None:
         """Go on from what another learned: weights, optimizer, memory, past. The other stays as it is.
@@ -185,7 +193,12 @@ class Learner:
         self.replay.hide_deleted(deletions)
 
     def refuse(self) -> None:
-        """Undo the last `learn`: the weights of before, and memory under them."""
+        """Undo the `learn` since `begin`: the weights of before, and memory under them.
+
+        Raises: ValueError where nothing was learned since.
+        """
+        if self._backup is None:
+            raise ValueError("Nothing was learned since `begin`: there is nothing to refuse.")
         self.restore_weights(*self._backup)
         self._advance_all()
 

@@ -21,7 +21,7 @@ from streamd.training.negatives import LEARNED, LEARNED_SEED, NUM_LEARNED, NUM_S
 from streamd.windows import Window, canonical_chunks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedChunk:
     """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored against and 10 to be
     learned with (`SCORED` and `LEARNED` are their columns); learn: the same events with the latter. None: not scored.
@@ -170,7 +170,8 @@ class Recorder:
                 src = part.src_E[asked]
                 score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
                 learn = learn.weighted(torch.from_numpy(is_known).float())
-            yield RecordedChunk(part, score, learn, is_known, labels)
+            yield RecordedChunk(
+                edges=part, score=score, learn=learn, known_E=is_known, labels=labels)
         self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:

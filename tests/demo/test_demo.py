@@ -87,5 +87,6 @@ def test_the_popularity_half_life_is_chosen_before_the_scored_part():
 
 
 def test_a_window_without_scores_has_no_row():
-    record = WindowRecord(0, 10, 0, 5, 0, "", "rule", False, "", {}, None, {}, 0.0)
+    record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=0, version="", scored_by="rule",
+                          promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
     assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, 0, {}, {})], 0, 5) == []

@@ -177,6 +177,23 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkey
     assert learner.memory.is_finite
 
 
+def test_what_was_not_learned_cannot_be_refused(tmp_path):
+    s, log = world(tmp_path, training__epochs=1)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    with pytest.raises(ValueError, match="nothing to refuse"):
+        learner.refuse()
+    window = next(windows(log))
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    learner.learn(window.first_edge)
+    learner.refuse()
+    assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
+    learner.begin()
+    with pytest.raises(ValueError, match="nothing to refuse"):
+        learner.refuse()
+
+
 def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__epochs=2)
     recorder = Recorder(s, log)
