@@ -3,11 +3,12 @@
 All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
-- frozen: learns like the live one until a cut, then its weights stand still while graph, facts, memory and the running
-  statistics of its inputs move on;
-- nightly weights, live state: learns each midnight (of event time) over the day before, from inputs as of each event;
-- nightly: the same, but weights and state stand still for the day, and it learns from inputs of that staleness. On the
-  first day, with no day before to stand on, it is the twin above.
+- frozen: learns like the live one until a cut, then its weights stand still while graph, facts,
+  memory and the running statistics of its inputs move on;
+- nightly weights, live state: learns each midnight (of event time) over the day before, from
+  inputs as of each event;
+- nightly: the same, but weights and state stand still for the day, and it learns from inputs of
+  that staleness. On the first day, with no day before to stand on, it is the twin above.
 
 And rules that cost nothing: EdgeBank, popularity at each half-life, partners + popularity.
 """
@@ -39,8 +40,8 @@ LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
 @dataclass(frozen=True)
 class RegimeWindow:
-    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known: scored events whose
-    destination was one before. seconds: regime -> wall time."""
+    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known:
+    scored events whose destination was one before. seconds: regime -> wall time."""
 
     window: Window
     num_scored: int
@@ -53,14 +54,19 @@ class Regimes:
     """Owner of a learner per regime and of up to two recorders; one thread."""
 
     def __init__(
-        self, settings: Settings, log: LogReader, names: Sequence[str], cut: int, initial_epochs: int = 0,
-        stale_events: int | None = 0
+        self,
+        settings: Settings,
+        log: LogReader,
+        names: Sequence[str],
+        cut: int,
+        initial_epochs: int = 0,
+        stale_events: int | None = 0,
     ) -> None:
         """names: of LEARNED. cut: the edge from which the frozen one stands still.
 
-        initial_epochs: where above 0, what lies before the cut is not scored but learned at once, for so many epochs, by
-        one model that all begin as; its first twentieth only fills the state. stale_events: how many events old facts
-        are; None: a window.
+        initial_epochs: where above 0, what lies before the cut is not scored but learned at once,
+        for so many epochs, by one model that all begin as; its first twentieth only fills the
+        state. stale_events: how many events old facts are; None: a window.
         """
         self._settings, self._cut, self._epochs = settings, cut, initial_epochs
         self._first = log.first_edge
@@ -75,15 +81,17 @@ class Regimes:
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(update={"training": settings.training.model_copy(
             update={"replay_events": settings.training.replay_events * hours})})
-        self._learners = {name: Learner(own, log, ReplayStore.of(own))
-                          for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)}
+        self._learners = {
+            name: Learner(own, log, ReplayStore.of(own))
+            for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
+        }
         self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
         self._nightly_stands = False
         self._seconds = dict.fromkeys(names, 0.0)
 
     def window(self, window: Window) -> RegimeWindow | None:
-        """Score a window under every regime, then let those learn whose turn it is. None for one before the cut that
-        is learned at once."""
+        """Score a window under every regime, then let those learn whose turn it is. None for one
+        before the cut that is learned at once."""
         if self._base is not None and window.first_edge < self._cut:
             shown = self._first + int(SKIPPED * (self._cut - self._first))
             for chunk in one_ahead(self._moving.chunks(window, first_recorded=shown)):
@@ -132,7 +140,8 @@ class Regimes:
         self._base = None
 
     def _midnight(self, window: Window) -> None:
-        """When a window begins another day, the nightly ones learn the day before and catch up with it."""
+        """When a window begins another day, the nightly ones learn the day before and catch up with
+        it."""
         day = window.start_us // DAY_US
         if day == self._day:
             return
@@ -166,11 +175,17 @@ def _rules(facts_ECF: Float32) -> dict[str, Float32]:
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:
-    """Number of the popularity half-life with the best MRR over scored windows that begin in edges [first, cut); the
-    third where there are none."""
+    """Number of the popularity half-life with the best MRR over scored windows that begin in edges
+    [first, cut); the third where there are none."""
     tuning = [w for w in windows if first <= w.window.first_edge < cut and w.num_scored]
     if not tuning:
         return 2
     weight = [w.num_scored for w in tuning]
-    return int(np.argmax([np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
-                          for h in range(NUM_HALF_LIVES)]))
+    return int(
+        np.argmax(
+            [
+                np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
+                for h in range(NUM_HALF_LIVES)
+            ]
+        )
+    )

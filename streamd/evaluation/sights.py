@@ -1,5 +1,5 @@
-"""What events see in experiments instead of all that lies before them: old facts, or a standing day.
-"""
+"""What events see in experiments instead of all that lies before them: old facts, or a standing
+day."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

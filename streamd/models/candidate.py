@@ -13,7 +13,8 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
+    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of
+    `num_tail` events."""
 
     loss: float
     finite: bool
@@ -39,8 +40,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the registry made of a candidate. version: its name, or its parent's where it was refused. promoted: it serves.
-    """
+    """What the registry made of a candidate. version: its name, or its parent's where it was
+    refused. promoted: it serves."""
 
     version: str
     promoted: bool
@@ -50,8 +51,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVersion:
-    """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the first edge
-    of the window it learned, the settings of its model and the width of its windows."""
+    """A version as it was published: weights, memory at `edge`, the event before which was at
+    `memory_us`; the first edge of the window it learned, the settings of its model and the width of
+    its windows."""
 
     weights: dict[str, Tensor]
     memory: dict[str, Tensor]
@@ -63,5 +65,6 @@ class StoredVersion:
 
     @property
     def fixed_settings(self) -> dict[str, Any]:
-        """Settings that learning must share to go on from it, as `streamd.training.checkpoint` has them."""
+        """Settings that learning must share to go on from it, as `streamd.training.checkpoint` has
+        them."""
         return {"model": self.model, "window": self.window_seconds}

@@ -1,4 +1,5 @@
-"""The inputs of a model for some events, raw as recorded: learning from them later recomputes nothing."""
+"""The inputs of a model for some events, raw as recorded: learning from them later recomputes
+nothing."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from streamd.graph.neighborhood import Neighborhood
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HopInputs:
-    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph layers."""
+    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph
+    layers."""
 
     root_U: Tensor
     neighbor_UK: Tensor
@@ -26,10 +28,12 @@ class HopInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
-    """E events with C candidates each, the true destination first, and the neighbourhood of the U nodes among them.
+    """E events with C candidates each, the true destination first, and the neighbourhood of the U
+    nodes among them.
 
-    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots of the first hop.
-    weight_E: float32, 0 leaves an event out of the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors.
+    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots
+    of the first hop. weight_E: float32, 0 leaves an event out of the loss. The rest is
+    `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
     event_E: Tensor
@@ -49,7 +53,9 @@ class LinkInputs:
         """All fields by name, for storing; `restored` takes them back."""
         out = {f.name: getattr(self, f.name).contiguous() for f in fields(self) if f.name != "hops"}
         for number, hop in enumerate(self.hops):
-            out |= {f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)}
+            out |= {
+                f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)
+            }
         return out
 
     @classmethod
@@ -62,11 +68,23 @@ class LinkInputs:
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
         return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
-    def to(self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]) -> "LinkInputs":
+    def to(
+        self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]
+    ) -> "LinkInputs":
         """The same elsewhere. send: moves a tensor; edge_rows: edge_UKD of a hop, moved."""
-        hops = tuple(HopInputs(**{f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
-                                  for f in fields(hop)}) for hop in self.hops)
-        return LinkInputs(**{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"}, hops=hops)
+        hops = tuple(
+            HopInputs(
+                **{
+                    f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
+                    for f in fields(hop)
+                }
+            )
+            for hop in self.hops
+        )
+        return LinkInputs(
+            **{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"},
+            hops=hops,
+        )
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
         """The same, each event's weight times float32[E]."""
@@ -91,7 +109,8 @@ def link_inputs(
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
-    """Several inputs with the states of their nodes as one, in their order: one pass of the model instead of many.
+    """Several inputs with the states of their nodes as one, in their order: one pass of the model
+    instead of many.
 
     A node in two of them is two nodes of the whole, each with its own state.
     """
@@ -127,19 +146,31 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
 
 
 def without_deleted(
-    inputs: LinkInputs, state_MD: Tensor, is_gone: Callable[[Int64], Bools], is_deleted: Callable[[Int64], Bools]
+    inputs: LinkInputs,
+    state_MD: Tensor,
+    is_gone: Callable[[Int64], Bools],
+    is_deleted: Callable[[Int64], Bools],
 ) -> tuple[LinkInputs, Tensor] | None:
-    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked, features are zero.
+    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked,
+    features are zero.
 
-    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single edges.
-    Returns: None where nothing of it is hidden.
+    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single
+    edges. Returns: None where nothing of it is hidden.
     """
     gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
     gone_U = gone_M[inputs.hops[0].root_U]
-    gone_E = torch.from_numpy(is_deleted(inputs.event_E.numpy())) | gone_U[inputs.src_E] | gone_U[inputs.candidate_EC[:, 0]]
+    gone_E = (
+        torch.from_numpy(is_deleted(inputs.event_E.numpy()))
+        | gone_U[inputs.src_E]
+        | gone_U[inputs.candidate_EC[:, 0]]
+    )
     hops, hidden = [], False
     for hop in inputs.hops:
-        gone_UK = torch.from_numpy(is_deleted(hop.eid_UK.numpy())) | gone_M[hop.neighbor_UK] | gone_M[hop.root_U][:, None]
+        gone_UK = (
+            torch.from_numpy(is_deleted(hop.eid_UK.numpy()))
+            | gone_M[hop.neighbor_UK]
+            | gone_M[hop.root_U][:, None]
+        )
         gone_UK &= hop.mask_UK
         hidden |= bool(gone_UK.any())
         hops.append(dataclasses.replace(hop, mask_UK=hop.mask_UK & ~gone_UK,
@@ -148,5 +179,9 @@ def without_deleted(
         return None
     kept_E, kept_M = (~gone_E).float(), (~gone_M).float()[:, None]
     return dataclasses.replace(
-        inputs, facts_ECF=inputs.facts_ECF * kept_E[:, None, None], weight_E=inputs.weight_E * kept_E,
-        hops=tuple(hops), node_MD=inputs.node_MD * kept_M), state_MD * kept_M
+        inputs,
+        facts_ECF=inputs.facts_ECF * kept_E[:, None, None],
+        weight_E=inputs.weight_E * kept_E,
+        hops=tuple(hops),
+        node_MD=inputs.node_MD * kept_M,
+    ), state_MD * kept_M

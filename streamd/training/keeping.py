@@ -1,4 +1,5 @@
-"""What of the log a restart of the trainer needs: facts stored now and then, and the hold that says from where on."""
+"""What of the log a restart of the trainer needs: facts stored now and then, and the hold that says
+from where on."""
 
 import time
 
@@ -30,7 +31,8 @@ class Keeping:
         return asked_to_compact(self._data_dir)
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the facts are stored first."""
+        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the
+        facts are stored first."""
         self.done = time.monotonic()
         wish = self.wish()
         if (self._facts_edge < self._live.log.sealed_until(edge)

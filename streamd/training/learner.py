@@ -35,7 +35,8 @@ MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContex
 
 
 class Learner:
-    """Owner: one thread. Between windows `memory` stands at the last window's end under the present weights."""
+    """Owner: one thread. Between windows `memory` stands at the last window's end under the present
+    weights."""
 
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
         """log: of which it needs the schema, the first edge and the deletes; its events come as
@@ -43,8 +44,12 @@ class Learner:
         assert log.state is not None
         schema = log.state.schema
         self._settings, self._training, self._log = settings, settings.training, log
-        self.carrier = Carrier(choose_device(settings.device), settings.gpu, schema.edge_feature_dim)
-        self.model: LinkModel = build_model(settings.model, schema, settings.training.seed, self.carrier.device)
+        self.carrier = Carrier(
+            choose_device(settings.device), settings.gpu, schema.edge_feature_dim
+        )
+        self.model: LinkModel = build_model(
+            settings.model, schema, settings.training.seed, self.carrier.device
+        )
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
         self.memory: Memory = self.model.new_memory(log.first_edge)
         self.replay = replay
@@ -55,7 +60,8 @@ class Learner:
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Told after each training step: steps done and in all."""
         self.make_room: Callable[[], bool] = lambda: False
-        """Asked where the GPU lacks memory for learning: whether something was moved off it, so that a retry is worth it."""
+        """Asked where the GPU lacks memory for learning: whether something was moved off it, so
+        that a retry is worth it."""
         self.model.eval()
         self._start = self.memory
         self._edges: list[EdgeRows] = []
@@ -63,7 +69,8 @@ class Learner:
         self._logits: list[Float32] = []
         self._labels: list[LabelInputs | None] = []
         self.label_scores: list[tuple[Float32, Float32, Float32]] = []
-        """Of each chunk with labels so far: what the head said, what a constant would, the targets."""
+        """Of each chunk with labels so far: what the head said, what a constant would, the targets.
+        """
         self._steps = (0, 0)
         self._backup: Backup | None = None
         self.begin()
@@ -83,7 +90,8 @@ class Learner:
     @torch.no_grad()
     @memory_for("scoring a window")
     def score(self, chunk: RecordedChunk) -> Float32:
-        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
+        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves
+        over it."""
         with self._over(self.memory, chunk.edges) as updated_PD:
             logits_EC, seen = self._score_events(chunk, updated_PD)
             self._score_labels(chunk, updated_PD)
@@ -121,11 +129,14 @@ class Learner:
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
     ) -> Learned | None:
-        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as of the new weights.
+        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as
+        of the new weights.
 
-        epochs: `training.epochs` where None. replay: what was drawn of the past, by `draw` where None.
+        epochs: `training.epochs` where None. replay: what was drawn of the past, by `draw` where
+        None.
 
-        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand, and `finite` says so.
+        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand,
+        and `finite` says so.
         """
         seen = [s for s in self._seen if s is not None]
         if not any(s.inputs.weight_E.any() for s in seen):
@@ -136,8 +147,12 @@ class Learner:
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
         drawn = self.draw(window_edge) if replay is None else replay
         past = [*self.tail, *self.replay.named(drawn)]
-        replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
-                    for step in range(len(self._edges))]
+        replayed = [
+            [joined([(c.inputs, c.state_MD) for c in part])]
+            if (part := past[step :: len(self._edges)])
+            else []
+            for step in range(len(self._edges))
+        ]
         with memory_for("learning a window"):
             loss = None
             try:
@@ -154,7 +169,12 @@ class Learner:
         self.tail = self._tail(weights)
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
-        finite = math.isfinite(loss) and tail_is_finite and self.memory.is_finite and self.model.is_finite
+        finite = (
+            math.isfinite(loss)
+            and tail_is_finite
+            and self.memory.is_finite
+            and self.model.is_finite
+        )
         if not finite:
             self.refuse()
         for chunk in seen:
@@ -162,18 +182,21 @@ class Learner:
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.carrier.report()
-        return Learned(loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count)
+        return Learned(
+            loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
+        )
 
     def take_over(self, other: "Learner") -> None:
-        """Go on from what another learned: weights, optimizer, memory, past. The other stays as it is.
-        """
+        """Go on from what another learned: weights, optimizer, memory, past. The other stays as it
+        is."""
         self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
         self.memory, self.replay = other.memory.copy(), copy.deepcopy(other.replay)
         self.tail, self.num_learned = list(other.tail), other.num_learned
         self.begin()
 
     def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
-        """Go on from a version: its weights, its memory where this one stands, a fresh optimizer, no held-out tail."""
+        """Go on from a version: its weights, its memory where this one stands, a fresh optimizer,
+        no held-out tail."""
         self.restore_weights(weights, None)
         self.memory, self.tail = memory, []
         self.num_learned = max(self.num_learned, 1)
@@ -181,9 +204,11 @@ class Learner:
 
     @torch.no_grad()
     def recall(self) -> Measures | None:
-        """Forgetting: scores of the present weights, true destination among 11, on a part of the past that stays the same
-        for as long as replay holds it. None without one."""
-        chunks = sorted(self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little")))[:RECALLED_CHUNKS]
+        """Forgetting: scores of the present weights, true destination among 11, on a part of the
+        past that stays the same for as long as replay holds it. None without one."""
+        chunks = sorted(
+            self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
+        )[:RECALLED_CHUNKS]
         kept = [logits for c in chunks if len(logits := self._logits_of(c))]
         return measures(np.concatenate(kept)) if kept else None
 
@@ -208,11 +233,13 @@ class Learner:
         if optimizer is None:
             self.optimizer = self.model.optimizer(self._training.learning_rate)
         else:
-            self.optimizer.load_state_dict(copy.deepcopy(optimizer))  # it would go on in the tensors it is given
+            # A copy, because it would go on in the tensors it is given.
+            self.optimizer.load_state_dict(copy.deepcopy(optimizer))
         self.model.eval()
 
     def observe(self) -> None:
-        """Move the running statistics, which are state like memory, over what was scored since `begin`."""
+        """Move the running statistics, which are state like memory, over what was scored since
+        `begin`."""
         for edges, seen in zip(self._edges, self._seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)
@@ -231,15 +258,24 @@ class Learner:
         return out
 
     def _passes(
-        self, passes: int, window_edge: int, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]
+        self,
+        passes: int,
+        window_edge: int,
+        weights: list[Tensor],
+        replayed: list[list[tuple[LinkInputs, Tensor]]],
     ) -> float:
         loss, self._steps = math.nan, (0, passes * len(self._edges))
         for epoch in range(passes):
-            loss = self._epoch(weights, replayed, dropout_key(self._training.seed, window_edge, epoch))
+            loss = self._epoch(
+                weights, replayed, dropout_key(self._training.seed, window_edge, epoch)
+            )
         return loss
 
-    def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int) -> float:
-        """One pass from the memory at the window's start. replayed: what of the past joins each step."""
+    def _epoch(
+        self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
+    ) -> float:
+        """One pass from the memory at the window's start. replayed: what of the past joins each
+        step."""
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
@@ -268,18 +304,33 @@ class Learner:
         return total / count if count else math.nan
 
     def _prepared(
-        self, step: tuple[EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None]
-    ) -> tuple[EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float]:
-        """What a training step needs, on the device: edges, the chunk if any of it is learned, what of the past joins it,
-        labels; and the events that count."""
+        self,
+        step: tuple[
+            EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None
+        ],
+    ) -> tuple[
+        EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float
+    ]:
+        """What a training step needs, on the device: edges, the chunk if any of it is learned, what
+        of the past joins it, labels; and the events that count."""
         edges, seen, weight, past, labels = step
         own = seen.inputs.weighted(weight) if seen is not None else None
         if own is not None and not own.weight_E.any():
             own = None
-        events = sum(float(inputs.weight_E.sum()) for inputs in (*(p for p, _ in past), *([own] if own is not None else [])))
-        return (edges, None if own is None else self.carrier.inputs(own),
-                [(self.carrier.inputs(inputs), self.carrier.send(state_MD)) for inputs, state_MD in past],
-                None if labels is None else self.carrier.labels(labels), events)
+        events = sum(
+            float(inputs.weight_E.sum())
+            for inputs in (*(p for p, _ in past), *([own] if own is not None else []))
+        )
+        return (
+            edges,
+            None if own is None else self.carrier.inputs(own),
+            [
+                (self.carrier.inputs(inputs), self.carrier.send(state_MD))
+                for inputs, state_MD in past
+            ],
+            None if labels is None else self.carrier.labels(labels),
+            events,
+        )
 
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:
         return [Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
@@ -287,26 +338,38 @@ class Learner:
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
-        """MRR of the held-out events before and after learning, their number, and whether all logits are finite."""
-        held = [((1 - w) * s.inputs.weight_E > 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
+        """MRR of the held-out events before and after learning, their number, and whether all
+        logits are finite."""
+        held = [
+            ((1 - w) * s.inputs.weight_E > 0).numpy()
+            for s, w in zip(self._seen, weights, strict=True)
+            if s is not None
+        ]
         before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
         after = [self._logits_of(t) for t in self.tail]
         if not before:
             return math.nan, math.nan, 0, True
         finite = all(bool(np.isfinite(x).all()) for x in after)
-        return (float((1 / ranks(np.concatenate(before))).mean()), float((1 / ranks(np.concatenate(after))).mean()),
-                sum(len(x) for x in before), finite)
+        return (
+            float((1 / ranks(np.concatenate(before))).mean()),
+            float((1 / ranks(np.concatenate(after))).mean()),
+            sum(len(x) for x in before),
+            finite,
+        )
 
     def _logits_of(self, chunk: Recorded) -> Float32:
         """Of a recorded chunk's events that weigh something."""
-        found: Float32 = self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        found: Float32 = (
+            self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        )
         return found
 
     def _carried(self, chunk: Recorded) -> tuple[LinkInputs, Tensor]:
         return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
-        """The inference pass: memory from the window's start to its end under the present weights."""
+        """The inference pass: memory from the window's start to its end under the present weights.
+        """
         self.memory = self._start.copy()
         for edges in self._edges:
             self.model.advance(self.memory, edges, self._log.deletions.of_nodes)

@@ -1,4 +1,5 @@
-"""The log's side of learning: moves graph and facts over a window and records the inputs of every event in it."""
+"""The log's side of learning: moves graph and facts over a window and records the inputs of every
+event in it."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,18 +18,28 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.negatives import LEARNED, LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED, SCORED_SEED, Pool
+from streamd.training.negatives import (
+    LEARNED,
+    LEARNED_SEED,
+    NUM_LEARNED,
+    NUM_SCORED,
+    SCORED,
+    SCORED_SEED,
+    Pool,
+)
 from streamd.windows import Window, canonical_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedChunk:
-    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored against and 10 to be
-    learned with (`SCORED` and `LEARNED` are their columns); learn: the same events with the latter. None: not scored.
+    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored
+    against and 10 to be learned with (`SCORED` and `LEARNED` are their columns); learn: the same
+    events with the latter. None: not scored.
 
-    known_E: whether each event's destination was one before. Others weigh nothing in learning: beside negatives that were
-    seen, a candidate that never was would be true by construction, and the model would rank whatever is unknown first.
-    labels: those with times up to the chunk's last event and behind the one before the chunk, as of the chunk's start.
+    known_E: whether each event's destination was one before. Others weigh nothing in learning:
+    beside negatives that were seen, a candidate that never was would be true by construction, and
+    the model would rank whatever is unknown first. labels: those with times up to the chunk's last
+    event and behind the one before the chunk, as of the chunk's start.
     """
 
     edges: EdgeRows
@@ -39,14 +50,15 @@ class RecordedChunk:
 
     @property
     def scored_facts(self) -> Float32:
-        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must be scored."""
+        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must
+        be scored."""
         assert self.score is not None
         return self.score.facts_ECF.numpy()[:, SCORED]
 
 
 def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
-    """The same chunks; the next is recorded by a thread of its own while the caller works on this one. The recorder
-    and its log are not touched by the caller meanwhile."""
+    """The same chunks; the next is recorded by a thread of its own while the caller works on this
+    one. The recorder and its log are not touched by the caller meanwhile."""
     with ThreadPoolExecutor(1, "recorder") as pool:
         coming = pool.submit(next, chunks, None)
         while (chunk := coming.result()) is not None:
@@ -115,15 +127,20 @@ class Recorder:
         return self.live.edge
 
     def rebuild(
-        self, until_edge: int, slice_edges: int = 100_000, on_slice: Callable[[int], None] = lambda _: None
+        self,
+        until_edge: int,
+        slice_edges: int = 100_000,
+        on_slice: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Move over events without recording them, as after a restart. on_slice: told the graph's newest edge."""
+        """Move over events without recording them, as after a restart. on_slice: told the graph's
+        newest edge."""
         self.live.hide_deleted()
         while self.live.step(until_edge, slice_edges):
             on_slice(self.live.graph.num_edges)
 
     def make_room(self) -> bool:
-        """Move what need not be there off the GPU, for learning. Returns: whether there was anything."""
+        """Move what need not be there off the GPU, for learning. Returns: whether there was
+        anything."""
         return make_room(self.live.graph)
 
     def cut(self, window: Window) -> Iterator[EdgeRows]:
@@ -136,8 +153,8 @@ class Recorder:
         self, window: Window, recorded: bool = True, max_events: int | None = None,
         first_recorded: int = 0
     ) -> Iterator[RecordedChunk]:
-        """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is at
-        the window's end.
+        """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is
+        at the window's end.
 
         recorded: False moves the state only. max_events: of the window, `windows.max_events` where
         None. first_recorded: edges before it move the state only.
@@ -157,9 +174,16 @@ class Recorder:
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
             event, dst, known = part.first_edge + asked, part.dst_E[asked], known_E[a + asked]
             is_known = pool.holds(dst, known)
-            candidates = np.concatenate([
-                dst[:, None], pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
-                pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED)], 1)
+            candidates = np.concatenate(
+                [
+                    dst[:, None],
+                    pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
+                    pool.draw(
+                        event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED
+                    ),
+                ],
+                1,
+            )
             before_edge = self.sight.edge_before(part)
             labels = self._labels(part, before_edge) if recorded else None
             self.live.take_features(before_edge)
@@ -178,10 +202,15 @@ class Recorder:
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
     def _labels(self, part: EdgeRows, before_edge: int) -> LabelInputs | None:
-        """The chunk's labels, a sample of too many, as of its start; None where the model has no head for them."""
+        """The chunk's labels, a sample of too many, as of its start; None where the model has no
+        head for them."""
         if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
             return None
-        after = self._time_before(part.first_edge) if part.first_edge > self._log.first_edge else -2**62
+        after = (
+            self._time_before(part.first_edge)
+            if part.first_edge > self._log.first_edge
+            else -(2**62)
+        )
         node, _, target = self._log.labels_between(after, int(part.time_E[-1]))
         kept = np.flatnonzero(~self._log.deletions.is_gone(node))
         if len(kept) > self._settings.model.memory_chunk:
@@ -194,22 +223,40 @@ class Recorder:
                             self._time_before(before_edge))
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
-        """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""
-        chosen = np.flatnonzero(possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
+        """Places of the events of a window that are scored and learned: those not deleted, a sample
+        of too many."""
+        chosen = np.flatnonzero(
+            possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E)
+        )
         if len(chosen) > limit:
             rng = np.random.default_rng([self._settings.training.seed, rows.first_edge])
             chosen = np.sort(rng.choice(chosen, limit, replace=False))
         return chosen
 
     def _inputs(
-        self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_edge: int, query_us: int
+        self,
+        event: Int64,
+        facts: Float32,
+        src: Int64,
+        candidates: Int64,
+        before_edge: int,
+        query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
-        around = look_around(self.live.graph, self._log.columns, self.live.features, nodes, before_edge, query_us,
-                             self._sampling)
+        around = look_around(
+            self.live.graph,
+            self._log.columns,
+            self.live.features,
+            nodes,
+            before_edge,
+            query_us,
+            self._sampling,
+        )
         score = link_inputs(event, facts, src_at, candidate_at, around)
-        few, place = np.unique(np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True)
+        few, place = np.unique(
+            np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
+        )
         learn = link_inputs(event, np.ascontiguousarray(facts[:, LEARNED]), place[: len(src)],
                             place[len(src):].reshape(len(src), len(LEARNED)), around.subset(few))
         return score, learn

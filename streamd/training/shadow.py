@@ -1,4 +1,5 @@
-"""The last proven version, standing still beside the champions of the moment: same events, same candidates."""
+"""The last proven version, standing still beside the champions of the moment: same events, same
+candidates."""
 
 import copy
 import math
@@ -18,10 +19,11 @@ from streamd.training.recorder import RecordedChunk
 
 Said = Literal["open", "proven", "worse"]
 NUM_SPREADS = 3.5
-"""Standard errors below nothing at which a mean difference counts as worse: by chance once in 4,300 comparisons."""
+"""Standard errors below nothing at which a mean difference counts as worse: by chance once in 4,300
+comparisons."""
 LEAST_EFFECT = 0.02
-"""Share of the shadow's score below which a difference harms nobody: equal models that were drawn from other seeds differ by
-five standard errors on real streams, and by less than this."""
+"""Share of the shadow's score below which a difference harms nobody: equal models that were drawn
+from other seeds differ by five standard errors on real streams, and by less than this."""
 
 
 @dataclass
@@ -36,7 +38,9 @@ class Shadow:
     @classmethod
     def of(cls, name: str, learner: Learner) -> "Shadow":
         """What the learner is now, before it learns on."""
-        return cls(name, copy.deepcopy(learner.model).eval(), learner.memory.copy(), learner.carrier)
+        return cls(
+            name, copy.deepcopy(learner.model).eval(), learner.memory.copy(), learner.carrier
+        )
 
     @torch.no_grad()
     def score(self, chunk: RecordedChunk, deletes: NodeDeletes) -> Float32 | None:
@@ -50,7 +54,8 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Champions of the moment beside the standing shadow, event by event: reciprocal ranks, champion's less shadow's.
+    """Champions of the moment beside the standing shadow, event by event: reciprocal ranks,
+    champion's less shadow's.
 
     sum_shadow: of the shadow's reciprocal ranks.
     """
@@ -63,8 +68,12 @@ class Comparison:
     def added(self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]) -> "Comparison":
         """With more events. Args: reciprocal ranks of the same events by either."""
         d = champion_E - shadow_E
-        return Comparison(self.num_events + len(d), self.sum + float(d.sum()), self.sum_squares + float((d * d).sum()),
-                          self.sum_shadow + float(shadow_E.sum()))
+        return Comparison(
+            self.num_events + len(d),
+            self.sum + float(d.sum()),
+            self.sum_squares + float((d * d).sum()),
+            self.sum_shadow + float(shadow_E.sum()),
+        )
 
     @property
     def mean(self) -> float:
@@ -72,14 +81,17 @@ class Comparison:
 
 
 def judge(compared: Comparison, enough: int) -> tuple[Said, str]:
-    """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard errors below nothing (a
-    one-sided paired test) and more than LEAST_EFFECT of the shadow's score, else proven. Before: open. Returns: the verdict
-    and why."""
+    """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard
+    errors below nothing (a one-sided paired test) and more than LEAST_EFFECT of the shadow's score,
+    else proven. Before: open. Returns: the verdict and why."""
     n, mean = compared.num_events, compared.mean
     if n < max(enough, 2):
         return "open", f"{n} of {enough} events compared"
     error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))
     shadow = compared.sum_shadow / n
-    said = f"MRR {mean:+.4f} beside the shadow's {shadow:.4f} over {n} events, standard error {error:.4f}"
+    said = (
+        f"MRR {mean:+.4f} beside the shadow's {shadow:.4f} over {n} events, "
+        f"standard error {error:.4f}"
+    )
     worse = mean < -max(NUM_SPREADS * error, LEAST_EFFECT * shadow)
     return ("worse" if worse else "proven"), said
