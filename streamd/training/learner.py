@@ -142,41 +142,27 @@ class Learner:
         if not any(s.inputs.weight_E.any() for s in seen):
             self._advance_all()
             return None
+        # Learn, after the running statistics moved, and keep what `refuse` goes back to.
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
-        drawn = self.draw(window_edge) if replay is None else replay
-        past = [*self.tail, *self.replay.named(drawn)]
-        replayed = [
-            [joined([(c.inputs, c.state_MD) for c in part])]
-            if (part := past[step :: len(self._edges)])
-            else []
-            for step in range(len(self._edges))
-        ]
+        replayed = self._replayed(self.draw(window_edge) if replay is None else replay)
+        epochs = epochs or self._training.epochs
         with memory_for("learning a window"):
-            loss = None
-            try:
-                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
-            except torch.OutOfMemoryError:
-                if not self.make_room():
-                    raise
-            if loss is None:
-                self.restore_weights(*backup)
-                self.observe()
-                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
+            loss = self._passes_with_room(epochs, window_edge, weights, replayed, backup)
         self.model.eval()
         self._backup = backup
+
+        # Look at what came of it: the held-out tail, and memory under the new weights.
         self.tail = self._tail(weights)
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
-        finite = (
-            math.isfinite(loss)
-            and tail_is_finite
-            and self.memory.is_finite
-            and self.model.is_finite
-        )
+        finite = math.isfinite(loss) and tail_is_finite
+        finite = finite and self.memory.is_finite and self.model.is_finite
         if not finite:
             self.refuse()
+
+        # The window is past now.
         for chunk in seen:
             if chunk.inputs.weight_E.any():
                 self.replay.offer(chunk)
@@ -185,6 +171,32 @@ class Learner:
         return Learned(
             loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
         )
+
+    def _replayed(self, drawn: Sequence[int]) -> list[list[tuple[LinkInputs, Tensor]]]:
+        """What of the past joins each step: the tail before and the chunks drawn, dealt out in
+        turn."""
+        past = [*self.tail, *self.replay.named(drawn)]
+        parts = [past[step :: len(self._edges)] for step in range(len(self._edges))]
+        return [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
+
+    def _passes_with_room(
+        self,
+        epochs: int,
+        window_edge: int,
+        weights: list[Tensor],
+        replayed: list[list[tuple[LinkInputs, Tensor]]],
+        backup: Backup,
+    ) -> float:
+        """As `_passes`; where the GPU lacks memory, room is made and they begin anew, once."""
+        try:
+            return self._passes(epochs, window_edge, weights, replayed)
+        except torch.OutOfMemoryError:
+            if not self.make_room():
+                raise
+        # Outside the handler, which would hold the failed pass's tensors.
+        self.restore_weights(*backup)
+        self.observe()
+        return self._passes(epochs, window_edge, weights, replayed)
 
     def take_over(self, other: "Learner") -> None:
         """Go on from what another learned: weights, optimizer, memory, past. The other stays as it
