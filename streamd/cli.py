@@ -111,10 +111,10 @@ def backtest(
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
     from streamd.doctor import warm_up
+    from streamd.evaluation.backtest import Plan
     from streamd.graph.jit import compile_notice
     from streamd.ingest.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
-    from streamd.training.backtest import Plan
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))

@@ -31,7 +31,7 @@ from streamd.telemetry.progress import ProgressLine
 from streamd.tensors import unpack
 
 if TYPE_CHECKING:
-    from streamd.training.backtest import Plan
+    from streamd.evaluation.backtest import Plan
 
 POLL_SECONDS = 0.2
 IMPORT_ROWS = 65_536
@@ -192,8 +192,8 @@ def backtest_file(
 
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
-    from streamd.training.backtest import COLUMNS, backtest
-    from streamd.training.report import write_report
+    from streamd.evaluation.backtest import COLUMNS, backtest
+    from streamd.evaluation.report import write_report
 
     torch.set_num_threads(settings.training.threads)
     done = None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from streamd.training.regimes import DAY_US, RegimeWindow, best_half_life
+from streamd.evaluation.regimes import DAY_US, RegimeWindow, best_half_life
 from streamd.training.scores import Measures
 from streamd.windows.history import WindowRecord
 

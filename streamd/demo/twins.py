@@ -5,9 +5,9 @@ They read the log as it grows, each window after it closed, in the demo's own pr
 
 import threading
 
+from streamd.evaluation.regimes import Regimes, RegimeWindow
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.regimes import Regimes, RegimeWindow
 from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3

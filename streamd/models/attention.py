@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 class NeighborAttention(nn.Module):
-    """Multi-head attention by associativity: q.(W_k e) = (W_k^T q).e and sum a (W_v e) = W_v (sum a e).
+    """Multi-head attention by associativity: q.(W_k e) = (W_k^T q).e and sum a (W_v e) = W_v (sum a
+    e).
 
     Root rows are projected instead of U x K neighbour rows; the result is that of the plain form.
     """
@@ -20,13 +21,16 @@ class NeighborAttention(nn.Module):
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that learn nothing, such as edge
-        features, are not copied and get no gradients. Returns: float32[U, dim]; zeros for a root without neighbours."""
+        """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that
+        learn nothing, such as edge features, are not copied and get no gradients. Returns:
+        float32[U, dim]; zeros for a root without neighbours."""
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
         key_HWD = self.key.weight.view(self.heads, self.width, -1)
         folded_UHD = torch.einsum("uhw,hwd->uhd", q_UHW, key_HWD)
         asked = torch.split(folded_UHD, [part.shape[2] for part in parts], 2)
-        scores = [torch.bmm(f_UHD, part.transpose(1, 2)) for part, f_UHD in zip(parts, asked, strict=True)]
+        scores = [
+            torch.bmm(f_UHD, part.transpose(1, 2)) for part, f_UHD in zip(parts, asked, strict=True)
+        ]
         score_UHK = torch.stack(scores).sum(0) / self.width**0.5
         mask_U1K = mask_UK[:, None]
         weight_UHK = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K

@@ -11,9 +11,10 @@ Scores = dict[str, dict[str, float]]
 """Model name -> measure -> value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of `num_tail` events."""
+    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of
+    `num_tail` events."""
 
     loss: float
     finite: bool
@@ -22,7 +23,7 @@ class Learned:
     num_tail: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
 
@@ -39,8 +40,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the registry made of a candidate. version: its name, or its parent's where it was refused. promoted: it serves.
-    """
+    """What the registry made of a candidate. version: its name, or its parent's where it was
+    refused. promoted: it serves."""
 
     version: str
     promoted: bool
@@ -48,10 +49,11 @@ class Outcome:
     refused: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVersion:
-    """A version as it was published: weights, memory at `edge`, the event before which was at `memory_us`; the first edge
-    of the window it learned, the settings of its model and the width of its windows."""
+    """A version as it was published: weights, memory at `edge`, the event before which was at
+    `memory_us`; the first edge of the window it learned, the settings of its model and the width of
+    its windows."""
 
     weights: dict[str, Tensor]
     memory: dict[str, Tensor]
@@ -60,3 +62,9 @@ class StoredVersion:
     memory_us: int
     model: dict[str, Any]
     window_seconds: int
+
+    @property
+    def fixed_settings(self) -> dict[str, Any]:
+        """Settings that learning must share to go on from it, as `streamd.training.checkpoint` has
+        them."""
+        return {"model": self.model, "window": self.window_seconds}

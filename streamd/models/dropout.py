@@ -1,4 +1,5 @@
-"""Dropout as a function of what it falls on: the same whatever chunks, batches or machines the events come in."""
+"""Dropout as a function of what it falls on: the same whatever chunks, batches or machines the
+events come in."""
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ def dropout_key(seed: int, window: int, epoch: int) -> int:
 
 
 def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
-    """Dropout at 1/2 of float32[E, C, D]: unit d of candidate c of an event falls by a bit of a SplitMix64 hash.
+    """Dropout at 1/2 of float32[E, C, D]: unit d of candidate c of an event falls by a bit of a
+    SplitMix64 hash.
 
-    event_E: int64 edge ids. A word of 64 units costs one hash; drawing units singly took a tenth of a training step.
+    event_E: int64 edge ids. A word of 64 units costs one hash; drawing units singly took a tenth of
+    a training step.
     """
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)

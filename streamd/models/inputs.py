@@ -1,4 +1,5 @@
-"""The inputs of a model for some events, raw as recorded: learning from them later recomputes nothing."""
+"""The inputs of a model for some events, raw as recorded: learning from them later recomputes
+nothing."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,9 +13,10 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HopInputs:
-    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph layers."""
+    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph
+    layers."""
 
     root_U: Tensor
     neighbor_UK: Tensor
@@ -24,12 +26,14 @@ class HopInputs:
     edge_UKD: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
-    """E events with C candidates each, the true destination first, and the neighbourhood of the U nodes among them.
+    """E events with C candidates each, the true destination first, and the neighbourhood of the U
+    nodes among them.
 
-    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots of the first hop.
-    weight_E: float32, 0 leaves an event out of the loss. The rest is `streamd.graph.neighborhood.Neighborhood` as tensors.
+    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots
+    of the first hop. weight_E: float32, 0 leaves an event out of the loss. The rest is
+    `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
     event_E: Tensor
@@ -49,7 +53,9 @@ class LinkInputs:
         """All fields by name, for storing; `restored` takes them back."""
         out = {f.name: getattr(self, f.name).contiguous() for f in fields(self) if f.name != "hops"}
         for number, hop in enumerate(self.hops):
-            out |= {f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)}
+            out |= {
+                f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)
+            }
         return out
 
     @classmethod
@@ -62,11 +68,23 @@ class LinkInputs:
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
         return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
-    def to(self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]) -> "LinkInputs":
+    def to(
+        self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]
+    ) -> "LinkInputs":
         """The same elsewhere. send: moves a tensor; edge_rows: edge_UKD of a hop, moved."""
-        hops = tuple(HopInputs(**{f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
-                                  for f in fields(hop)}) for hop in self.hops)
-        return LinkInputs(**{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"}, hops=hops)
+        hops = tuple(
+            HopInputs(
+                **{
+                    f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
+                    for f in fields(hop)
+                }
+            )
+            for hop in self.hops
+        )
+        return LinkInputs(
+            **{f.name: send(getattr(self, f.name)) for f in fields(self) if f.name != "hops"},
+            hops=hops,
+        )
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
         """The same, each event's weight times float32[E]."""
@@ -78,13 +96,21 @@ def link_inputs(
 ) -> LinkInputs:
     """Numpy columns as one `LinkInputs`, every event with weight 1. Views, no copies."""
     t = torch.from_numpy
-    hops = tuple(HopInputs(*(t(getattr(hop, f.name)) for f in fields(hop))) for hop in around.hops)
-    return LinkInputs(t(event_E), t(facts_ECF), t(src_E), t(candidate_EC), torch.ones(len(src_E)), t(around.node_M),
-                      t(around.node_MD), hops)
+    return LinkInputs(
+        event_E=t(event_E),
+        facts_ECF=t(facts_ECF),
+        src_E=t(src_E),
+        candidate_EC=t(candidate_EC),
+        weight_E=torch.ones(len(src_E)),
+        node_M=t(around.node_M),
+        node_MD=t(around.node_MD),
+        hops=tuple(HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
+                   for hop in around.hops))
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
-    """Several inputs with the states of their nodes as one, in their order: one pass of the model instead of many.
+    """Several inputs with the states of their nodes as one, in their order: one pass of the model
+    instead of many.
 
     A node in two of them is two nodes of the whole, each with its own state.
     """
@@ -100,28 +126,51 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
 
     hops = []
     for same in zip(*(p.hops for p in inputs), strict=True):
-        hops.append(HopInputs(cat("root_U", same, nodes), cat("neighbor_UK", same, nodes), cat("eid_UK", same),
-                              cat("mask_UK", same), cat("ago_UK", same), cat("edge_UKD", same)))
-    whole = LinkInputs(cat("event_E", inputs), cat("facts_ECF", inputs), cat("src_E", inputs, roots),
-                       cat("candidate_EC", inputs, roots), cat("weight_E", inputs), cat("node_M", inputs),
-                       cat("node_MD", inputs), tuple(hops))
+        hops.append(HopInputs(
+            root_U=cat("root_U", same, nodes),
+            neighbor_UK=cat("neighbor_UK", same, nodes),
+            eid_UK=cat("eid_UK", same),
+            mask_UK=cat("mask_UK", same),
+            ago_UK=cat("ago_UK", same),
+            edge_UKD=cat("edge_UKD", same)))
+    whole = LinkInputs(
+        event_E=cat("event_E", inputs),
+        facts_ECF=cat("facts_ECF", inputs),
+        src_E=cat("src_E", inputs, roots),
+        candidate_EC=cat("candidate_EC", inputs, roots),
+        weight_E=cat("weight_E", inputs),
+        node_M=cat("node_M", inputs),
+        node_MD=cat("node_MD", inputs),
+        hops=tuple(hops))
     return whole, torch.cat([state for _, state in parts])
 
 
 def without_deleted(
-    inputs: LinkInputs, state_MD: Tensor, is_gone: Callable[[Int64], Bools], is_deleted: Callable[[Int64], Bools]
+    inputs: LinkInputs,
+    state_MD: Tensor,
+    is_gone: Callable[[Int64], Bools],
+    is_deleted: Callable[[Int64], Bools],
 ) -> tuple[LinkInputs, Tensor] | None:
-    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked, features are zero.
+    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked,
+    features are zero.
 
-    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single edges.
-    Returns: None where nothing of it is hidden.
+    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single
+    edges. Returns: None where nothing of it is hidden.
     """
     gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
     gone_U = gone_M[inputs.hops[0].root_U]
-    gone_E = torch.from_numpy(is_deleted(inputs.event_E.numpy())) | gone_U[inputs.src_E] | gone_U[inputs.candidate_EC[:, 0]]
+    gone_E = (
+        torch.from_numpy(is_deleted(inputs.event_E.numpy()))
+        | gone_U[inputs.src_E]
+        | gone_U[inputs.candidate_EC[:, 0]]
+    )
     hops, hidden = [], False
     for hop in inputs.hops:
-        gone_UK = torch.from_numpy(is_deleted(hop.eid_UK.numpy())) | gone_M[hop.neighbor_UK] | gone_M[hop.root_U][:, None]
+        gone_UK = (
+            torch.from_numpy(is_deleted(hop.eid_UK.numpy()))
+            | gone_M[hop.neighbor_UK]
+            | gone_M[hop.root_U][:, None]
+        )
         gone_UK &= hop.mask_UK
         hidden |= bool(gone_UK.any())
         hops.append(dataclasses.replace(hop, mask_UK=hop.mask_UK & ~gone_UK,
@@ -130,5 +179,9 @@ def without_deleted(
         return None
     kept_E, kept_M = (~gone_E).float(), (~gone_M).float()[:, None]
     return dataclasses.replace(
-        inputs, facts_ECF=inputs.facts_ECF * kept_E[:, None, None], weight_E=inputs.weight_E * kept_E,
-        hops=tuple(hops), node_MD=inputs.node_MD * kept_M), state_MD * kept_M
+        inputs,
+        facts_ECF=inputs.facts_ECF * kept_E[:, None, None],
+        weight_E=inputs.weight_E * kept_E,
+        hops=tuple(hops),
+        node_MD=inputs.node_MD * kept_M,
+    ), state_MD * kept_M

@@ -20,8 +20,9 @@ HIDDEN = 64
 
 @dataclass(frozen=True)
 class LabelInputs:
-    """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64 places among them; facts_LF:
-    float32, the node's facts about itself, of which its age, degree and popularity say something; target_LT: float32."""
+    """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64
+    places among them; facts_LF: float32, the node's facts about itself, of which its age, degree
+    and popularity say something; target_LT: float32."""
 
     around: LinkInputs
     node_L: Tensor
@@ -30,26 +31,39 @@ class LabelInputs:
 
 
 def label_inputs(
-    live: LiveGraph, sampling: Sampling, nodes_U: Int64, node_L: Int64, target_LT: Float32, before_edge: int, query_us: int
+    live: LiveGraph,
+    sampling: Sampling,
+    nodes_U: Int64,
+    node_L: Int64,
+    target_LT: Float32,
+    before_edge: int,
+    query_us: int,
 ) -> LabelInputs:
     """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as they stand."""
-    around = look_around(live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, sampling)
+    around = look_around(
+        live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, sampling
+    )
     none = np.zeros((0, 1), np.int64)
     facts = live.facts.rows(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
-    empty = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
+    empty = link_inputs(
+        none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around
+    )
     return LabelInputs(empty, torch.from_numpy(node_L), torch.from_numpy(facts[node_L]),
                        torch.from_numpy(np.ascontiguousarray(target_LT)))
 
 
 class LabelHead(nn.Module):
-    """A network over a node's embedding and its facts. `model.labels` says what a target is: classes, as one number that is
-    0 or 1 or as one share per class, or quantities, which are standardised by running statistics."""
+    """A network over a node's embedding and its facts. `model.labels` says what a target is:
+    classes, as one number that is 0 or 1 or as one share per class, or quantities, which are
+    standardised by running statistics."""
 
     def __init__(self, settings: ModelSettings, label_dim: int, embedding_dim: int) -> None:
         super().__init__()
         self.task, self.label_dim = settings.labels, label_dim
         self.target_stats = RunningStandardizer(label_dim)
-        self.net = nn.Sequential(nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim))
+        self.net = nn.Sequential(
+            nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
+        )
 
     def forward(self, z_LD: Tensor, facts_LF: Tensor) -> Tensor:
         """float32[L, T]: logits of classes, or standardised quantities. facts_LF: standardised."""

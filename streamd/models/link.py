@@ -1,6 +1,8 @@
-"""Link prediction: a network over pair facts, and on top of it a graph network as a damped residual."""
+"""Link prediction: a network over pair facts, and on top of it a graph network as a damped
+residual."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
-from streamd.events import Schema
+from streamd.events import NodeDeletes, Schema
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import Sampling
 from streamd.models.dropout import half_dropout
@@ -28,8 +30,9 @@ WEIGHT_DECAY = 0.01
 class LinkModel(nn.Module):
     """logit = pair(facts) + residual(embeddings); `model.name: pair` leaves the residual out.
 
-    The residual's last layer starts at zero, so the model starts as the pair network and learns what the graph adds.
-    Without `model.pair_facts` the residual is all there is, undamped: the plain model of its paper.
+    The residual's last layer starts at zero, so the model starts as the pair network and learns
+    what the graph adds. Without `model.pair_facts` the residual is all there is, undamped: the
+    plain model of its paper.
     """
 
     gap_us: Tensor
@@ -43,8 +46,13 @@ class LinkModel(nn.Module):
         self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
         self.node_stats = RunningStandardizer(schema.node_feature_dim)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
-        self.pair = nn.Sequential(nn.Linear(NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
-                                  nn.Linear(HIDDEN, 1))
+        self.pair = nn.Sequential(
+            nn.Linear(NUM_FACTS, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, 1),
+        )
         if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
         if self.has_graph:
@@ -62,20 +70,26 @@ class LinkModel(nn.Module):
         return self.gap_us.device
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over stored weights and statistics. Raises: VersionError where they are of another model."""
+        """Take over stored weights and statistics. Raises: VersionError where they are of another
+        model."""
         try:
             self.load_state_dict(weights)
         except RuntimeError as error:
-            raise VersionError(f"The weights do not fit the model: {' '.join(str(error).split())[:300]}.",
-                               "use the streamd that made them, or promote another version.") from None
+            raise VersionError(
+                f"The weights do not fit the model: {' '.join(str(error).split())[:300]}.",
+                "use the streamd that made them, or promote another version.",
+            ) from None
 
     @property
     def is_finite(self) -> bool:
         """Whether all weights and statistics are numbers."""
-        return all(bool(t.isfinite().all()) for t in self.state_dict().values() if t.is_floating_point())
+        return all(
+            bool(t.isfinite().all()) for t in self.state_dict().values() if t.is_floating_point()
+        )
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
-        """Update the running statistics from what a window recorded; the median gap is set once, by the first."""
+        """Update the running statistics from what a window recorded; the median gap is set once, by
+        the first."""
         self.fact_stats.update(inputs.facts_ECF)
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
         self.node_stats.update(inputs.node_MD)
@@ -84,7 +98,12 @@ class LinkModel(nn.Module):
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
 
     def new_memory(self, edge: int = 0) -> Memory:
-        return Memory(self.settings.dim if self.has_memory else 0, self.schema.edge_feature_dim, edge, self.device)
+        return Memory(
+            self.settings.dim if self.has_memory else 0,
+            self.schema.edge_feature_dim,
+            edge,
+            self.device,
+        )
 
     def updated(self, memory: Memory) -> Tensor:
         """States of the nodes with a pending message after the GRU: float32[P, D]."""
@@ -93,11 +112,24 @@ class LinkModel(nn.Module):
         out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self.gap())
         return out
 
+    @contextmanager
+    def over(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> Iterator[Tensor]:
+        """Carry memory over one canonical chunk under the present weights. Inside the `with`,
+        memory is as the chunk's events see it; it moves on when that ends without an error.
+
+        Args: deletes: all of the log's; those due before the chunk are taken in first. Yields:
+        `updated`, for `Memory.rows`.
+        """
+        memory.forget(deletes)
+        updated_PD = self.updated(memory)
+        yield updated_PD
+        memory.commit(updated_PD, chunk)
+
     @torch.no_grad()
-    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
-        """Carry memory over one canonical chunk under the present weights."""
-        memory.forget(chunk.deletes)
-        memory.commit(self.updated(memory), chunk)
+    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
+        """The same where nothing is asked of the chunk's events."""
+        with self.over(memory, chunk, deletes):
+            pass
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
         """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""
@@ -115,7 +147,8 @@ class LinkModel(nn.Module):
         return out
 
     def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
-        """The same from what the head makes of sources and destinations, float32[..., D], which may be kept."""
+        """The same from what the head makes of sources and destinations, float32[..., D], which may
+        be kept."""
         out: Tensor = self.head_out((src_D + dst_D).relu())[..., 0]
         return out
 
@@ -123,7 +156,11 @@ class LinkModel(nn.Module):
         """What the label head says of each label, float32[L, T], before `LabelHead.predict`."""
         assert self.label_head is not None
         num_roots = len(inputs.around.hops[0].root_U)
-        z_UD = self.embed(inputs.around, state_MD) if self.has_graph else state_MD.new_zeros(num_roots, 0)
+        z_UD = (
+            self.embed(inputs.around, state_MD)
+            if self.has_graph
+            else state_MD.new_zeros(num_roots, 0)
+        )
         out: Tensor = self.label_head(z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF))
         return out
 
@@ -135,23 +172,28 @@ class LinkModel(nn.Module):
         return out
 
     def forward(self, inputs: LinkInputs, state_MD: Tensor, dropout: int | None = None) -> Tensor:
-        """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None otherwise."""
+        """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None
+        otherwise."""
         logits = self.pair_logits(inputs.facts_ECF)
         if self.has_graph:
             logits = logits + self.residual(self.embed(inputs, state_MD), inputs, dropout)
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: pair network and label head at the full rate, the rest slower and with weight decay; without pair facts
-        all at the full rate."""
+        """AdamW: pair network and label head at the full rate, the rest slower and with weight
+        decay; without pair facts all at the full rate."""
         if not self.settings.pair_facts:
-            return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
+            return torch.optim.AdamW(
+                self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True
+            )
         pair = list(self.pair.parameters())
         pair += list(self.label_head.parameters()) if self.label_head is not None else []
         rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
         groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
         if rest:
-            groups.append({"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY})
+            groups.append(
+                {"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY}
+            )
         return torch.optim.AdamW(groups, foreach=True)
 
     def gap(self) -> Tensor:
@@ -162,24 +204,33 @@ class LinkModel(nn.Module):
 def sampling_of(settings: ModelSettings) -> Sampling:
     """How the neighbours that a model looks at are sampled; none for the pair network."""
     if settings.name == "dysat":
-        return Sampling("window", settings.neighbors, settings.snapshots, settings.snapshot_seconds * 1_000_000)
+        return Sampling(
+            "window", settings.neighbors, settings.snapshots, settings.snapshot_seconds * 1_000_000
+        )
     strategy: Literal["uniform", "recent"] = "uniform" if settings.name == "tgat" else "recent"
-    return Sampling(strategy, settings.neighbors if settings.name != "pair" else 0, DEPTH[settings.name])
+    return Sampling(
+        strategy, settings.neighbors if settings.name != "pair" else 0, DEPTH[settings.name]
+    )
 
 
-def build_model(settings: ModelSettings, schema: Schema, seed: int, device: str | torch.device = "cpu") -> LinkModel:
+def build_model(
+    settings: ModelSettings, schema: Schema, seed: int, device: str | torch.device = "cpu"
+) -> LinkModel:
     """A model with weights drawn from `seed`, the same on any device."""
     torch.manual_seed(seed)
     return LinkModel(settings, schema).to(device)
 
 
 def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
-    """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy, weighted.
+    """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy,
+    weighted.
 
     The latter makes scores of different sources comparable, which average precision asks for.
     """
     softmax = -logits_EC.log_softmax(1)[:, 0]
     target = torch.zeros_like(logits_EC)
     target[:, 0] = 1.0
-    binary = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none").mean(1)
+    binary = nn.functional.binary_cross_entropy_with_logits(
+        logits_EC, target, reduction="none"
+    ).mean(1)
     return ((softmax + binary) * weight_E).sum()

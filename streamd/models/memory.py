@@ -1,7 +1,8 @@
-"""TGN's memory (Rossi et al. 2020) as a function of the log: it moves only from canonical chunk to canonical chunk.
+"""TGN's memory (Rossi et al. 2020) as a function of the log: it moves only from canonical chunk to
+canonical chunk.
 
-At the end of a chunk each node's last event in it becomes a message; the GRU applies those messages when the next
-chunk begins, so embeddings of a chunk know all events before it and none of its own.
+At the end of a chunk each node's last event in it becomes a message; the GRU applies those messages
+when the next chunk begins, so embeddings of a chunk know all events before it and none of its own.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
-from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.events import Float32, Int64, NodeDeletes
 from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.segments.reader import LogReader
 
 STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")
 """Tensors of a memory that are stored; the rest follows from them."""
@@ -21,21 +23,24 @@ STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features: float32[E, dim].
-
-    deletes: the log's deletes of nodes, those behind these edges included.
-    """
+    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features:
+    float32[E, dim]."""
 
     first_edge: int
     src_E: Int64
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
-    deletes: NodeDeletes = NO_DELETES
+
+    @classmethod
+    def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
+        """Edges [first, end) of the log."""
+        return cls(first, *log.edges(first, end), log.features_of(np.arange(first, end)))
 
     def cut(self, a: int, b: int) -> "EdgeRows":
-        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b], self.features_ED[a:b],
-                        self.deletes)
+        """Rows [a, b) of these."""
+        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b],
+                        self.features_ED[a:b])
 
     @property
     def end_edge(self) -> int:
@@ -45,12 +50,15 @@ class EdgeRows:
 class Memory:
     """Node states at a cut of the log. Owner: one thread; `copy` gives an independent one.
 
-    state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's state, features,
-    time; edge: the cut; now_us: time of the last event before it. num_forgotten: deletes of nodes taken in;
-    taking one in again changes nothing, since a deleted node's id never comes back.
+    state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's
+    state, features, time; edge: the cut; now_us: time of the last event before it. num_forgotten:
+    deletes of nodes taken in; taking one in again changes nothing, since a deleted node's id never
+    comes back.
     """
 
-    def __init__(self, dim: int, feature_dim: int, edge: int = 0, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, dim: int, feature_dim: int, edge: int = 0, device: str | torch.device = "cpu"
+    ) -> None:
         def none(*width: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(0, *width, dtype=dtype, device=device)
 
@@ -90,7 +98,10 @@ class Memory:
     ) -> "Memory":
         """Raises: VersionError where a tensor is missing."""
         if missing := set(STORED) - set(tensors):
-            raise VersionError(f"A stored memory lacks {', '.join(sorted(missing))}.", "use the streamd that wrote it.")
+            raise VersionError(
+                f"A stored memory lacks {', '.join(sorted(missing))}.",
+                "use the streamd that wrote it.",
+            )
         memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge, device)
         for name in memory.tensors():
             setattr(memory, name, tensors[name].to(device))
@@ -100,9 +111,10 @@ class Memory:
         return memory
 
     def forget(self, deletes: NodeDeletes) -> None:
-        """Take in the deletes that lie before the cut: rows of the nodes and messages to them go.
+        """Take in those of the log's deletes that lie before the cut: rows of the nodes and
+        messages to them go. `LinkModel.over` does so before it applies pending messages.
 
-        Call it before pending messages are applied. What neighbours took in of a node stays with them.
+        What neighbours took in of a node stays with them.
         """
         due = deletes.until(self.edge).node
         gone = torch.from_numpy(due[self.num_forgotten:]).to(self.device)
@@ -119,7 +131,8 @@ class Memory:
         self._place_pending()
 
     def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
-        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
+        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero.
+        """
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])
         known = (node_M >= 0) & (node_M < len(self.state))
@@ -127,11 +140,14 @@ class Memory:
         rows = self.state[inside] * known[:, None]
         if len(updated_PD):
             place = torch.where(known, self.place[inside], -1)
-            rows = torch.where((place >= 0)[:, None], embedding(place.clamp_min(0), updated_PD), rows)
+            rows = torch.where(
+                (place >= 0)[:, None], embedding(place.clamp_min(0), updated_PD), rows
+            )
         return rows
 
     def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
-        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the cut to its end."""
+        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the
+        cut to its end. `LinkModel.over` calls it."""
         assert chunk.first_edge == self.edge, "memory moves from cut to cut"
         if not len(chunk.src_E):
             return
@@ -164,7 +180,8 @@ class Memory:
 
 
 class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new state."""
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new state.
+    """
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
@@ -172,12 +189,15 @@ class MemoryUpdater(nn.Module):
         self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
 
     def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
-        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised."""
+        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised.
+        """
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
         own, last = memory.state[node], memory.last_us[node]
         since = torch.where(last > 0, memory.pending_us - last, 0)
-        message = torch.cat([own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1)
+        message = torch.cat(
+            [own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1
+        )
         updated: Tensor = self.gru(message, own)
         return updated

@@ -1,4 +1,5 @@
-"""A TGN in numpy, for answers on a CPU: of a few nodes torch makes a hundred small calls, ten times the arithmetic.
+"""A TGN in numpy, for answers on a CPU: of a few nodes torch makes a hundred small calls, ten times
+the arithmetic.
 
 The same numbers as `LinkModel` makes of the same weights, to float32's rounding; it learns nothing.
 """
@@ -18,7 +19,8 @@ Linear = tuple[Float32, Float32]
 
 
 class NumpyTGN:
-    """The weights of a TGN on a CPU as they stand; made once per version, whose weights never change."""
+    """The weights of a TGN on a CPU as they stand; made once per version, whose weights never
+    change."""
 
     def __init__(self, model: LinkModel) -> None:
         layer, encoder = model.encoder.layers[0], model.encoder
@@ -31,8 +33,15 @@ class NumpyTGN:
         self._id_vectors = None if encoder.id_vectors is None else _numpy(encoder.id_vectors.weight)
         self._query, self._skip, self._src, self._dst = map(
             _linear, (attention.query, layer.skip, model.head_src, model.head_dst))
-        self._key_HWD = _numpy(attention.key.weight).reshape(attention.heads, attention.width, -1) / attention.width**0.5
-        self._value_HDW = _numpy(attention.value.weight).reshape(attention.heads, attention.width, -1).transpose(0, 2, 1)
+        self._key_HWD = (
+            _numpy(attention.key.weight).reshape(attention.heads, attention.width, -1)
+            / attention.width**0.5
+        )
+        self._value_HDW = (
+            _numpy(attention.value.weight)
+            .reshape(attention.heads, attention.width, -1)
+            .transpose(0, 2, 1)
+        )
         self._query_shape, self._dim = (-1, attention.heads, 1, attention.width), model.settings.dim
         self._out = _numpy(model.head_out.weight[0])
         self._fact_stats = _stats(model.fact_stats)
@@ -40,13 +49,19 @@ class NumpyTGN:
         self._pair = list(map(_linear, layers)) if model.settings.pair_facts else []
 
     def embed(self, memory: Memory, updated_PD: Tensor, around: Neighborhood) -> Float32:
-        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of them as sources and as
-        destinations. updated_PD: `LinkModel.updated`."""
+        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of
+        them as sources and as destinations. updated_PD: `LinkModel.updated`."""
         hop, h_MD = around.hops[0], self._states(memory, updated_PD, around)
         own_UD, mask_U11K = h_MD[hop.root_U], hop.mask_UK[:, None, None]
         gaps_UK = (hop.ago_UK / self._gap_us).astype(np.float32)
-        entry_U1KD = np.concatenate([h_MD[hop.neighbor_UK], _standardised(hop.edge_UKD, self._edge_stats),
-                                     np.cos(gaps_UK[..., None] * self._time + self._phase)], 2)[:, None]
+        entry_U1KD = np.concatenate(
+            [
+                h_MD[hop.neighbor_UK],
+                _standardised(hop.edge_UKD, self._edge_stats),
+                np.cos(gaps_UK[..., None] * self._time + self._phase),
+            ],
+            2,
+        )[:, None]
         folded_UH1D = _apply(self._query, own_UD).reshape(self._query_shape) @ self._key_HWD
         score_UH1K = np.where(mask_U11K, folded_UH1D @ entry_U1KD.swapaxes(2, 3), np.float32(-1e9))
         weight_UH1K = np.exp(score_UH1K - score_UH1K.max(3, keepdims=True)) * mask_U11K
@@ -56,7 +71,8 @@ class NumpyTGN:
         return np.stack([z_UD, _apply(self._src, z_UD), _apply(self._dst, z_UD)])
 
     def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
-        """Logit per row, float32[R], of facts and what `embed` says of each row's source and destination."""
+        """Logit per row, float32[R], of facts and what `embed` says of each row's source and
+        destination."""
         out: Float32 = np.maximum(src_RD + dst_RD, 0) @ self._out
         if self._pair:
             x = _standardised(facts_RF, self._fact_stats)
@@ -78,7 +94,10 @@ class NumpyTGN:
         if self._node_in is not None:
             h_MD += _standardised(around.node_MD, self._node_stats) @ self._node_in
         if self._id_vectors is not None:
-            h_MD += self._id_vectors[np.maximum(node_M, 0) % len(self._id_vectors)] * (node_M >= 0)[:, None]
+            h_MD += (
+                self._id_vectors[np.maximum(node_M, 0) % len(self._id_vectors)]
+                * (node_M >= 0)[:, None]
+            )
         return h_MD
 
 

@@ -1,22 +1,31 @@
-"""Rules that cost nothing; the one that answers until there is a version: past partners, popular destinations behind."""
+"""Rules that cost nothing; the one that answers until there is a version: past partners, popular
+destinations behind."""
 
 import numpy as np
 
 from streamd.events import Float32
-from streamd.graph.facts import FLOOR_LOG_SHARE, LOG_SHARE, LOG_SINCE_SENT, NEVER_LOG_SECONDS, WEIGHT_80
+from streamd.graph.facts import (
+    FLOOR_LOG_SHARE,
+    LOG_SHARE,
+    LOG_SINCE_SENT,
+    NEVER_LOG_SECONDS,
+    WEIGHT_80,
+)
 
 NAME = "rule"
 POPULARITY_WEIGHT = 3.0
 
 
 def edgebank_scores(facts_ECF: Float32) -> Float32:
-    """EdgeBank (Poursafaei et al. 2022), unlimited: 1 for a pair that was seen before in this direction. float32[E, C]."""
+    """EdgeBank (Poursafaei et al. 2022), unlimited: 1 for a pair that was seen before in this
+    direction. float32[E, C]."""
     out: Float32 = (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
     return out
 
 
 def rule_scores(facts_ECF: Float32, half_life: int = 2) -> Float32:
-    """Pair weight at rate .8 plus 3 times the share of popularity at the third half-life: float32[E, C].
+    """Pair weight at rate .8 plus 3 times the share of popularity at the third half-life:
+    float32[E, C].
 
     The rule "partners + popularity" of the benchmark protocol, computed from fact columns.
     """

@@ -8,8 +8,9 @@ CLIP = 5.0
 WARM_UP_ROWS = 1_000
 """Before so many rows nobody knows what is wild."""
 MAX_SPREADS = 100.0
-"""Rows enter the statistics clipped to so many spreads around the mean. One wild row then moves the spread of a million by
-half a percent, and a flag that is set once in ten thousand rows still counts in full."""
+"""Rows enter the statistics clipped to so many spreads around the mean. One wild row then moves the
+spread of a million by half a percent, and a flag that is set once in ten thousand rows still counts
+in full."""
 MEMORY_ROWS = 1_000_000
 """The past weighs as much as so many rows, so that statistics follow a stream that changes."""
 
@@ -17,8 +18,8 @@ MEMORY_ROWS = 1_000_000
 class RunningStandardizer(nn.Module):
     """(x - mean) / std over the rows seen lately, clipped to +-5.
 
-    mean, var: float64[dim]; count: float64, at most MEMORY_ROWS.
-    shift, scale: float32[dim], what follows from them, made when they change rather than for every few rows.
+    mean, var: float64[dim]; count: float64, at most MEMORY_ROWS. shift, scale: float32[dim], what
+    follows from them, made when they change rather than for every few rows.
     """
 
     mean: Tensor
@@ -34,11 +35,14 @@ class RunningStandardizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("shift", torch.zeros(dim), persistent=False)
         self.register_buffer("scale", torch.ones(dim), persistent=False)
-        self.register_load_state_dict_post_hook(lambda module, _: module._derive())  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda module, _: module._derive()
+        )
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in rows [..., dim], of any device (Chan, Golub and LeVeque 1979: pairwise merge of means and variances)."""
+        """Take in rows [..., dim], of any device (Chan, Golub and LeVeque 1979: pairwise merge of
+        means and variances)."""
         if not rows.numel():
             return
         rows = rows.reshape(-1, len(self.mean)).to(self.mean)

@@ -18,5 +18,6 @@ class TimeEncoding(nn.Module):
 
 
 def in_gaps(microseconds: Tensor, gap_us: Tensor) -> Tensor:
-    """int64 microseconds to float32 median gaps: divided in float64, so that small differences survive large times."""
+    """int64 microseconds to float32 median gaps: divided in float64, so that small differences
+    survive large times."""
     return (microseconds.double() / gap_us).float()

@@ -242,7 +242,9 @@ class Registry:
         """A version as training takes it up again. Raises: VersionError."""
         version = self.load(name)
         m = version.manifest
-        return StoredVersion(version.weights, version.memory, m.first_edge, m.edge, m.memory_us, m.model, m.window_seconds)
+        return StoredVersion(
+            weights=version.weights, memory=version.memory, first_edge=m.first_edge, edge=m.edge,
+            memory_us=m.memory_us, model=m.model, window_seconds=m.window_seconds)
 
     def promote(self, name: str, who: str, why: str) -> Move:
         """Make a version champion by hand. Raises: VersionError, also where it is damaged or the log no longer holds its

@@ -76,10 +76,8 @@ class Served:
 
     def _advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
         for a, b in chunks:
-            src, dst, time = log.edges(first + a, first + b)
-            rows = EdgeRows(first + a, src, dst, time, log.features_of(np.arange(first + a, first + b)),
-                            log.deletions.of_nodes)
-            self.model.advance(self.memory, rows)
+            rows = EdgeRows.of(log, first + a, first + b)
+            self.model.advance(self.memory, rows, log.deletions.of_nodes)
         if chunks:
             self._ahead = None
             self.forget_embeddings()

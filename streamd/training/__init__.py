@@ -1,1 +1,2 @@
-"""Windows to better weights: record, score, learn, replay, checkpoint. Knows no server and no registry."""
+"""Windows to better weights: record, score, learn, replay, checkpoint. Knows no server and no
+registry."""

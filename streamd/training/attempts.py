@@ -1,4 +1,5 @@
-"""What the trainer is about to learn, written down before it begins: a restart takes the same. Failures are counted."""
+"""What the trainer is about to learn, written down before it begins: a restart takes the same.
+Failures are counted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,13 +38,18 @@ def last_attempt(folder: Path) -> Attempt:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Attempt)
     except msgspec.DecodeError as error:
-        log.error("attempt_lost", file=str(path), error=str(error), meaning="the next window's failures count from 0")
+        log.error(
+            "attempt_lost",
+            file=str(path),
+            error=str(error),
+            meaning="the next window's failures count from 0",
+        )
         return NONE
 
 
 def begin_attempt(folder: Path, window: Window) -> int:
-    """Write it down durably. Returns: how often it failed before. Windows once learned as one count anew when they are
-    tried singly."""
+    """Write it down durably. Returns: how often it failed before. Windows once learned as one count
+    anew when they are tried singly."""
     now = Attempt(window.first_edge, window.end_edge)
     before = last_attempt(folder)
     if (before.edge, before.end_edge) == (now.edge, now.end_edge):
@@ -56,7 +62,8 @@ def begin_attempt(folder: Path, window: Window) -> int:
 def counting_failures(folder: Path) -> Iterator[None]:
     """Count an error of the work inside against the window that was begun.
 
-    A signal that ends the process, or a disk that takes nothing, is not the window's fault: it never counts.
+    A signal that ends the process, or a disk that takes nothing, is not the window's fault: it
+    never counts.
     """
     try:
         yield
@@ -64,5 +71,7 @@ def counting_failures(folder: Path) -> Iterator[None]:
         raise
     except Exception:
         before = last_attempt(folder)
-        write_durably(folder / FILE, msgspec.json.encode(replace(before, failures=before.failures + 1)))
+        write_durably(
+            folder / FILE, msgspec.json.encode(replace(before, failures=before.failures + 1))
+        )
         raise

@@ -1,4 +1,5 @@
-"""What a trainer learns first where it finds a log with a past: the newest of it at once, instead of window by window."""
+"""What a trainer learns first where it finds a log with a past: the newest of it at once, instead
+of window by window."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,12 @@ class Range:
         return Window(self.start_us, self.end_us, self.first_edge, self.end_edge)
 
 
-def planned_range(settings: Settings, log: LogReader, folder: Path, short: bool = False) -> Range | None:
-    """The newest closed windows with `bootstrap.max_events` in all, written down before it starts so that a restart takes
-    the same; None where closed windows hold no more than one may (`windows.max_events`): those are learned singly.
+def planned_range(
+    settings: Settings, log: LogReader, folder: Path, short: bool = False
+) -> Range | None:
+    """The newest closed windows with `bootstrap.max_events` in all, written down before it starts
+    so that a restart takes the same; None where closed windows hold no more than one may
+    (`windows.max_events`): those are learned singly.
 
     short: learn what is shorter at once too, as what stands beside a champion does.
     """
@@ -37,7 +41,9 @@ def planned_range(settings: Settings, log: LogReader, folder: Path, short: bool 
         return msgspec.json.decode(path.read_bytes(), type=Range)
     width_us = settings.windows.width_seconds * 1_000_000
     end = log.lower_bound(log.watermark // width_us * width_us)
-    if not settings.bootstrap.max_events or (end - log.first_edge <= settings.windows.max_events and not short):
+    if not settings.bootstrap.max_events or (
+        end - log.first_edge <= settings.windows.max_events and not short
+    ):
         return None
     wanted = max(log.first_edge, end - settings.bootstrap.max_events)
     first = log.first_edge

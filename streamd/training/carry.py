@@ -1,4 +1,5 @@
-"""Takes recorded inputs to where the model is: on a CPU they are there; to a GPU they are sent a step ahead."""
+"""Takes recorded inputs to where the model is: on a CPU they are there; to a GPU they are sent a
+step ahead."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,8 @@ R = TypeVar("R")
 class Carrier:
     """Owner: the thread that learns, and while it prepares a step ahead, a thread of its own.
 
-    Edge features go through a cache on the device: rows never change, and recent edges are seen by many chunks.
+    Edge features go through a cache on the device: rows never change, and recent edges are seen by
+    many chunks.
     """
 
     def __init__(self, device: str, settings: GpuSettings, edge_feature_dim: int) -> None:
@@ -32,7 +34,9 @@ class Carrier:
         self._mixed = settings.mixed_precision
         self._cache = None
         if device != "cpu" and settings.cache_rows and edge_feature_dim:
-            self._cache = FeatureCache(settings.cache_rows, edge_feature_dim, settings.cache_policy, device)
+            self._cache = FeatureCache(
+                settings.cache_rows, edge_feature_dim, settings.cache_policy, device
+            )
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
         """The same on the device."""
@@ -42,27 +46,39 @@ class Carrier:
         """The same on the device."""
         if self.device.type == "cpu":
             return labels
-        return LabelInputs(self.inputs(labels.around), *map(self.send, (labels.node_L, labels.facts_LF, labels.target_LT)))
+        return LabelInputs(
+            self.inputs(labels.around),
+            *map(self.send, (labels.node_L, labels.facts_LF, labels.target_LT)),
+        )
 
     def send(self, tensor: Tensor) -> Tensor:
         """A copy on the device, sent from page-locked memory, so that it need not be waited for."""
         if tensor.device.type == self.device.type:
             return tensor
         metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
-        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(self.device, non_blocking=True)
+        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(
+            self.device, non_blocking=True
+        )
 
-    def logits(self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor) -> Float32:
-        """What a model says of recorded inputs with its memory as it stands, float32[E, C]. updated_PD: `model.updated`."""
+    def logits(
+        self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor
+    ) -> Float32:
+        """What a model says of recorded inputs with its memory as it stands, float32[E, C].
+        updated_PD: `model.updated`."""
         there = self.inputs(inputs)
         found: Float32 = model(there, memory.rows(there.node_M, updated_PD)).cpu().numpy()
         return found
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Matrix products in bfloat16 where `gpu.mixed_precision` says so; weights and sums stay float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed and self.device.type != "cpu")
+        """Matrix products in bfloat16 where `gpu.mixed_precision` says so; weights and sums stay
+        float32."""
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self._mixed and self.device.type != "cpu"
+        )
 
     def ahead(self, steps: Iterable[T], prepare: Callable[[T], R]) -> Iterator[R]:
-        """`prepare` of each step, in order. On a GPU the next one's runs meanwhile, in a thread and on a stream apart."""
+        """`prepare` of each step, in order. On a GPU the next one's runs meanwhile, in a thread and
+        on a stream apart."""
         if self.device.type != "cuda":
             yield from map(prepare, steps)
             return
@@ -77,7 +93,8 @@ class Carrier:
         with ThreadPoolExecutor(1, "carrier") as pool:
             next_one = pool.submit(work)
             while done := next_one.result():
-                # What was allocated on the side is used here: neither stream runs ahead of the other by more than a step.
+                # What was allocated on the side is used here: neither stream runs ahead of the
+                # other by more than a step.
                 torch.cuda.current_stream().wait_stream(side)
                 side.wait_stream(torch.cuda.current_stream())
                 next_one = pool.submit(work)
@@ -89,13 +106,16 @@ class Carrier:
             metrics.gpu_memory.set(torch.cuda.memory_allocated(self.device))
 
     def _edge_rows(self, hop: HopInputs) -> Tensor:
-        """float32[U, K, D] on the device; from the host only rows that the cache does not hold, each once."""
+        """float32[U, K, D] on the device; from the host only rows that the cache does not hold,
+        each once."""
         if self._cache is None:
             return self.send(hop.edge_UKD)
         recorded_ND, asked_N = hop.edge_UKD.flatten(0, 1), hop.mask_UK.flatten().nonzero()[:, 0]
 
         def source(missed: Tensor) -> Tensor:
-            staged = torch.empty(len(missed), recorded_ND.shape[1], pin_memory=self.device.type == "cuda")
+            staged = torch.empty(
+                len(missed), recorded_ND.shape[1], pin_memory=self.device.type == "cuda"
+            )
             return self.send(torch.index_select(recorded_ND, 0, asked_N[missed.cpu()], out=staged))
 
         mask = self.send(hop.mask_UK)

@@ -1,4 +1,5 @@
-"""The champion of other settings that serves while a new model is learned beside it: same events, each in its own way."""
+"""The champion of other settings that serves while a new model is learned beside it: same events,
+each in its own way."""
 
 from collections.abc import Callable
 
@@ -18,18 +19,31 @@ from streamd.windows import Window, next_window
 
 
 class Incumbent:
-    """Weights stand still; graph, facts and memory of its own settings move with the log, in windows of its own width.
-    Owner: the trainer. Costs a second graph and fact table for as long as it stands."""
+    """Weights stand still; graph, facts and memory of its own settings move with the log, in
+    windows of its own width. Owner: the trainer. Costs a second graph and fact table for as long as
+    it stands."""
 
     def __init__(
-        self, settings: Settings, log: LogReader, name: str, stored: StoredVersion, on_slice: Callable[[int], None]
+        self,
+        settings: Settings,
+        log: LogReader,
+        name: str,
+        stored: StoredVersion,
+        on_slice: Callable[[int], None],
     ) -> None:
         """on_slice: told the edge while graph and facts are made."""
         assert log.state is not None
-        own = settings.model_copy(update={
-            "model": ModelSettings(**stored.model),
-            "windows": settings.windows.model_copy(update={"width_seconds": stored.window_seconds})})
-        carrier = Carrier(choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim)
+        own = settings.model_copy(
+            update={
+                "model": ModelSettings(**stored.model),
+                "windows": settings.windows.model_copy(
+                    update={"width_seconds": stored.window_seconds}
+                ),
+            }
+        )
+        carrier = Carrier(
+            choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
+        )
         model = build_model(own.model, log.state.schema, 0, carrier.device)
         model.restore(stored.weights)
         self.name, self._log, self._width_us = name, log, stored.window_seconds * 1_000_000
@@ -43,21 +57,27 @@ class Incumbent:
     def compare(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
     ) -> tuple[Float32, Float32]:
-        """Move to the end of a window of the other model's. Returns: the other's logits and its own, float32[E, 101] each,
-        of the events that both have scored since the last call: those behind what it learned from itself.
+        """Move to the end of a window of the other model's. Returns: the other's logits and its
+        own, float32[E, 101] each, of the events that both have scored since the last call: those
+        behind what it learned from itself.
 
         event_E: what the other scored of that window, ids ascending, with logits_EC.
         """
         events, logits = [self._ours[0]], [self._ours[1]]
-        while (own := next_window(self._log, self._recorder.edge, self._width_us)) and own.start_us < window.end_us:
+        while (
+            own := next_window(self._log, self._recorder.edge, self._width_us)
+        ) and own.start_us < window.end_us:
             for chunk in self._recorder.chunks(own, recorded=own.end_edge > window.first_edge):
-                said = self._shadow.score(chunk)
+                said = self._shadow.score(chunk, self._log.deletions.of_nodes)
                 on_chunk()
                 if said is not None and chunk.score is not None:
                     events.append(chunk.score.event_E.numpy())
                     logits.append(said)
         ours = np.concatenate(events), np.concatenate(logits)
-        theirs = np.concatenate([self._theirs[0], event_E]), np.concatenate([self._theirs[1], logits_EC])
+        theirs = (
+            np.concatenate([self._theirs[0], event_E]),
+            np.concatenate([self._theirs[1], logits_EC]),
+        )
         _, own_at, at = np.intersect1d(ours[0], theirs[0], assume_unique=True, return_indices=True)
         done = min(ours[0].max(initial=-1), theirs[0].max(initial=-1))
         self._ours, self._theirs = ((e[e > done], x[e > done]) for e, x in (ours, theirs))

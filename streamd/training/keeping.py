@@ -1,4 +1,5 @@
-"""What of the log a restart of the trainer needs: facts stored now and then, and the hold that says from where on."""
+"""What of the log a restart of the trainer needs: facts stored now and then, and the hold that says
+from where on."""
 
 import time
 
@@ -13,21 +14,25 @@ ROLE, FACTS = "train", "train/facts"
 class Keeping:
     """Owner: the trainer."""
 
-    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph, edge: int) -> None:
-        """Takes over the facts last stored before `edge`, where there are any."""
+    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
         self._data_dir, self._versions, self._live = settings.data_dir, versions, live
-        begin_hold(self._data_dir, ROLE, live.log.first_edge)
-        self._facts_edge = live.restore_facts(self._data_dir / FACTS, edge)
+        self._facts_edge = live.edge
         self._hold = Hold(-1, -1)
         self.done = 0.0
         """When `keep` was last called, by the monotonic clock."""
+
+    def resume(self, edge: int) -> None:
+        """Take over the facts last stored before `edge`, where there are any."""
+        begin_hold(self._data_dir, ROLE, self._live.log.first_edge)
+        self._facts_edge = self._live.restore_facts(self._data_dir / FACTS, edge)
 
     def wish(self) -> int | None:
         """The edge before which compaction was asked for."""
         return asked_to_compact(self._data_dir)
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the facts are stored first."""
+        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the
+        facts are stored first."""
         self.done = time.monotonic()
         wish = self.wish()
         if (self._facts_edge < self._live.log.sealed_until(edge)

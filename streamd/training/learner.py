@@ -3,14 +3,15 @@
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from streamd.events import Float32, Schema
+from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.candidate import Learned
@@ -18,6 +19,7 @@ from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
 from streamd.segments.deletions import Deletions
+from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.carry import Carrier
 from streamd.training.negatives import LEARNED, SCORED
@@ -26,29 +28,51 @@ from streamd.training.replay import Recorded, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
 RECALLED_CHUNKS = 10
+Backup = tuple[dict[str, Tensor], dict[str, Any]]
+"""State of a model and of its optimizer."""
+MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
+"""As `LinkModel.over`."""
 
 
 class Learner:
-    """Owner: one thread. Between windows `memory` stands at the last window's end under the present weights."""
+    """Owner: one thread. Between windows `memory` stands at the last window's end under the present
+    weights."""
 
-    def __init__(
-        self, settings: Settings, schema: Schema, replay: ReplayStore, first_edge: int = 0, standing: bool = False
-    ) -> None:
-        """standing: memory moves from window to window only, as a nightly model's does, in scoring and learning."""
-        self.standing = standing
-        self._settings, self._training = settings, settings.training
-        self.carrier = Carrier(choose_device(settings.device), settings.gpu, schema.edge_feature_dim)
-        self.model: LinkModel = build_model(settings.model, schema, settings.training.seed, self.carrier.device)
+    def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
+        """log: of which it needs the schema, the first edge and the deletes; its events come as
+        recorded chunks."""
+        assert log.state is not None
+        schema = log.state.schema
+        self._settings, self._training, self._log = settings, settings.training, log
+        self.carrier = Carrier(
+            choose_device(settings.device), settings.gpu, schema.edge_feature_dim
+        )
+        self.model: LinkModel = build_model(
+            settings.model, schema, settings.training.seed, self.carrier.device
+        )
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
-        self.memory: Memory = self.model.new_memory(first_edge)
+        self.memory: Memory = self.model.new_memory(log.first_edge)
         self.replay = replay
         self.tail: list[Recorded] = []
         self.num_learned = 0
+        self.memory_step: MemoryStep = LinkModel.over
+        """How memory moves over a chunk that is scored or learned."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Told after each training step: steps done and in all."""
         self.make_room: Callable[[], bool] = lambda: False
-        """Asked where the GPU lacks memory for learning: whether something was moved off it, so that a retry is worth it."""
+        """Asked where the GPU lacks memory for learning: whether something was moved off it, so
+        that a retry is worth it."""
         self.model.eval()
+        self._start = self.memory
+        self._edges: list[EdgeRows] = []
+        self._seen: list[Recorded | None] = []
+        self._logits: list[Float32] = []
+        self._labels: list[LabelInputs | None] = []
+        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
+        """Of each chunk with labels so far: what the head said, what a constant would, the targets.
+        """
+        self._steps = (0, 0)
+        self._backup: Backup | None = None
         self.begin()
 
     def start_at(self, edge: int) -> None:
@@ -59,95 +83,144 @@ class Learner:
     def begin(self) -> None:
         """Start a window: what is scored from here on can be learned by `learn`."""
         self._start = self.memory.copy()
-        self._edges: list[EdgeRows] = []
-        self._seen: list[Recorded | None] = []
-        self._logits: list[Float32] = []
-        self._labels: list[LabelInputs | None] = []
-        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
-        """Of each chunk with labels so far: what the head said, what a constant would, and the targets."""
+        self._edges, self._seen, self._logits, self._labels = [], [], [], []
+        self.label_scores = []
+        self._backup = None
 
     @torch.no_grad()
     @memory_for("scoring a window")
     def score(self, chunk: RecordedChunk) -> Float32:
-        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves over it."""
-        if not self.standing:
-            self.memory.forget(chunk.edges.deletes)
-        updated = self.model.updated(self.memory)
-        logits = np.zeros((0, 0), np.float32)
-        seen = None
-        if chunk.score is not None and chunk.learn is not None:
-            logits = self.carrier.logits(self.model, self.memory, chunk.score, updated)
-            state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated).cpu()
-            seen = Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
-            self._logits.append(logits[:, LEARNED])
-            logits = logits[:, SCORED]
-        if chunk.labels is not None and self.model.label_head is not None:
-            labels = self.carrier.labels(chunk.labels)
-            state_MD = self.memory.rows(labels.around.node_M, updated)
-            said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
-            constant = self.model.label_head.constant(len(said)).cpu()
-            self.label_scores.append((said.numpy(), constant.numpy(), chunk.labels.target_LT.numpy()))
+        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves
+        over it."""
+        with self._over(self.memory, chunk.edges) as updated_PD:
+            logits_EC, seen = self._score_events(chunk, updated_PD)
+            self._score_labels(chunk, updated_PD)
         self._labels.append(chunk.labels)
         self._edges.append(chunk.edges)
         self._seen.append(seen)
-        if not self.standing:
-            self.memory.commit(updated, chunk.edges)
-        return logits
+        return logits_EC
 
-    def learn(self, window_edge: int, epochs: int | None = None) -> Learned | None:
-        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as of the new weights.
+    def _score_events(
+        self, chunk: RecordedChunk, updated_PD: Tensor
+    ) -> tuple[Float32, Recorded | None]:
+        """Logits of the candidates that are scored, and what is needed to learn the chunk."""
+        if chunk.score is None or chunk.learn is None:
+            return np.zeros((0, 0), np.float32), None
+        logits_EC = self.carrier.logits(self.model, self.memory, chunk.score, updated_PD)
+        state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated_PD).cpu()
+        self._logits.append(logits_EC[:, LEARNED])
+        return logits_EC[:, SCORED], Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
 
-        epochs: `training.epochs` where None.
+    def _score_labels(self, chunk: RecordedChunk, updated_PD: Tensor) -> None:
+        if chunk.labels is None or self.model.label_head is None:
+            return
+        labels = self.carrier.labels(chunk.labels)
+        state_MD = self.memory.rows(labels.around.node_M, updated_PD)
+        said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
+        constant = self.model.label_head.constant(len(said)).cpu()
+        target_LT = chunk.labels.target_LT.numpy()
+        self.label_scores.append((said.numpy(), constant.numpy(), target_LT))
 
-        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand, and `finite` says so.
+    def draw(self, window_edge: int) -> tuple[int, ...]:
+        """First edges of the chunks of the past to learn with a window."""
+        drawn = self.replay.draw(self._training.replay_events, window_edge)
+        return tuple(chunk.first_edge for chunk in drawn)
+
+    def learn(
+        self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
+    ) -> Learned | None:
+        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as
+        of the new weights.
+
+        epochs: `training.epochs` where None. replay: what was drawn of the past, by `draw` where
+        None.
+
+        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand,
+        and `finite` says so.
         """
         seen = [s for s in self._seen if s is not None]
         if not any(s.inputs.weight_E.any() for s in seen):
             self._advance_all()
             return None
+        # Learn, after the running statistics moved, and keep what `refuse` goes back to.
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
         weights = self._held_out(sum(s.inputs.num_events for s in seen))
-        past = [*self.tail, *self.replay.draw(self._training.replay_events, window_edge)]
-        replayed = [[joined([(c.inputs, c.state_MD) for c in part])] if (part := past[step::len(self._edges)]) else []
-                    for step in range(len(self._edges))]
+        replayed = self._replayed(self.draw(window_edge) if replay is None else replay)
+        epochs = epochs or self._training.epochs
         with memory_for("learning a window"):
-            loss = None
-            try:
-                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
-            except torch.OutOfMemoryError:
-                if not self.make_room():
-                    raise
-            if loss is None:
-                self.restore_weights(*backup)
-                self.observe()
-                loss = self._passes(epochs or self._training.epochs, window_edge, weights, replayed)
+            loss = self._passes_with_room(epochs, window_edge, weights, replayed, backup)
         self.model.eval()
         self._backup = backup
+
+        # Look at what came of it: the held-out tail, and memory under the new weights.
         self.tail = self._tail(weights)
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
-        finite = math.isfinite(loss) and tail_is_finite and self.memory.is_finite and self.model.is_finite
+        finite = math.isfinite(loss) and tail_is_finite
+        finite = finite and self.memory.is_finite and self.model.is_finite
         if not finite:
             self.refuse()
+
+        # The window is past now.
         for chunk in seen:
             if chunk.inputs.weight_E.any():
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.carrier.report()
-        return Learned(loss, finite, before, after, count)
+        return Learned(
+            loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
+        )
+
+    def _replayed(self, drawn: Sequence[int]) -> list[list[tuple[LinkInputs, Tensor]]]:
+        """What of the past joins each step: the tail before and the chunks drawn, dealt out in
+        turn."""
+        past = [*self.tail, *self.replay.named(drawn)]
+        parts = [past[step :: len(self._edges)] for step in range(len(self._edges))]
+        return [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
+
+    def _passes_with_room(
+        self,
+        epochs: int,
+        window_edge: int,
+        weights: list[Tensor],
+        replayed: list[list[tuple[LinkInputs, Tensor]]],
+        backup: Backup,
+    ) -> float:
+        """As `_passes`; where the GPU lacks memory, room is made and they begin anew, once."""
+        try:
+            return self._passes(epochs, window_edge, weights, replayed)
+        except torch.OutOfMemoryError:
+            if not self.make_room():
+                raise
+        # Outside the handler, which would hold the failed pass's tensors.
+        self.restore_weights(*backup)
+        self.observe()
+        return self._passes(epochs, window_edge, weights, replayed)
 
     def take_over(self, other: "Learner") -> None:
-        """Go on from what another learned: weights, optimizer, memory, past. The other is not used any more."""
-        self.model, self.optimizer, self.memory = other.model, other.optimizer, other.memory
-        self.replay, self.tail, self.num_learned = other.replay, other.tail, other.num_learned
+        """Go on from what another learned: weights, optimizer, memory, past. The other stays as it
+        is."""
+        self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
+        self.memory, self.replay = other.memory.copy(), copy.deepcopy(other.replay)
+        self.tail, self.num_learned = list(other.tail), other.num_learned
+        self.begin()
+
+    def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
+        """Go on from a version: its weights, its memory where this one stands, a fresh optimizer,
+        no held-out tail."""
+        self.restore_weights(weights, None)
+        self.memory, self.tail = memory, []
+        self.num_learned = max(self.num_learned, 1)
         self.begin()
 
     @torch.no_grad()
     def recall(self) -> Measures | None:
-        """Forgetting: scores of the present weights, true destination among 11, on a part of the past that stays the same
-        for as long as replay holds it. None without one."""
-        chunks = sorted(self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little")))[:RECALLED_CHUNKS]
+        """Forgetting: scores of the present weights, true destination among 11, on a part of the
+        past that stays the same for as long as replay holds it. None without one."""
+        chunks = sorted(
+            self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
+        )[:RECALLED_CHUNKS]
         kept = [logits for c in chunks if len(logits := self._logits_of(c))]
         return measures(np.concatenate(kept)) if kept else None
 
@@ -157,7 +230,12 @@ class Learner:
         self.replay.hide_deleted(deletions)
 
     def refuse(self) -> None:
-        """Undo the last `learn`: the weights of before, and memory under them."""
+        """Undo the `learn` since `begin`: the weights of before, and memory under them.
+
+        Raises: ValueError where nothing was learned since.
+        """
+        if self._backup is None:
+            raise ValueError("Nothing was learned since `begin`: there is nothing to refuse.")
         self.restore_weights(*self._backup)
         self._advance_all()
 
@@ -167,11 +245,13 @@ class Learner:
         if optimizer is None:
             self.optimizer = self.model.optimizer(self._training.learning_rate)
         else:
-            self.optimizer.load_state_dict(copy.deepcopy(optimizer))  # it would go on in the tensors it is given
+            # A copy, because it would go on in the tensors it is given.
+            self.optimizer.load_state_dict(copy.deepcopy(optimizer))
         self.model.eval()
 
     def observe(self) -> None:
-        """Move the running statistics, which are state like memory, over what was scored since `begin`."""
+        """Move the running statistics, which are state like memory, over what was scored since
+        `begin`."""
         for edges, seen in zip(self._edges, self._seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)
@@ -190,58 +270,79 @@ class Learner:
         return out
 
     def _passes(
-        self, passes: int, window_edge: int, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]]
+        self,
+        passes: int,
+        window_edge: int,
+        weights: list[Tensor],
+        replayed: list[list[tuple[LinkInputs, Tensor]]],
     ) -> float:
         loss, self._steps = math.nan, (0, passes * len(self._edges))
         for epoch in range(passes):
-            loss = self._epoch(weights, replayed, dropout_key(self._training.seed, window_edge, epoch))
+            loss = self._epoch(
+                weights, replayed, dropout_key(self._training.seed, window_edge, epoch)
+            )
         return loss
 
-    def _epoch(self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int) -> float:
-        """One pass from the memory at the window's start. replayed: what of the past joins each step."""
+    def _epoch(
+        self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
+    ) -> float:
+        """One pass from the memory at the window's start. replayed: what of the past joins each
+        step."""
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
         steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
         for edges, seen, past, labels, events in self.carrier.ahead(steps, self._prepared):
-            if not self.standing:
-                memory.forget(edges.deletes)
-            updated = self.model.updated(memory)
-            parts = [*past, (seen, memory.rows(seen.node_M, updated))] if seen is not None else past
-            losses = []
-            if events:
-                inputs, state_MD = joined(parts)
-                with self.carrier.autocast():
-                    logits = self.model(inputs, state_MD, dropout)
-                loss = link_loss(logits.float(), inputs.weight_E)
-                losses.append(loss / events)
-                total, count = total + float(loss.detach()), count + events
-            if labels is not None and self.model.label_head is not None:
-                said = self.model.labels(labels, memory.rows(labels.around.node_M, updated))
-                losses.append(self.model.label_head.loss(said, labels.target_LT))
-            if losses:
-                self.optimizer.zero_grad()
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step()
-            if not self.standing:
-                memory.commit(updated, edges)
+            with self._over(memory, edges) as updated_PD:
+                own = [] if seen is None else [(seen, memory.rows(seen.node_M, updated_PD))]
+                losses = []
+                if events:
+                    inputs, state_MD = joined([*past, *own])
+                    with self.carrier.autocast():
+                        logits_EC = self.model(inputs, state_MD, dropout)
+                    loss = link_loss(logits_EC.float(), inputs.weight_E)
+                    losses.append(loss / events)
+                    total, count = total + float(loss.detach()), count + events
+                if labels is not None and self.model.label_head is not None:
+                    state_MD = memory.rows(labels.around.node_M, updated_PD)
+                    said = self.model.labels(labels, state_MD)
+                    losses.append(self.model.label_head.loss(said, labels.target_LT))
+                if losses:
+                    self.optimizer.zero_grad()
+                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])
             self.on_progress(*self._steps)
         return total / count if count else math.nan
 
     def _prepared(
-        self, step: tuple[EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None]
-    ) -> tuple[EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float]:
-        """What a training step needs, on the device: edges, the chunk if any of it is learned, what of the past joins it,
-        labels; and the events that count."""
+        self,
+        step: tuple[
+            EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None
+        ],
+    ) -> tuple[
+        EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float
+    ]:
+        """What a training step needs, on the device: edges, the chunk if any of it is learned, what
+        of the past joins it, labels; and the events that count."""
         edges, seen, weight, past, labels = step
         own = seen.inputs.weighted(weight) if seen is not None else None
         if own is not None and not own.weight_E.any():
             own = None
-        events = sum(float(inputs.weight_E.sum()) for inputs in (*(p for p, _ in past), *([own] if own is not None else [])))
-        return (edges, None if own is None else self.carrier.inputs(own),
-                [(self.carrier.inputs(inputs), self.carrier.send(state_MD)) for inputs, state_MD in past],
-                None if labels is None else self.carrier.labels(labels), events)
+        events = sum(
+            float(inputs.weight_E.sum())
+            for inputs in (*(p for p, _ in past), *([own] if own is not None else []))
+        )
+        return (
+            edges,
+            None if own is None else self.carrier.inputs(own),
+            [
+                (self.carrier.inputs(inputs), self.carrier.send(state_MD))
+                for inputs, state_MD in past
+            ],
+            None if labels is None else self.carrier.labels(labels),
+            events,
+        )
 
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:
         return [Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
@@ -249,27 +350,42 @@ class Learner:
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
-        """MRR of the held-out events before and after learning, their number, and whether all logits are finite."""
-        held = [((1 - w) * s.inputs.weight_E > 0).numpy() for s, w in zip(self._seen, weights, strict=True) if s is not None]
+        """MRR of the held-out events before and after learning, their number, and whether all
+        logits are finite."""
+        held = [
+            ((1 - w) * s.inputs.weight_E > 0).numpy()
+            for s, w in zip(self._seen, weights, strict=True)
+            if s is not None
+        ]
         before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
         after = [self._logits_of(t) for t in self.tail]
         if not before:
             return math.nan, math.nan, 0, True
         finite = all(bool(np.isfinite(x).all()) for x in after)
-        return (float((1 / ranks(np.concatenate(before))).mean()), float((1 / ranks(np.concatenate(after))).mean()),
-                sum(len(x) for x in before), finite)
+        return (
+            float((1 / ranks(np.concatenate(before))).mean()),
+            float((1 / ranks(np.concatenate(after))).mean()),
+            sum(len(x) for x in before),
+            finite,
+        )
 
     def _logits_of(self, chunk: Recorded) -> Float32:
         """Of a recorded chunk's events that weigh something."""
-        found: Float32 = self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        found: Float32 = (
+            self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        )
         return found
 
     def _carried(self, chunk: Recorded) -> tuple[LinkInputs, Tensor]:
         return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
-        """The inference pass: memory from the window's start to its end under the present weights."""
+        """The inference pass: memory from the window's start to its end under the present weights.
+        """
         self.memory = self._start.copy()
         for edges in self._edges:
-            self.model.advance(self.memory, edges)
+            self.model.advance(self.memory, edges, self._log.deletions.of_nodes)
+
+    def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
+        return self.memory_step(self.model, memory, edges, self._log.deletions.of_nodes)
 

@@ -1,4 +1,5 @@
-"""Negative destinations as a hash of seed, event and number: the same for every model, regime and restart."""
+"""Negative destinations as a hash of seed, event and number: the same for every model, regime and
+restart."""
 
 from dataclasses import dataclass
 
@@ -21,11 +22,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Pool:
-    """The destinations that negatives of a window are drawn from, in order of first sight, less those deleted.
+    """The destinations that negatives of a window are drawn from, in order of first sight, less
+    those deleted.
 
-    What was a destination by the window's start comes first, as the facts have it; what the window brings follows.
-    new_N: int64 ids that the window brings, in order of first sight, seen as such at new_us_N, ascending. gone_G: int64,
-    places of deleted ones, ascending.
+    What was a destination by the window's start comes first, as the facts have it; what the window
+    brings follows. new_N: int64 ids that the window brings, in order of first sight, seen as such
+    at new_us_N, ascending. gone_G: int64, places of deleted ones, ascending.
     """
 
     facts: PairFacts
@@ -63,10 +65,12 @@ class Pool:
         return self._alive(known_E) - self.holds(dst_E, known_E) > 0
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
-        """`count` negatives per event, int64[E, count]: uniform over the first `known_E` destinations without the deleted
-        and the true one, with replacement. There must be something to draw.
+        """`count` negatives per event, int64[E, count]: uniform over the first `known_E`
+        destinations without the deleted and the true one, with replacement. There must be something
+        to draw.
 
-        SplitMix64 of seed and (100 * event + j + 1), the protocol of the accuracy baselines; event: global edge id.
+        SplitMix64 of seed and (100 * event + j + 1), the protocol of the accuracy baselines; event:
+        global edge id.
         """
         with np.errstate(over="ignore"):
             number = np.arange(1, count + 1, dtype=np.uint64)
@@ -78,7 +82,9 @@ class Pool:
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
         true_E = self._alive(np.maximum(self._places(dst_E), 0))
         i += in_pool[:, None] & (i >= true_E[:, None])
-        return self._nodes(i + np.searchsorted(self.gone_G - np.arange(len(self.gone_G)), i, side="right"))
+        return self._nodes(
+            i + np.searchsorted(self.gone_G - np.arange(len(self.gone_G)), i, side="right")
+        )
 
     def _alive(self, place: Int64) -> Int64:
         """How many before a place are not deleted."""

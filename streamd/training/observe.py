@@ -34,8 +34,13 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     if learner.num_learned and (recall := learner.recall()) is not None:
         metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)
-    log.info("window_learned" if record.num_scored else "window_passed", start=record.start_us,
-             events=record.end_edge - record.first_edge, version=record.version, promoted=record.promoted,
-             mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
-             loss=record.loss and round(record.loss, 4),
-             seconds={k: round(v, 3) for k, v in record.seconds.items()})
+    log.info(
+        "window_learned" if record.num_scored else "window_passed",
+        start=record.start_us,
+        events=record.end_edge - record.first_edge,
+        version=record.version,
+        promoted=record.promoted,
+        mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
+        loss=record.loss and round(record.loss, 4),
+        seconds={k: round(v, 3) for k, v in record.seconds.items()},
+    )

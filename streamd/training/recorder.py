@@ -1,8 +1,10 @@
-"""The log's side of learning: moves graph and facts over a window and records the inputs of every event in it."""
+"""The log's side of learning: moves graph and facts over a window and records the inputs of every
+event in it."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,18 +18,28 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.negatives import LEARNED, LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED, SCORED_SEED, Pool
+from streamd.training.negatives import (
+    LEARNED,
+    LEARNED_SEED,
+    NUM_LEARNED,
+    NUM_SCORED,
+    SCORED,
+    SCORED_SEED,
+    Pool,
+)
 from streamd.windows import Window, canonical_chunks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedChunk:
-    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored against and 10 to be
-    learned with (`SCORED` and `LEARNED` are their columns); learn: the same events with the latter. None: not scored.
+    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored
+    against and 10 to be learned with (`SCORED` and `LEARNED` are their columns); learn: the same
+    events with the latter. None: not scored.
 
-    known_E: whether each event's destination was one before. Others weigh nothing in learning: beside negatives that were
-    seen, a candidate that never was would be true by construction, and the model would rank whatever is unknown first.
-    labels: those with times up to the chunk's last event and behind the one before the chunk, as of the chunk's start.
+    known_E: whether each event's destination was one before. Others weigh nothing in learning:
+    beside negatives that were seen, a candidate that never was would be true by construction, and
+    the model would rank whatever is unknown first. labels: those with times up to the chunk's last
+    event and behind the one before the chunk, as of the chunk's start.
     """
 
     edges: EdgeRows
@@ -38,19 +50,65 @@ class RecordedChunk:
 
     @property
     def scored_facts(self) -> Float32:
-        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must be scored."""
+        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must
+        be scored."""
         assert self.score is not None
         return self.score.facts_ECF.numpy()[:, SCORED]
 
 
 def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
-    """The same chunks; the next is recorded by a thread of its own while the caller works on this one. The recorder
-    and its log are not touched by the caller meanwhile."""
+    """The same chunks; the next is recorded by a thread of its own while the caller works on this
+    one. The recorder and its log are not touched by the caller meanwhile."""
     with ThreadPoolExecutor(1, "recorder") as pool:
         coming = pool.submit(next, chunks, None)
         while (chunk := coming.result()) is not None:
             coming = pool.submit(next, chunks, None)
             yield chunk
+
+
+class Sight(Protocol):
+    """What of graph and facts the events of a window see, and when these move. A recorder asks in
+    this order: `pool_of` and `enter` for the window, `edge_before` and `facts` for each chunk,
+    `leave` behind the last."""
+
+    def pool_of(self, window: Window) -> Pool:
+        """What the window's negatives are drawn from."""
+
+    def enter(self, window: Window) -> None:
+        """The window is about to be recorded."""
+
+    def edge_before(self, part: EdgeRows) -> int:
+        """Neighbours and features are those before this edge."""
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        """Of the chunk's asked events and their candidates: float32[A, C, F]."""
+
+    def leave(self, rows: EdgeRows) -> None:
+        """The window, whose rows these are, was recorded."""
+
+
+class FreshSight:
+    """All that is strictly before each event; neighbours and features before its chunk."""
+
+    def __init__(self, live: LiveGraph) -> None:
+        self._live = live
+
+    def pool_of(self, window: Window) -> Pool:
+        log = self._live.log
+        _, dst, time = log.edges(window.first_edge, window.end_edge)
+        return Pool.of(self._live.facts, dst, time, log.deletions.nodes)
+
+    def enter(self, window: Window) -> None:
+        self._live.insert(window.end_edge)
+
+    def edge_before(self, part: EdgeRows) -> int:
+        return part.first_edge
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        return self._live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+
+    def leave(self, rows: EdgeRows) -> None:
+        pass
 
 
 class Recorder:
@@ -60,6 +118,7 @@ class Recorder:
         self._settings, self._log = settings, log
         graph = make_graph(settings, choose_device(settings.device), log.first_edge)
         self.live = LiveGraph(log, graph, settings.model)
+        self.sight: Sight = FreshSight(self.live)
         self._sampling = sampling_of(settings.model)
 
     @property
@@ -68,91 +127,90 @@ class Recorder:
         return self.live.edge
 
     def rebuild(
-        self, until_edge: int, slice_edges: int = 100_000, on_slice: Callable[[int], None] = lambda _: None
+        self,
+        until_edge: int,
+        slice_edges: int = 100_000,
+        on_slice: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Move over events without recording them, as after a restart. on_slice: told the graph's newest edge."""
+        """Move over events without recording them, as after a restart. on_slice: told the graph's
+        newest edge."""
         self.live.hide_deleted()
         while self.live.step(until_edge, slice_edges):
             on_slice(self.live.graph.num_edges)
 
     def make_room(self) -> bool:
-        """Move what need not be there off the GPU, for learning. Returns: whether there was anything."""
+        """Move what need not be there off the GPU, for learning. Returns: whether there was
+        anything."""
         return make_room(self.live.graph)
-
-    def rows(self, first: int, end: int) -> EdgeRows:
-        src, dst, time = self._log.edges(first, end)
-        return EdgeRows(first, src, dst, time, self._log.features_of(np.arange(first, end)), self._log.deletions.of_nodes)
 
     def cut(self, window: Window) -> Iterator[EdgeRows]:
         """A window's canonical chunks."""
-        rows = self.rows(window.first_edge, window.end_edge)
+        rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             yield rows.cut(a, b)
 
     def chunks(
-        self, window: Window, standing: bool = False, pool: Pool | None = None, stale_events: int | None = 0,
-        recorded: bool = True, max_events: int | None = None, first_recorded: int = 0
+        self, window: Window, recorded: bool = True, max_events: int | None = None,
+        first_recorded: int = 0
     ) -> Iterator[RecordedChunk]:
-        """Record a window chunk by chunk, facts as of each event; afterwards the state is at the window's end.
+        """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is
+        at the window's end.
 
-        standing: facts and neighbours stay as they are now (a nightly model's view); nothing moves.
-        pool: what negatives are drawn from, by default `pool_of` the window.
-        stale_events: facts lag, moving every so many events of a chunk; None, only with the window. recorded: False
-        moves the state only. max_events: of the window, `windows.max_events` where None. first_recorded: edges before it
-        move the state only.
+        recorded: False moves the state only. max_events: of the window, `windows.max_events` where
+        None. first_recorded: edges before it move the state only.
         """
         self.live.hide_deleted()
-        rows = self.rows(window.first_edge, window.end_edge)
-        pool = pool or self.pool_of(window)
+        rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
+        pool = self.sight.pool_of(window)
         known_E = pool.known_before(rows.time_E)
         chosen = np.zeros(0, np.int64)
         if recorded:
             possible = pool.has_others(rows.dst_E, known_E)
             possible[: max(0, first_recorded - rows.first_edge)] = False
             chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
-        standing_edge = self.edge
-        if not standing:
-            self.live.insert(window.end_edge)
+        self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
             event, dst, known = part.first_edge + asked, part.dst_E[asked], known_E[a + asked]
             is_known = pool.holds(dst, known)
-            candidates = np.concatenate([
-                dst[:, None], pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
-                pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED)], 1)
-            before_edge = standing_edge if standing else part.first_edge
+            candidates = np.concatenate(
+                [
+                    dst[:, None],
+                    pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
+                    pool.draw(
+                        event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED
+                    ),
+                ],
+                1,
+            )
+            before_edge = self.sight.edge_before(part)
             labels = self._labels(part, before_edge) if recorded else None
             self.live.take_features(before_edge)
-            if standing or stale_events is None:
-                facts = self.live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
-            elif stale_events:
-                facts = self._stale_facts(part, asked, candidates, stale_events)
-            else:
-                facts = self.live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+            facts = self.sight.facts(part, asked, candidates)
             score = learn = None
             if len(asked):
                 query_us = self._time_before(before_edge)
                 src = part.src_E[asked]
                 score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
                 learn = learn.weighted(torch.from_numpy(is_known).float())
-            yield RecordedChunk(part, score, learn, is_known, labels)
-        if stale_events is None and not standing:
-            self.live.advance(rows.src_E, rows.dst_E, rows.time_E)
-
-    def pool_of(self, window: Window) -> Pool:
-        """What a window's negatives are drawn from; ask before the state moves over the window."""
-        _, dst, time = self._log.edges(window.first_edge, window.end_edge)
-        return Pool.of(self.live.facts, dst, time, self._log.deletions.nodes)
+            yield RecordedChunk(
+                edges=part, score=score, learn=learn, known_E=is_known, labels=labels)
+        self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
     def _labels(self, part: EdgeRows, before_edge: int) -> LabelInputs | None:
-        """The chunk's labels, a sample of too many, as of its start; None where the model has no head for them."""
+        """The chunk's labels, a sample of too many, as of its start; None where the model has no
+        head for them."""
         if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
             return None
-        after = self._time_before(part.first_edge) if part.first_edge > self._log.first_edge else -2**62
+        after = (
+            self._time_before(part.first_edge)
+            if part.first_edge > self._log.first_edge
+            else -(2**62)
+        )
         node, _, target = self._log.labels_between(after, int(part.time_E[-1]))
         kept = np.flatnonzero(~self._log.deletions.is_gone(node))
         if len(kept) > self._settings.model.memory_chunk:
@@ -164,33 +222,41 @@ class Recorder:
         return label_inputs(self.live, self._sampling, nodes, place, target[kept], before_edge,
                             self._time_before(before_edge))
 
-    def _stale_facts(self, part: EdgeRows, asked: Int64, candidates: Int64, every: int) -> Float32:
-        """Facts of each asked event as of the first of its group of `every` events; then the state is behind the chunk."""
-        out = []
-        for a in range(0, len(part.src_E), every):
-            b = a + every
-            group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
-            out.append(self.live.facts.rows(part.src_E[asked[group]], part.time_E[asked[group]], candidates[group]))
-            self.live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
-        return np.concatenate(out)
-
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
-        """Places of the events of a window that are scored and learned: those not deleted, a sample of too many."""
-        chosen = np.flatnonzero(possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E))
+        """Places of the events of a window that are scored and learned: those not deleted, a sample
+        of too many."""
+        chosen = np.flatnonzero(
+            possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E)
+        )
         if len(chosen) > limit:
             rng = np.random.default_rng([self._settings.training.seed, rows.first_edge])
             chosen = np.sort(rng.choice(chosen, limit, replace=False))
         return chosen
 
     def _inputs(
-        self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_edge: int, query_us: int
+        self,
+        event: Int64,
+        facts: Float32,
+        src: Int64,
+        candidates: Int64,
+        before_edge: int,
+        query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
-        around = look_around(self.live.graph, self._log.columns, self.live.features, nodes, before_edge, query_us,
-                             self._sampling)
+        around = look_around(
+            self.live.graph,
+            self._log.columns,
+            self.live.features,
+            nodes,
+            before_edge,
+            query_us,
+            self._sampling,
+        )
         score = link_inputs(event, facts, src_at, candidate_at, around)
-        few, place = np.unique(np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True)
+        few, place = np.unique(
+            np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
+        )
         learn = link_inputs(event, np.ascontiguousarray(facts[:, LEARNED]), place[: len(src)],
                             place[len(src):].reshape(len(src), len(LEARNED)), around.subset(few))
         return score, learn

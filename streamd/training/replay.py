@@ -1,5 +1,6 @@
 """A bounded sample of past chunks, each self-contained: its inputs and the memory they saw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,8 @@ Strategy = Literal["uniform", "recent", "none"]
 
 @dataclass(frozen=True)
 class Recorded:
-    """Inputs of some events with the states of the nodes around them as they were: learning from it moves no memory."""
+    """Inputs of some events with the states of the nodes around them as they were: learning from it
+    moves no memory."""
 
     first_edge: int
     inputs: LinkInputs
@@ -44,15 +46,21 @@ class Recorded:
 
 
 class ReplayStore:
-    """Each chunk is a file. Owner: the trainer. What it holds after n offers depends on the seed and the offers alone.
+    """Each chunk is a file. Owner: the trainer. What it holds after n offers depends on the seed
+    and the offers alone.
 
-    strategy: uniform holds a uniform sample of all chunks (reservoir sampling, Vitter 1985, algorithm R); recent the newest;
-    none nothing.
+    strategy: uniform holds a uniform sample of all chunks (reservoir sampling, Vitter 1985,
+    algorithm R); recent the newest; none nothing.
     """
 
-    def __init__(self, folder: Path | None, capacity_chunks: int, seed: int, strategy: Strategy = "uniform") -> None:
+    def __init__(
+        self, folder: Path | None, capacity_chunks: int, seed: int, strategy: Strategy = "uniform"
+    ) -> None:
         """folder: where chunks are kept as files; None keeps them in memory only."""
-        self._folder, self.capacity, self._seed, self._strategy = folder, capacity_chunks, seed, strategy
+        self._folder = folder
+        self.capacity = capacity_chunks
+        self._seed = seed
+        self._strategy = strategy
         self.num_offered = 0
         self._chunks: list[Recorded] = []
         if folder is not None:
@@ -62,7 +70,12 @@ class ReplayStore:
     def of(cls, settings: Settings, folder: Path | None = None) -> "ReplayStore":
         """As large as the settings say, in chunks of `model.memory_chunk`."""
         t = settings.training
-        return cls(folder, max(1, t.replay_capacity_events // settings.model.memory_chunk), t.seed, t.replay)
+        return cls(
+            folder,
+            max(1, t.replay_capacity_events // settings.model.memory_chunk),
+            t.seed,
+            t.replay,
+        )
 
     def offer(self, chunk: Recorded) -> None:
         """Show it one more chunk; it may take it, in place of another where it is full."""
@@ -73,7 +86,9 @@ class ReplayStore:
         if place >= self.capacity and self._strategy == "recent":
             place = (self.num_offered - 1) % self.capacity
         elif place >= self.capacity:
-            place = int(np.random.default_rng([self._seed, 1, chunk.first_edge]).integers(self.num_offered))
+            place = int(
+                np.random.default_rng([self._seed, 1, chunk.first_edge]).integers(self.num_offered)
+            )
             if place >= self.capacity:
                 return
         self._chunks[place: place + 1] = [chunk]
@@ -91,6 +106,11 @@ class ReplayStore:
             drawn.append(self._chunks[i])
             left -= self._chunks[i].inputs.num_events
         return drawn
+
+    def named(self, first_edges: Sequence[int]) -> list[Recorded]:
+        """Chunks it holds, by their first edges."""
+        by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
+        return [by_edge[edge] for edge in first_edges]
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Take what deletes hide out of all chunks, in their files too."""
@@ -115,8 +135,8 @@ class ReplayStore:
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
     def restore(self, index: dict[str, list[int] | int]) -> None:
-        """Load what the checkpoint named, a sample of it where the store has become smaller; a chunk that cannot be read
-        is left out."""
+        """Load what the checkpoint named, a sample of it where the store has become smaller; a
+        chunk that cannot be read is left out."""
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
         self.num_offered = index["offered"]
@@ -124,10 +144,16 @@ class ReplayStore:
         for name in self._fitting(names):
             try:
                 arrays = unpack(self._file(name))[0]
-                self._chunks.append(Recorded.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()}))
+                self._chunks.append(
+                    Recorded.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()})
+                )
             except (CorruptionError, FileNotFoundError, KeyError) as error:
-                log.error("replay_chunk_lost", file=str(self._file(name)), error=str(error),
-                          meaning="it is not replayed any more")
+                log.error(
+                    "replay_chunk_lost",
+                    file=str(self._file(name)),
+                    error=str(error),
+                    meaning="it is not replayed any more",
+                )
 
     def sweep(self) -> None:
         """Remove files of chunks no longer held; call it once a checkpoint no longer names them."""
@@ -144,10 +170,14 @@ class ReplayStore:
         if self._strategy == "recent":
             return sorted(names)[-self.capacity:]
         rng = np.random.default_rng([self._seed, 4, self.num_offered])
-        return [names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()]
+        return [
+            names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()
+        ]
 
     def _store(self, chunk: Recorded) -> None:
-        write_durably(self._file(chunk.first_edge), pack({n: t.numpy() for n, t in chunk.tensors().items()}))
+        write_durably(
+            self._file(chunk.first_edge), pack({n: t.numpy() for n, t in chunk.tensors().items()})
+        )
 
     def _file(self, first_edge: int) -> Path:
         assert self._folder is not None

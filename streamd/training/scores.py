@@ -1,4 +1,5 @@
-"""Prequential measures: where the true destination ranks, and how well scores tell true from false."""
+"""Prequential measures: where the true destination ranks, and how well scores tell true from false.
+"""
 
 import numpy as np
 
@@ -10,7 +11,8 @@ EXTREME = 1e300
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Rank of the first candidate among all: 1 + greater + half of the equal ones. A constant scorer ranks at chance.
+    """Rank of the first candidate among all: 1 + greater + half of the equal ones. A constant
+    scorer ranks at chance.
 
     What is not a number ranks last: a candidate counts unless it is known to be smaller.
     """
@@ -24,19 +26,25 @@ def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
     """MRR and Hits@10 over all candidates; AP and AUC of the first against the second.
 
-    known_E: whether each event's destination was one before; with it also MRR over those alone, where there are any.
+    known_E: whether each event's destination was one before; with it also MRR over those alone,
+    where there are any.
     """
     rank = ranks(score_EC)
     ap, auc = average_precision(score_EC[:, 0], score_EC[:, 1])
-    found = {"mrr": float((1 / rank).mean()), "hits10": float((rank <= 10).mean()), "ap": ap, "auc": auc}
+    found = {
+        "mrr": float((1 / rank).mean()),
+        "hits10": float((rank <= 10).mean()),
+        "ap": ap,
+        "auc": auc,
+    }
     if known_E is not None and known_E.any():
         found["mrr_known"] = float((1 / rank[known_E]).mean())
     return found
 
 
 def label_measures(task: str, said_LT: Float32, target_LT: Float32) -> Measures:
-    """Of a window's labels. Classification: AP and AUC of one class, where the window has both kinds, else NDCG@10 over
-    classes; regression: mean absolute and root mean square error."""
+    """Of a window's labels. Classification: AP and AUC of one class, where the window has both
+    kinds, else NDCG@10 over classes; regression: mean absolute and root mean square error."""
     if task == "regression":
         error = said_LT.astype(np.float64) - target_LT
         return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt((error**2).mean()))}
@@ -50,7 +58,8 @@ def label_measures(task: str, said_LT: Float32, target_LT: Float32) -> Measures:
 
 
 def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
-    """Mean normalised discounted cumulative gain at k (Jarvelin and Kekalainen 2002) over rows with any gain."""
+    """Mean normalised discounted cumulative gain at k (Jarvelin and Kekalainen 2002) over rows with
+    any gain."""
     discount = 1 / np.log2(np.arange(min(k, said_LT.shape[1])) + 2)
     order, best = np.argsort(-said_LT, axis=1, kind="stable"), -np.sort(-target_LT, axis=1)
     gain = (np.take_along_axis(target_LT, order, 1)[:, : len(discount)] * discount).sum(1)
@@ -59,11 +68,15 @@ def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
 
 
 def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
-    """Average precision and area under the ROC curve, ties as scikit-learn treats them. What is not a number counts as
-    the worst that could be said."""
+    """Average precision and area under the ROC curve, ties as scikit-learn treats them. What is not
+    a number counts as the worst that could be said."""
     parts = ((true_E, -EXTREME), (false_E, EXTREME))
-    score = np.concatenate([np.nan_to_num(x.astype(np.float64), nan=bad, posinf=EXTREME, neginf=-EXTREME)
-                            for x, bad in parts])
+    score = np.concatenate(
+        [
+            np.nan_to_num(x.astype(np.float64), nan=bad, posinf=EXTREME, neginf=-EXTREME)
+            for x, bad in parts
+        ]
+    )
     label = np.concatenate([np.ones(len(true_E)), np.zeros(len(false_E))])
     order = np.argsort(-score, kind="stable")
     score, label = score[order], label[order]

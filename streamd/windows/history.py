@@ -13,7 +13,7 @@ log = structlog.get_logger()
 FILE = "train/windows.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WindowRecord:
     """One finished window. scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was one before. Times in us."""

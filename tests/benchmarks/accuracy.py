@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from streamd.evaluation.backtest import means
+from streamd.evaluation.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
-from streamd.training.backtest import means
-from streamd.training.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
 

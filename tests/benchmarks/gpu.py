@@ -129,7 +129,8 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
             s = settings(Path(folder), stream__edge_feature_dim=features, model__name=model, model__dim=dim, model__time_dim=dim,
                          model__neighbors=10, model__memory_chunk=600, training__epochs=EPOCHS, training__replay_events=0,
                          windows__max_events=10**6, device=device)
-            recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), edges)
+            recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+            learner.start_at(edges)
             recorder.rebuild(edges)
             window = Window(int(when[edges]), int(when[-1]) + 1, edges, 2 * edges)
             kernels = _kernel_seconds()
@@ -150,7 +151,8 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
 
 def shares(name: str, s: Settings, log: LogReader, window: Window, device: str) -> list[Row]:
     """Where a window's time goes when nothing overlaps, each part waited for: the paper's Figure 9, and the pair facts."""
-    recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), window.first_edge)
+    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    learner.start_at(window.first_edge)
     recorder.rebuild(window.first_edge)
     spent: Counter[str] = Counter()
 

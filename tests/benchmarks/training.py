@@ -82,7 +82,8 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
 
 def _once(s: Settings, log: LogReader, recorded=list) -> tuple[float, float, float]:
     """Seconds of recording (nothing where that happens while it is scored), scoring and one epoch of learning."""
-    recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), WARM)
+    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    learner.start_at(WARM)
     recorder.rebuild(WARM)
     begun = time.perf_counter()
     chunks = recorded(recorder.chunks(Window(0, 1, WARM, WARM + EDGES)))
@@ -95,7 +96,8 @@ def _once(s: Settings, log: LogReader, recorded=list) -> tuple[float, float, flo
 
 
 def _scoring_flops(s: Settings, log: LogReader) -> int:
-    recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 1, 0), WARM)
+    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    learner.start_at(WARM)
     recorder.rebuild(WARM)
     with FlopCounterMode(display=False) as counter:
         for chunk in recorder.chunks(Window(0, 1, WARM, WARM + EDGES)):
@@ -106,7 +108,8 @@ def _scoring_flops(s: Settings, log: LogReader) -> int:
 def _window_cost(s: Settings, log: LogReader) -> list[Row]:
     """Windows of equal events with replay: medians of eleven windows around the 10th and before the 100th."""
     s = s.model_copy(update={"training": s.training.model_copy(update={"replay_events": 200, "epochs": 2})})
-    recorder, learner = Recorder(s, log), Learner(s, log.state.schema, ReplayStore(None, 100, 0), WARM)
+    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 100, 0))
+    learner.start_at(WARM)
     recorder.rebuild(WARM)
     seconds = []
     for first in range(WARM, WARM + WINDOWS * WINDOW_EDGES, WINDOW_EDGES):

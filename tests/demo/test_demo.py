@@ -12,11 +12,11 @@ from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.evaluation.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
 from streamd.telemetry import progress
-from streamd.training.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
 from tests.builders import HOUR, Record, settings, stream, write_log
@@ -118,5 +118,6 @@ def test_the_popularity_half_life_is_chosen_before_the_scored_part():
 
 
 def test_a_window_without_scores_has_no_row():
-    record = WindowRecord(0, 10, 0, 5, 0, "", "rule", False, "", {}, None, {}, 0.0)
+    record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=0, version="", scored_by="rule",
+                          promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
     assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, 0, {}, {})], 0, 5) == []

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from streamd.events import Schema
+from streamd.events import NO_DELETES, Schema
 from streamd.models import Memory, link_loss
 from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
@@ -49,7 +49,7 @@ def send(tensor):
 
 def recorded(log, **values):
     s = settings(log.data_dir, stream__edge_feature_dim=2, model__snapshot_seconds=3600, **values)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
     first = next_window(log, 0, HOUR)
     for _ in recorder.chunks(first):
         pass
@@ -89,9 +89,9 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
         model = on_gpu(learner.model)
         memory = Memory(model.settings.dim, 2, rows.first_edge, DEVICE)
         for _ in range(2):
-            updated = model.updated(memory)
-            assert memory.rows(torch.zeros(5, dtype=torch.int64, device=DEVICE), updated).device == torch.device(DEVICE)
-            memory.commit(updated, rows)
+            with model.over(memory, rows, NO_DELETES) as updated:
+                found = memory.rows(torch.zeros(5, dtype=torch.int64, device=DEVICE), updated)
+                assert found.device == torch.device(DEVICE)
             memory.edge = rows.first_edge
         twin = memory.copy()
         again = Memory.restored(twin.tensors(), twin.edge, twin.now_us, DEVICE)

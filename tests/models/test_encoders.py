@@ -163,8 +163,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
         torch.nn.init.uniform_(tensor, -0.3, 0.3)
     memory, log = model.new_memory(), live.log
     for a in range(0, 500, 100):
-        rows = EdgeRows(a, *log.edges(a, a + 100), log.features_of(np.arange(a, a + 100)))
-        model.advance(memory, rows)
+        model.advance(memory, EdgeRows.of(log, a, a + 100), log.deletions.of_nodes)
     features = NodeFeatures(node_dim)
     features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
     roots = np.arange(-1, 60)

@@ -17,8 +17,12 @@ from tests.builders import settings
 
 def candidate(n, learned=None):
     memory = {"state": torch.ones(2, 3), "pending_features": torch.zeros(0, 0)}
-    return Candidate(Window(n, n + 10, 0, n), n, 1, {"w": torch.full((2,), float(n))}, memory, 5, "", {"live": {"mrr": 0.5}},
-                     learned or Learned(0.1, True, 0.5, 0.6, 20))
+    return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))}, memory=memory,
+                     memory_us=5, parent="", scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
+
+
+def learned_as(finite=True, after=0.6):
+    return Learned(loss=0.1, finite=finite, tail_before=0.5, tail_after=after, num_tail=20)
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def test_what_is_learned_beside_a_champion_is_kept_and_does_not_serve(registry):
 
 def test_a_refused_candidate_is_not_written(registry):
     registry.publish(candidate(1))
-    outcome = registry.publish(candidate(2, Learned(0.1, False, 0.5, 0.5, 20)))
+    outcome = registry.publish(candidate(2, learned_as(False, 0.5)))
     assert not outcome.promoted and registry.names() == ["11-1"] and registry.champion() == "11-1"
 
 

@@ -168,7 +168,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     write_log(whole, src, dst, time_E, SCHEMA)
     log = LogReader(whole)
     log.refresh()
-    recorder, learner = Recorder(world.settings, log), Learner(world.settings, SCHEMA, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(world.settings, log), Learner(world.settings, log, ReplayStore(None, 1, 0))
     learner.restore_weights(champion.weights, None)
     learner.memory = Memory.restored(champion.memory, champion.manifest.edge, champion.manifest.memory_us)
     recorder.rebuild(champion.manifest.edge)

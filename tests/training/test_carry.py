@@ -66,7 +66,7 @@ def test_training_on_a_gpu_and_on_a_cpu_agree(world, mixed, monkeypatch):
     parts, said = list(chunks(s, log)), {}
     for device in ("cpu", "cuda"):
         own = s.model_copy(update={"device": device, "gpu": GpuSettings(cache_rows=100, mixed_precision=mixed)})
-        learner, logits = Learner(own, SCHEMA, ReplayStore(None, 10, 0)), []
+        learner, logits = Learner(own, log, ReplayStore(None, 10, 0)), []
         for window, part in parts:
             learner.begin()
             logits += [x for c in part if (x := learner.score(c)).size]
@@ -81,7 +81,7 @@ def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     s, log = world
-    learner = Learner(s.model_copy(update={"device": "cuda"}), SCHEMA, ReplayStore(None, 10, 0))
+    learner = Learner(s.model_copy(update={"device": "cuda"}), log, ReplayStore(None, 10, 0))
     window, part = next(x for x in chunks(s, log) if any(c.score is not None for c in x[1]))
     taken = []
     for number in range(1000):

@@ -25,9 +25,9 @@ def test_other_settings_are_learned_beside_the_champion_and_take_over_when_prove
     log.refresh()
     first = process_all(other, log, 2)[-1]
     assert not first.promoted and registry.champion() == serving
-    assert first.scores["incumbent"]["mrr"] > 0 and other._compared.num_events > 0
+    assert first.scores["incumbent"]["mrr"] > 0 and other.contest.compared.num_events > 0
     again, _, log = make(tmp_path, **values)
-    assert again._compared == other._compared, "a restart goes on comparing"
+    assert again.contest.compared == other.contest.compared, "a restart goes on comparing"
     records = process_all(again, log)
     promoted = [r for r in records if r.promoted]
     assert promoted == records[-len(promoted):] and registry.champion() == promoted[-1].version
@@ -65,8 +65,8 @@ def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_
     registry.promote(own, "someone", "I know better")
     append(tmp_path, 600, 300, 12 * HOUR, seconds=60)
     log.refresh()
-    assert process_all(other, log, 1)[0].promoted and other._incumbent is None
+    assert process_all(other, log, 1)[0].promoted and other.contest.incumbent is None
     registry.rollback("someone", "I did not") if registry.shadow() == old else registry.promote(old, "someone", "back")
     record, = process_all(other, log, 1)
     assert registry.champion() == old and not record.promoted
-    assert other._incumbent.name == old and record.scores["incumbent"]["mrr"] > 0, "it learns on, beside the one that serves"
+    assert other.contest.incumbent.name == old and record.scores["incumbent"]["mrr"] > 0, "it learns on, beside the one that serves"

@@ -35,7 +35,7 @@ def windows(log, width=HOUR):
 
 
 def run(s, log, learn=True, capacity=10):
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, capacity, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, capacity, 0)), Recorder(s, log)
     scores, losses = [], []
     for window in windows(log):
         learner.begin()
@@ -77,7 +77,8 @@ def test_a_change_meant_to_change_no_number_changes_none(tmp_path, name, losses)
 def test_the_residual_starts_as_the_pair_network(tmp_path):
     s, log = world(tmp_path)
     first, second, *_ = windows(log)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0), second.first_edge), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner.start_at(second.first_edge)
     list(recorder.chunks(first))
     chunk = next(recorder.chunks(second))
     logits = learner.score(chunk)
@@ -87,7 +88,7 @@ def test_the_residual_starts_as_the_pair_network(tmp_path):
 
 def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     s, log = world(tmp_path)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 50, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 50, 0)), Recorder(s, log)
     for window in list(windows(log))[:3]:
         learner.begin()
         for chunk in recorder.chunks(window):
@@ -109,7 +110,7 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
 
 def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
     s, log = world(tmp_path, training__tail_share=0.25)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
     for window in list(windows(log))[:2]:
         learner.begin()
         scored = sum(len(x) for c in recorder.chunks(window) if (x := learner.score(c)).size)
@@ -121,7 +122,7 @@ def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
 
 def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__tail_share=0.25, training__epochs=1)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
     window = next(windows(log))
     learner.begin()
     for chunk in recorder.chunks(window):
@@ -161,7 +162,7 @@ def spoil_logits_of_the_tail(learner, monkeypatch):
 @pytest.mark.parametrize("spoil", [spoil_a_fact, spoil_a_statistic, spoil_memory, spoil_logits_of_the_tail])
 def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkeypatch, spoil):
     s, log = world(tmp_path)
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
     for number, window in enumerate(list(windows(log))[:3]):
         learner.begin()
         for chunk in recorder.chunks(window):
@@ -176,13 +177,30 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkey
     assert learner.memory.is_finite
 
 
+def test_what_was_not_learned_cannot_be_refused(tmp_path):
+    s, log = world(tmp_path, training__epochs=1)
+    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    with pytest.raises(ValueError, match="nothing to refuse"):
+        learner.refuse()
+    window = next(windows(log))
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    learner.learn(window.first_edge)
+    learner.refuse()
+    assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
+    learner.begin()
+    with pytest.raises(ValueError, match="nothing to refuse"):
+        learner.refuse()
+
+
 def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__epochs=2)
     recorder = Recorder(s, log)
     chunks = [(w, list(recorder.chunks(w))) for w in windows(log)][:3]
 
     def learned(failures, room):
-        learner, step = Learner(s, SCHEMA, ReplayStore(None, 10, 0)), itertools.count()
+        learner, step = Learner(s, log, ReplayStore(None, 10, 0)), itertools.count()
         forward = learner.model.forward
 
         def short(*args):
@@ -217,17 +235,6 @@ def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
         sampled = sum(c.score.num_events for c in recorder.chunks(window) if c.score is not None)
         assert sampled == 30, number
     assert recorder.live.facts.edge == window.end_edge, "all events move the facts"
-
-
-def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
-    s, log = world(tmp_path)
-    all_windows = list(windows(log))
-    standing = Recorder(s, log)
-    standing.rebuild(all_windows[2].first_edge)
-    first = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
-    list(standing.chunks(all_windows[3], standing=True))
-    again = [c.score.facts_ECF.numpy() for c in standing.chunks(all_windows[2], standing=True) if c.score is not None]
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and standing.edge == all_windows[2].first_edge
 
 
 def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
@@ -289,7 +296,7 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
     s = settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair", training__learning_rate=0.01)
     log = LogReader(tmp_path / "log")
     log.refresh()
-    learner, recorder = Learner(s, SCHEMA, ReplayStore(None, 10, 0)), Recorder(s, log)
+    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
     for window in windows(log):
         learner.begin()
         for chunk in recorder.chunks(window):

@@ -173,8 +173,10 @@ def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart
     proven = [m for m in moves if m.action == "prove"]
     assert proven and all(m.shadow in {r.version for r in records} for m in proven)
     again, _, _ = make(tmp_path, registry__gate_events=150)
-    assert again._shadow.name == trainer._shadow.name == registry.shadow() and again._compared == trainer._compared
-    assert (again._shadow.memory.state == trainer._shadow.memory.state).all() and again._shadow.memory.edge == again.edge
+    assert again.contest.shadow.name == trainer.contest.shadow.name == registry.shadow()
+    assert again.contest.compared == trainer.contest.compared
+    assert (again.contest.shadow.memory.state == trainer.contest.shadow.memory.state).all()
+    assert again.contest.shadow.memory.edge == again.edge
 
 
 def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_restart(tmp_path):
@@ -187,7 +189,7 @@ def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_
     trainer._renew_shadow()
     assert registry.shadow() == registry.champion() and old not in registry.names()
     again, _, _ = make(tmp_path)
-    assert again._shadow.name == registry.champion() and len(list((tmp_path / "train/checkpoints").iterdir())) == 1
+    assert again.contest.shadow.name == registry.champion() and len(list((tmp_path / "train/checkpoints").iterdir())) == 1
     for name, tensor in trainer._learner.model.state_dict().items():
         assert torch.equal(tensor, again._learner.model.state_dict()[name])
 
@@ -198,13 +200,13 @@ def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_th
     process_all(trainer, log, 4)
     learner = trainer._learner
 
-    def turn_around(window_edge, epochs=None):
-        learned = type(learner).learn(learner, window_edge, epochs)
+    def turn_around(*step):
+        learned = type(learner).learn(learner, *step)
         with torch.no_grad():
             learner.model.pair[-1].weight.neg_()
         return learned
 
-    trainer._compared = Comparison()
+    trainer.contest.compared = Comparison()
     monkeypatch.setattr(learner, "learn", turn_around)
     records = process_all(trainer, log, 2)
     back = next(r for r in records if r.reason.startswith("rolled back"))
@@ -332,7 +334,7 @@ def test_a_bootstrap_cut_short_takes_the_same_range_again_and_a_short_log_needs_
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=6 * HOUR)
     values = {"windows__max_events": 100, "bootstrap__max_events": 250}
     trainer, _, log = make(tmp_path, **values)
-    planned = planned_range(trainer._settings, log, trainer._folder)
+    planned = planned_range(trainer._settings, log, tmp_path / "train")
     append(tmp_path, 900, 60, 12 * HOUR)
     again, registry, log = make(tmp_path, **values)
     assert log.watermark == 100 * HOUR

@@ -46,7 +46,7 @@ def both(name: str) -> np.ndarray:
         learners = []
         for seed in (0, 1):
             own = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": seed})})
-            learners.append(Learner(own, log.state.schema, ReplayStore.of(own)))
+            learners.append(Learner(own, log, ReplayStore.of(own)))
         found, edge = [], 0
         while (window := next_window(log, edge, settings.windows.width_seconds * 1_000_000)) is not None:
             for learner in learners:

@@ -60,7 +60,9 @@ def test_chunks_cut_while_the_log_grows_are_those_of_whole_windows(seed, memory_
 
 
 def test_history_is_read_while_it_is_written_and_cut_back_after_a_crash(tmp_path):
-    record = WindowRecord(0, 10, 0, 5, 5, "v", "rule", True, "fine", {"live": {"mrr": 0.5}}, None, {"score": 1.0}, 3.0)
+    record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=5, version="v", scored_by="rule",
+                          promoted=True, reason="fine", scores={"live": {"mrr": 0.5}}, loss=None, seconds={"score": 1.0},
+                          finished_at=3.0)
     reader = HistoryReader(tmp_path)
     assert reader.refresh() == []
     size = append_record(tmp_path, record)

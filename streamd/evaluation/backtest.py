@@ -1,19 +1,26 @@
-"""The trainer's loop over a recorded log, faster than time: what a user would have got, window by window."""
+"""The trainer's loop over a recorded log, faster than time: what a user would have got, window by
+window."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.training.scores import Measures
 from streamd.windows import Window, recorded_windows
 
-TITLES = {"live": "live", "nightly": "nightly", "nightly_live": "nightly weights, live state",
-          "frozen": "frozen weights, live state", "rule": "partners + popularity", "edgebank": "EdgeBank",
-          "popularity": "popularity"}
+TITLES = {
+    "live": "live",
+    "nightly": "nightly",
+    "nightly_live": "nightly weights, live state",
+    "frozen": "frozen weights, live state",
+    "rule": "partners + popularity",
+    "edgebank": "EdgeBank",
+    "popularity": "popularity",
+}
 MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
 COLUMNS = ("", "MRR", "MRR, known", "Hits@10", "AP", "AUC", "s a window")
 """Of `Result.table`."""
@@ -21,10 +28,10 @@ COLUMNS = ("", "MRR", "MRR, known", "Hits@10", "AP", "AUC", "s a window")
 
 @dataclass(frozen=True)
 class Plan:
-    """initial: share of the events before what is reported on; learned at once for `initial_epochs`, or, where that is 0,
-    window by window like the rest. stale: ages in events (None: a window) at which the live model is also run with facts
-    that old.
-    from_cut: a window begins with the first event that is reported on, as published protocols have it."""
+    """initial: share of the events before what is reported on; learned at once for
+    `initial_epochs`, or, where that is 0, window by window like the rest. stale: ages in events
+    (None: a window) at which the live model is also run with facts that old. from_cut: a window
+    begins with the first event that is reported on, as published protocols have it."""
 
     initial: float = 0.3
     initial_epochs: int = 0
@@ -34,8 +41,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """windows: those reported on, of the run with fresh facts. half_life: number of the popularity half-life chosen on
-    what lies before them. stale: age of facts -> event-weighted means of the live model, the fresh run included."""
+    """windows: those reported on, of the run with fresh facts. half_life: number of the popularity
+    half-life chosen on what lies before them. stale: age of facts -> event-weighted means of the
+    live model, the fresh run included."""
 
     windows: list[RegimeWindow]
     half_life: int
@@ -50,8 +58,18 @@ class Result:
         rows = []
         for name in self.names():
             seconds = self.seconds(name)
-            rows.append([TITLES[name], *_cells(self.mean(name)), "" if seconds is None else f"{seconds:.3f}"])
-        return rows + [[f"live, facts {age_text(age)} old", *_cells(m), ""] for age, m in self.stale.items() if age != 0]
+            rows.append(
+                [
+                    TITLES[name],
+                    *_cells(self.mean(name)),
+                    "" if seconds is None else f"{seconds:.3f}",
+                ]
+            )
+        return rows + [
+            [f"live, facts {age_text(age)} old", *_cells(m), ""]
+            for age, m in self.stale.items()
+            if age != 0
+        ]
 
     def names(self) -> list[str]:
         """Regimes and rules of the run, in the order of TITLES."""
@@ -90,13 +108,16 @@ def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
 
 
 def backtest(
-    settings: Settings, log: LogReader, plan: Plan,
-    progress: Callable[[str, int, int, str], None] = lambda *_: None
+    settings: Settings,
+    log: LogReader,
+    plan: Plan,
+    progress: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> Result | None:
-    """Run all regimes with fresh facts, and the live one once for each older age. None where no window could be scored.
+    """Run all regimes with fresh facts, and the live one once for each older age. None where no
+    window could be scored.
 
-    A window is never merged with another, however long it takes.
-    progress: told the part of the work, done, in all, and the unit of these.
+    A window is never merged with another, however long it takes. progress: told the part of the
+    work, done, in all, and the unit of these.
     """
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
@@ -104,7 +125,9 @@ def backtest(
     parts = list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
     daily = settings.windows.width_seconds * 1_000_000 < DAY_US
     names = LEARNED if daily else tuple(n for n in LEARNED if not n.startswith("nightly"))
-    windows = _run("fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress)
+    windows = _run(
+        "fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress
+    )
     late = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
     if not late:
         return None
@@ -113,14 +136,18 @@ def backtest(
         if age != 0:
             regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
             older = _run(f"facts {age_text(age)} old", regimes, parts, progress)
-            stale[age] = means([w for w in older if w.window.first_edge >= cut and w.num_scored], "live")
+            stale[age] = means(
+                [w for w in older if w.window.first_edge >= cut and w.num_scored], "live"
+            )
     first = log.first_edge
     return Result(late, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
 
 
 def _run(
-    title: str, regimes: Regimes, windows: Sequence[Window],
-    progress: Callable[[str, int, int, str], None]
+    title: str,
+    regimes: Regimes,
+    windows: Sequence[Window],
+    progress: Callable[[str, int, int, str], None],
 ) -> list[RegimeWindow]:
     reading, learning = f"{title}, reading the first part", f"{title}, learning the first part"
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")

@@ -3,22 +3,23 @@
 All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
-- frozen: learns like the live one until a cut, then its weights stand still while graph, facts, memory and the running
-  statistics of its inputs move on;
-- nightly weights, live state: learns each midnight (of event time) over the day before, from inputs as of each event;
-- nightly: the same, but weights and state stand still for the day, and it learns from inputs of that staleness. On the
-  first day, with no day before to stand on, it is the twin above.
+- frozen: learns like the live one until a cut, then its weights stand still while graph, facts,
+  memory and the running statistics of its inputs move on;
+- nightly weights, live state: learns each midnight (of event time) over the day before, from
+  inputs as of each event;
+- nightly: the same, but weights and state stand still for the day, and it learns from inputs of
+  that staleness. On the first day, with no day before to stand on, it is the twin above.
 
 And rules that cost nothing: EdgeBank, popularity at each half-life, partners + popularity.
 """
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
 from streamd.events import Bools, Float32
 from streamd.graph.facts import LOG_SHARE
 from streamd.models.rule import NAME as RULE
@@ -26,7 +27,7 @@ from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import RecordedChunk, Recorder, one_ahead
+from streamd.training.recorder import FreshSight, RecordedChunk, Recorder, one_ahead
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures
 from streamd.windows import Window
@@ -39,8 +40,8 @@ LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
 @dataclass(frozen=True)
 class RegimeWindow:
-    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known: scored events whose
-    destination was one before. seconds: regime -> wall time."""
+    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known:
+    scored events whose destination was one before. seconds: regime -> wall time."""
 
     window: Window
     num_scored: int
@@ -53,29 +54,39 @@ class Regimes:
     """Owner of a learner per regime and of up to two recorders; one thread."""
 
     def __init__(
-        self, settings: Settings, log: LogReader, names: Sequence[str], cut: int, initial_epochs: int = 0,
-        stale_events: int | None = 0
+        self,
+        settings: Settings,
+        log: LogReader,
+        names: Sequence[str],
+        cut: int,
+        initial_epochs: int = 0,
+        stale_events: int | None = 0,
     ) -> None:
         """names: of LEARNED. cut: the edge from which the frozen one stands still.
 
-        initial_epochs: where above 0, what lies before the cut is not scored but learned at once, for so many epochs, by
-        one model that all begin as; its first twentieth only fills the state. stale_events: see `Recorder.chunks`.
+        initial_epochs: where above 0, what lies before the cut is not scored but learned at once,
+        for so many epochs, by one model that all begin as; its first twentieth only fills the
+        state. stale_events: how many events old facts are; None: a window.
         """
-        assert log.state is not None
-        self._settings, self._cut, self._epochs, self._stale = settings, cut, initial_epochs, stale_events
+        self._settings, self._cut, self._epochs = settings, cut, initial_epochs
         self._first = log.first_edge
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
         self._moving = Recorder(settings, log)
+        if stale_events != 0:
+            fresh = FreshSight(self._moving.live)
+            self._moving.sight = StaleSight(fresh, self._moving.live, stale_events)
         self._standing = Recorder(settings, log) if "nightly" in names else None
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(update={"training": settings.training.model_copy(
             update={"replay_events": settings.training.replay_events * hours})})
-        schema, first = log.state.schema, log.first_edge
-        self._learners = {name: Learner(own, schema, ReplayStore.of(own), first)
-                          for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)}
-        self._base = Learner(settings, schema, ReplayStore.of(settings), first) if initial_epochs else None
+        self._learners = {
+            name: Learner(own, log, ReplayStore.of(own))
+            for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
+        }
+        self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
+        self._nightly_stands = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
         """Told (steps, in all) while what lies before the cut is learned at once."""
@@ -85,11 +96,11 @@ class Regimes:
         return self._epochs > 0 and window.first_edge < self._cut
 
     def window(self, window: Window) -> RegimeWindow | None:
-        """Score a window under every regime, then let those learn whose turn it is. None for one before the cut that
-        is learned at once."""
+        """Score a window under every regime, then let those learn whose turn it is. None for one
+        before the cut that is learned at once."""
         if self._base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in one_ahead(self._moving.chunks(window, stale_events=self._stale, first_recorded=shown)):
+            for chunk in one_ahead(self._moving.chunks(window, first_recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -98,21 +109,22 @@ class Regimes:
         self._midnight(window)
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
-        standing = self._learners.get("nightly")
-        pool = self._moving.pool_of(window)
+        if self._nightly_stands and self._standing is not None:
+            pool = self._moving.sight.pool_of(window)
+            self._standing.sight = StandingSight(self._standing.live, pool)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in one_ahead(self._moving.chunks(window, pool=pool, stale_events=self._stale)):
-            for name, learner in self._learners.items():
-                if not learner.standing:
+        for chunk in one_ahead(self._moving.chunks(window)):
+            for name in self._learners:
+                if name != "nightly" or not self._nightly_stands:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
-        if standing is not None and standing.standing and self._standing is not None:
-            for chunk in self._standing.chunks(window, standing=True, pool=pool):
+        if self._nightly_stands and self._standing is not None:
+            for chunk in self._standing.chunks(window):
                 self._add(parts, "nightly", chunk)
         if "live" in self._learners:
             self._learn("live", window.first_edge)
@@ -131,11 +143,12 @@ class Regimes:
         self._base.learn(edge, epochs=self._epochs)
         self._base.begin()
         for learner in self._learners.values():
-            learner.take_over(copy.deepcopy(self._base))
+            learner.take_over(self._base)
         self._base = None
 
     def _midnight(self, window: Window) -> None:
-        """When a window begins another day, the nightly ones learn the day before and catch up with it."""
+        """When a window begins another day, the nightly ones learn the day before and catch up with
+        it."""
         day = window.start_us // DAY_US
         if day == self._day:
             return
@@ -144,7 +157,7 @@ class Regimes:
                 self._learn(name, self._day_edge)
                 self._learners[name].begin()
         if self._day is not None and self._standing is not None:
-            self._learners["nightly"].standing = True
+            self._learners["nightly"].memory_step, self._nightly_stands = standing_still, True
             self._standing.rebuild(window.first_edge)
         self._day, self._day_edge = day, window.first_edge
 
@@ -169,11 +182,17 @@ def _rules(facts_ECF: Float32) -> dict[str, Float32]:
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:
-    """Number of the popularity half-life with the best MRR over scored windows that begin in edges [first, cut); the
-    third where there are none."""
+    """Number of the popularity half-life with the best MRR over scored windows that begin in edges
+    [first, cut); the third where there are none."""
     tuning = [w for w in windows if first <= w.window.first_edge < cut and w.num_scored]
     if not tuning:
         return 2
     weight = [w.num_scored for w in tuning]
-    return int(np.argmax([np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
-                          for h in range(NUM_HALF_LIVES)]))
+    return int(
+        np.argmax(
+            [
+                np.average([w.scores[f"popularity_{h}"]["mrr"] for w in tuning], weights=weight)
+                for h in range(NUM_HALF_LIVES)
+            ]
+        )
+    )

@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from streamd.training.backtest import COLUMNS, TITLES, Result, age_text
+from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280", "#0891b2")
 WIDTH, HEIGHT, LEFT, TOP = 860, 280, 56, 12
@@ -18,7 +18,8 @@ table { border-collapse: collapse; }
 td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }
 td:first-child, th:first-child { text-align: left; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; } p.small { opacity: .7; font-size: 13px; }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
+p.small { opacity: .7; font-size: 13px; }
 """
 
 
@@ -28,20 +29,36 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
     points = _points(result)
     scores = {TITLES[n]: [_mean(result, n, part) for part in points] for n in names}
     learned = [n for n in names if result.seconds(n) is not None]
-    seconds = {TITLES[n]: [float(np.mean([result.windows[i].seconds[n] for i in part])) for part in points] for n in learned}
+    seconds = {
+        TITLES[n]: [float(np.mean([result.windows[i].seconds[n] for i in part])) for part in points]
+        for n in learned
+    }
     times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
-    parts = [f"<h1>{escape(title)}</h1>", _table(result), "<h2>MRR over time</h2>", _plot(times, scores)]
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _table(result),
+        "<h2>MRR over time</h2>",
+        _plot(times, scores),
+    ]
     if len(result.stale) > 1:
         parts += ["<h2>How old facts may be</h2>", _stale(result)]
-    parts += ["<h2>Seconds a window, to score and learn</h2>", _plot(times, seconds), "<h2>Settings</h2><table>",
-              *(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in settings.items()), "</table>"]
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-            f'<body>{"".join(parts)}</body></html>')
+    parts += [
+        "<h2>Seconds a window, to score and learn</h2>",
+        _plot(times, seconds),
+        "<h2>Settings</h2><table>",
+        *(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in settings.items()),
+        "</table>",
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>"
+    )
 
 
 def _points(result: Result) -> list[list[int]]:
-    """Numbers of the windows behind each point of a plot: neighbours share one where there are many."""
+    """Numbers of the windows behind each point of a plot: neighbours share one where there are
+    many."""
     count = min(MAX_POINTS, len(result.windows))
     return [part.tolist() for part in np.array_split(np.arange(len(result.windows)), count)]
 
@@ -53,26 +70,37 @@ def _mean(result: Result, name: str, part: Sequence[int]) -> float:
 
 
 def _table(result: Result) -> str:
-    rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in result.table()]
-    return (f"<table><tr>{''.join(f'<th>{m}</th>' for m in COLUMNS)}</tr>{''.join(rows)}</table><p class=small>"
-            f"{result.num_events:,} events in {len(result.windows):,} windows, each scored before it was learned: MRR and "
-            "Hits@10 against 100 negatives, AP and AUC against one; means weighted by events.</p>")
+    rows = [
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in result.table()
+    ]
+    return (
+        f"<table><tr>{''.join(f'<th>{m}</th>' for m in COLUMNS)}</tr>{''.join(rows)}</table>"
+        f"<p class=small>{result.num_events:,} events in {len(result.windows):,} windows, "
+        "each scored before it was learned: MRR and Hits@10 against 100 negatives, "
+        "AP and AUC against one; means weighted by events.</p>"
+    )
 
 
 def _stale(result: Result) -> str:
-    """From facts as of each event to a model that stands still for a day, and one that has not learned since the cut."""
+    """From facts as of each event to a model that stands still for a day, and one that has not
+    learned since the cut."""
     found = {"fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()}
-    found |= {TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()}
+    found |= {
+        TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()
+    }
     return _plot(list(range(len(found))), {"MRR": list(found.values())}, list(found))
 
 
-def _plot(xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] | None = None) -> str:
+def _plot(
+    xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] | None = None
+) -> str:
     """Lines over xs as SVG; xs are seconds of event time unless labels are given."""
     top = max((v for line in lines.values() for v in line), default=1.0) or 1.0
     low, high = min(xs), max(xs)
 
     def place(x: float, y: float) -> str:
-        return f"{LEFT + (WIDTH - LEFT - 10) * ((x - low) / (high - low or 1)):.1f},{TOP + HEIGHT * (1 - y / top):.1f}"
+        across = (WIDTH - LEFT - 10) * ((x - low) / (high - low or 1))
+        return f"{LEFT + across:.1f},{TOP + HEIGHT * (1 - y / top):.1f}"
 
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 40}" role="img">']
     for share in (0, 0.25, 0.5, 0.75, 1):
@@ -80,9 +108,13 @@ def _plot(xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] 
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}" stroke="#8884"/>'
                    f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>')
     for at in sorted({0, len(xs) // 2, len(xs) - 1}) if labels is None else range(len(labels)):
-        said = labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")
+        said = (
+            labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")
+        )
         x = place(xs[at], 0).split(",")[0]
-        out.append(f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(said)}</text>')
+        out.append(
+            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(said)}</text>'
+        )
     keys = []
     for (name, values), color in zip(lines.items(), COLORS, strict=False):
         points = " ".join(place(x, y) for x, y in zip(xs, values, strict=True))

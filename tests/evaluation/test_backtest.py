@@ -5,12 +5,14 @@ import pytest
 import torch
 
 from streamd.errors import SettingsError, StreamdError
+from streamd.evaluation.backtest import Plan, backtest
+from streamd.evaluation.regimes import Regimes
+from streamd.evaluation.sights import StaleSight
 from streamd.events import Schema
 from streamd.ingest.tables import Columns
 from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
-from streamd.training.backtest import Plan, backtest
-from streamd.training.regimes import Regimes
+from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.scores import measures
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, settings, stream, write_log
@@ -62,12 +64,11 @@ def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
     """EdgeBank by hand: a pair counts as seen if it was seen before the group of `age` events its event is in."""
     s, log = world(tmp_path, 300)
     src, dst, _ = log.edges(0, 300)
-    from streamd.training.recorder import Recorder
-
     for age in (7, 40, None):
         recorder, window = Recorder(s, log), list(recorded_windows(log, 20 * HOUR))[1]
         recorder.rebuild(window.first_edge)
-        for chunk in recorder.chunks(window, stale_events=age):
+        recorder.sight = StaleSight(FreshSight(recorder.live), recorder.live, age)
+        for chunk in recorder.chunks(window):
             first, facts = chunk.edges.first_edge, chunk.score.facts_ECF.numpy()
             for row, event in enumerate(chunk.score.event_E.tolist()):
                 known = window.first_edge if age is None else first + (event - first) // age * age

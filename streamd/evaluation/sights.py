@@ -1,0 +1,84 @@
+"""What events see in experiments instead of all that lies before them: old facts, or a standing
+day."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from torch import Tensor
+
+from streamd.events import Float32, Int64, NodeDeletes
+from streamd.graph.live import LiveGraph
+from streamd.models import EdgeRows, LinkModel, Memory
+from streamd.training.negatives import Pool
+from streamd.training.recorder import FreshSight
+from streamd.windows import Window
+
+
+class StaleSight:
+    """Facts lag: they move every so many events of a chunk, or only with the window. The rest is
+    fresh."""
+
+    def __init__(self, fresh: FreshSight, live: LiveGraph, every: int | None) -> None:
+        """every: events; None: a window."""
+        self._fresh, self._live, self._every = fresh, live, every
+
+    def pool_of(self, window: Window) -> Pool:
+        return self._fresh.pool_of(window)
+
+    def enter(self, window: Window) -> None:
+        self._fresh.enter(window)
+
+    def edge_before(self, part: EdgeRows) -> int:
+        return self._fresh.edge_before(part)
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        """As of the first event of each group of `every`, or of the window."""
+        facts = self._live.facts
+        if self._every is None:
+            return facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+        out = []
+        for a in range(0, len(part.src_E), self._every):
+            b = a + self._every
+            group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
+            at = asked[group]
+            out.append(facts.rows(part.src_E[at], part.time_E[at], candidates[group]))
+            self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
+        return np.concatenate(out)
+
+    def leave(self, rows: EdgeRows) -> None:
+        if self._every is None:
+            self._live.advance(rows.src_E, rows.dst_E, rows.time_E)
+
+
+class StandingSight:
+    """Facts, neighbours and features stay as they are: a nightly model's view of its day. Nothing
+    moves."""
+
+    def __init__(self, live: LiveGraph, pool: Pool) -> None:
+        """pool: what the window's negatives are drawn from, by a recorder that moves."""
+        self._live, self._pool = live, pool
+
+    def pool_of(self, window: Window) -> Pool:
+        return self._pool
+
+    def enter(self, window: Window) -> None:
+        pass
+
+    def edge_before(self, part: EdgeRows) -> int:
+        return self._live.edge
+
+    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+        return self._live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+
+    def leave(self, rows: EdgeRows) -> None:
+        pass
+
+
+@contextmanager
+def standing_still(
+    model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
+) -> Iterator[Tensor]:
+    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's.
+    """
+    yield model.updated(memory)

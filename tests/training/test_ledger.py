@@ -1,0 +1,44 @@
+"""One owner of what outlives a stop, and a step that is whole before it begins."""
+
+import ast
+from pathlib import Path
+
+import streamd.training
+from tests.builders import HOUR, stream, write_log
+from tests.training.test_trainer import SCHEMA, make, process_all
+
+ROOM = Path(streamd.training.__file__).parent
+OWNED = {"append_record", "truncate_records", "begin_attempt", "counting_failures", "planned_range",
+         "save_checkpoint", "load_checkpoint", "write_hold", "save_facts"}
+BEHIND_THE_LEDGER = {"ledger", "attempts", "bootstrap", "checkpoint", "keeping"}
+MOVES = {"publish", "prove", "rollback", "drop_before", "sweep"}
+
+
+def test_nothing_durable_is_written_but_through_the_ledger():
+    for path in ROOM.glob("*.py"):
+        if path.stem in BEHIND_THE_LEDGER:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not OWNED & {a.name for a in node.names}, f"{path.name} imports around it"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value)
+                around = owner.endswith("versions") and node.func.attr in MOVES
+                assert not around, f"{path.name}: {ast.unparse(node)}"
+
+
+def test_a_step_says_before_it_begins_what_is_learned_and_with_what_of_the_past(
+    tmp_path, monkeypatch
+):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path, windows__merge_after=2)
+    process_all(trainer, log, 4)
+    due = trainer._due()
+    step = trainer._ledger.begin(due, trainer.contest.version, trainer._learner)
+    assert (step.do, list(step.windows), step.seq) == ("learn", due, log.state.seq)
+    assert (step.range.first_edge, step.range.end_edge) == (due[0].first_edge, due[-1].end_edge)
+    assert step.version == trainer.contest.version and step.epochs == 2 and step.replay
+    named, drawn = trainer._learner.replay.named, []
+    monkeypatch.setattr(trainer._learner.replay, "named", lambda ids: (drawn.append(ids), named(ids))[1])
+    trainer.process(*due)
+    assert drawn == [step.replay], "learning takes what the step says, in its order"
