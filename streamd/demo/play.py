@@ -36,7 +36,8 @@ from streamd.windows.history import HistoryReader
 TOPIC = "demo"
 PARTITIONS = 4
 IDLE_TIMEOUT_SECONDS = 5.0
-MERGE_WAIT_SECONDS = 0.1
+MERGE_WAIT_SECONDS = 0.25
+"""The partitions of an hour's events appear one after the other, on a busy machine far apart."""
 SETTLE_SECONDS = 600.0
 POLL_SECONDS = 0.2
 COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
