@@ -21,7 +21,7 @@ from streamd.registry import Registry
 from tests.builders import HOUR
 from tests.crash.daemons import Daemon, produce, wait
 
-SECONDS = float(os.environ.get("STREAMD_CHAOS_SECONDS", "600"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 USERS, ITEMS = 60, 40
 
 
