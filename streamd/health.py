@@ -10,6 +10,7 @@ from streamd.settings import Settings
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine's, and the one to ask there."""
 ANSWER_SECONDS = 4.0
+"""The image's HEALTHCHECK gives up after ten, of which starting Python takes some."""
 
 
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:

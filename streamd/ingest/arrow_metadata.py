@@ -13,6 +13,7 @@ from streamd.errors import BadEvent
 MAX_SCHEMA_BYTES = 65_536
 """pandas notes some kilobytes about its columns."""
 MAX_COLUMNS = 32
+"""An event has fewer than ten fields; 3,000 columns of nothing cost gigabytes of rows."""
 MAX_NOTES = 32
 """Custom metadata of a message, a schema or a field."""
 
