@@ -9,7 +9,7 @@
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
-    |-- OffloadedError         a query of the graph needs edges that were taken out of memory
+    |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
     |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
@@ -62,7 +62,8 @@ class CapacityError(StreamdError):
 
 
 class OffloadedError(StreamdError):
-    """When a query of the graph needs edges that were offloaded. The caller restores them or asks for less of the past."""
+    """When a query of the graph needs events that were offloaded and nothing reads them back. The caller gives the graph a
+    log to read from, or asks for less of the past."""
 
 
 class KafkaError(StreamdError):

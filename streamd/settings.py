@@ -83,6 +83,9 @@ class WindowSettings(Branch):
 
 class GraphSettings(Branch):
     max_block_entries: Positive = Field(64, description="tau: most entries of one block of a node, a power of two")
+    keep_in_memory_seconds: Natural = Field(
+        0, description="event time whose events stay in the memory of trainer and server; what a query needs of older "
+                       "ones is read back from the log; 0: all stay")
 
 
 class GpuSettings(Branch):
@@ -104,6 +107,9 @@ class ModelSettings(Branch):
     dim: Positive = Field(64, description="width of memory and embeddings")
     time_dim: Positive = Field(32, description="width of the time encoding")
     heads: Positive = Field(2, description="attention heads")
+    direction: Literal["both", "out", "in"] = Field(
+        "both", description="whom a node's neighbours are: both ends' others, out: its events' destinations where it is the "
+                            "source, in: the sources of events it is the destination of")
     neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
     id_rows: Natural = Field(0, description="learned vectors per node id, ids modulo this; 0 for none (new nodes have none)")
     snapshots: Positive = Field(3, description="windows of time that dysat looks at")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from streamd.cli import app
 from streamd.clock import SystemClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.graph import reference
+from streamd.graph import Draw
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.registry import Registry
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
@@ -22,6 +22,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream
+from tests.graph.drawing import rows, wanted
 from tests.server.test_server import World, wait
 
 SCHEMA = Schema(2, 1, 0)
@@ -141,11 +142,10 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
         fresh = Recorder(life.settings, fresh_log)
         fresh.rebuild(900)
         for before in (450, 900):
-            want = reference.recent(life.src, life.dst, roots, before, 5, hidden)
+            draw = Draw(fanout=5)
             for recorder in (lived, fresh):
-                got = recorder.live.graph.recent(roots, before, 5)
-                assert (got.mask == want.mask).all() and (got.eid[got.mask] == want.eid[want.mask]).all()
-                assert (got.neighbor[got.mask] == want.neighbor[want.mask]).all()
+                got = rows(recorder.live.graph.sample(roots, 0, before, draw))
+                assert got == wanted(life.src, life.dst, roots, 0, before, draw, hidden)
         if not compacted:
             facts = [r.live.facts.rows(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
             np.testing.assert_array_equal(*facts)
@@ -257,5 +257,5 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     everyone = np.arange(40)
     np.testing.assert_array_equal(*(t._recorder.live.facts.rows(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
                                     for t in (trainer, again)))
-    a, b = (t._recorder.live.graph.recent(everyone, 900, 4) for t in (trainer, again))
-    assert (a.mask == b.mask).all() and (a.eid == b.eid).all(), "what was dropped is not answered with"
+    a, b = (t._recorder.live.graph.sample(everyone, 0, 900, Draw(fanout=4)) for t in (trainer, again))
+    assert rows(a) == rows(b), "what was dropped is not answered with"

@@ -1,10 +1,13 @@
-"""The block graph with its queries on a GPU: the arrays live on the host, where edges go in, and are mirrored.
+"""The block graph with its queries on a GPU: the arrays live on the host, where events go in, and
+are mirrored.
 
-Placement (GNNFlow, section 4.2): `resident` mirrors everything; `hybrid` mirrors node table and directories and has the GPU
-read entries from page-locked host memory, by their address there. What an insert changed is sent, never the whole.
+Placement (GNNFlow, section 4.2): `resident` mirrors everything; `hybrid` mirrors node table and
+directories and has the GPU read entries from page-locked host memory, by their address there. What
+an insert changed is sent, never the whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
@@ -15,26 +18,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamd.errors import DeviceMemoryError
-from streamd.events import Bools, Int64
+from streamd.events import Int64
 from streamd.gpu.changes import changed
 from streamd.gpu.launch import Launch
-from streamd.graph.blocks import BlockGraph, Explored, ExploredHop, Neighbors
-from streamd.graph.kernels import DEGREE
+from streamd.graph.blocks import BlockGraph, BlockStore
+from streamd.graph.draws import Direction, Draw, Neighbors
+from streamd.graph.hops import (
+    Explored,
+    ExploredHop,
+    NextRoots,
+    Roots,
+    renumbered,
+    sample_hops,
+)
+from streamd.graph.kernels import DEGREE, DIRECTORY
+from streamd.graph.strategies import STRATEGIES
 from streamd.telemetry import metrics
 
 log = structlog.get_logger()
 Placement = Literal["resident", "hybrid"]
 MAX_FANOUT = 128
-"""As in kernels/sampling.cu."""
+"""As in kernels/sampling.cu: a thread remembers what it drew before in registers and local memory."""
 SEND_ENTRIES = 2**22
+"""Entries sent together: 32 MB."""
 LOCK_BYTES = 64 * 2**20
 """Entries are page-locked in pieces of this many bytes, as they come to be used."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def apart(method: "Callable[Concatenate[DeviceGraph, P], R]") -> "Callable[Concatenate[DeviceGraph, P], R]":
-    """The method, its copies and kernels on the graph's own stream: a query does not wait for what a model computes."""
+def apart(
+    method: "Callable[Concatenate[DeviceGraph, P], R]",
+) -> "Callable[Concatenate[DeviceGraph, P], R]":
+    """The method, its copies and kernels on the graph's own stream: a query does not wait for what
+    a model computes."""
 
     @wraps(method)
     def on_own_stream(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -52,206 +69,283 @@ class Pages(Protocol):
     def unlock(self, address: int) -> None: ...
 
 
-class DeviceGraph(BlockGraph):
-    """A `BlockGraph` that answers from the GPU; inserting, deleting and all its promises are the same.
+class DeviceGraph:
+    """A `BlockGraph` that answers from the GPU; inserting, deleting and all its promises are the
+    same. Owner: one thread per role.
 
-    budget_bytes: most device memory it takes; past that, or where the device has no more, entries move to the host, which
-    is said in the log and in `streamd_gpu_placement`. In hybrid placement nothing is offloaded: what is page-locked stays.
+    budget_bytes: most device memory it takes; past that, or where the device has no more, entries
+    move to the host, which is said in the log and in `streamd_gpu_placement`. In hybrid placement
+    nothing is offloaded, since what is page-locked stays; in resident placement offloading frees
+    memory of the host only.
     """
 
     def __init__(
-        self, launch: Launch, pages: Pages, device: str, placement: Placement = "resident", budget_bytes: int = 2**62,
-        first_edge: int = 0, max_block_entries: int = 64, directed: bool = False
+        self,
+        host: BlockGraph,
+        launch: Launch,
+        pages: Pages,
+        device: str,
+        placement: Placement = "resident",
+        budget_bytes: int = 2**62,
     ) -> None:
-        super().__init__(first_edge, max_block_entries, directed)
+        """host: empty."""
         self.placement: Placement = "resident"
-        self._launch, self._pages, self._device, self._budget = launch, pages, torch.device(device), budget_bytes
-        self._sent = np.zeros(0, np.int64)
-        self._on_gpu = {name: torch.zeros(0, dtype=torch.int64, device=self._device) for name in ("blocks", "entries")}
-        self._on_gpu["nodes"] = torch.zeros(0, 4, dtype=torch.int64, device=self._device)
-        self._on_gpu["hidden"] = torch.zeros(0, dtype=torch.uint8, device=self._device)
-        self._locked: list[int] = []
+        self._host, self._budget = host, budget_bytes
+        self._device = torch.device(device)
+        self._launch = launch
+        self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
-        """Makes the graph's stream the current one, as `explore_there` needs; all else that is public does it itself."""
+        """Makes the graph's stream the current one, as `explore_there` needs; all else that is
+        public does it itself."""
         self.place(placement)
+
+    @property
+    def first_event(self) -> int:
+        return self._host.first_event
+
+    @property
+    def next_event(self) -> int:
+        """Id of the next event that will be inserted."""
+        return self._host.next_event
+
+    @property
+    def directions(self) -> Collection[Direction]:
+        """Directions that it can draw from."""
+        return self._host.directions
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the graph takes on the host."""
+        return self._host.num_bytes
 
     @property
     def device_bytes(self) -> int:
         """Device memory that the graph takes."""
-        return sum(t.numel() * t.element_size() for t in self._on_gpu.values())
+        return sum(mirror.num_bytes for mirror in self._mirrors.values())
+
+    @property
+    def entry_bytes(self) -> int:
+        """Device memory that entries take; none in hybrid placement."""
+        return sum(mirror.arrays["entries"].nbytes for mirror in self._mirrors.values())
 
     @apart
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
-        super().insert(src_E, dst_E)
-        self._send(np.unique(np.concatenate([src_E, dst_E])))
+        """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
+        self._host.insert(src_E, dst_E)
+        touched = np.unique(np.concatenate([src_E, dst_E]))
+        for mirror in self._mirrors.values():
+            self._send(mirror, touched)
 
     @apart
-    def hide(self, src_E: Int64, dst_E: Int64, edge_E: Int64) -> None:
-        super().hide(src_E, dst_E, edge_E)
-        self._send_hidden()
+    def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
+        """Delete events, given with their ends; ids the graph does not have are passed over."""
+        self._host.hide(src_E, dst_E, event_E)
+        for mirror in self._mirrors.values():
+            self._send_again(mirror, mirror.nodes_with_hidden())
 
     @apart
     def hide_nodes(self, nodes: Int64) -> None:
-        super().hide_nodes(nodes)
-        self._send_hidden()
+        """Delete all events of some nodes. Needs a store of both directions."""
+        self._host.hide_nodes(nodes)
+        for mirror in self._mirrors.values():
+            self._send_again(mirror, mirror.nodes_with_hidden())
 
-    def offload(self, before_edge: int) -> int:
-        return super().offload(before_edge) if self.placement == "resident" else 0
+    def drop_before(self, event: int) -> None:
+        """Answer with no older events from now on: the log no longer has them."""
+        self._host.drop_before(event)
 
     @apart
-    def restore(self, since_edge: int, read: Callable[[int, int], tuple[Int64, Int64, Bools]]) -> None:
-        offloaded = self.offloaded_edge
-        super().restore(since_edge, read)
-        if self.offloaded_edge != offloaded:
-            self._send_all_entries()
+    def offload(self, before_event: int) -> None:
+        """Take events before an id out of the host's memory, in resident placement."""
+        if self.placement == "hybrid":
+            return
+        self._host.offload(before_event)
+        for mirror in self._mirrors.values():
+            self._send_directories(mirror)
 
     @apart
     def place(self, placement: Placement) -> None:
-        """Move the entries to the GPU, or from it to page-locked host memory. Raises: DeviceMemoryError."""
+        """Move the entries to the GPU, or from it to page-locked host memory. Raises:
+        DeviceMemoryError."""
         if placement != self.placement:
             self.placement = placement
-            log.info("graph_placed", placement=placement, entries=int(self._arrays.used[0]))
+            entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
+            log.info("graph_placed", placement=placement, entries=entries)
             if placement == "hybrid":
-                self._on_gpu["entries"] = self._on_gpu["entries"][:0].clone()
-                self._lock_pages()
-            else:
-                for address in self._locked:
-                    self._pages.unlock(address)
-                self._locked = []
-                self._send_all_entries()
+                self._host.restore_all()
+            for mirror in self._mirrors.values():
+                if placement == "hybrid":
+                    mirror.drop_entries()
+                    self._send_directories(mirror)
+                    mirror.lock_pages()
+                else:
+                    mirror.unlock_pages()
+                    self._send_all_entries(mirror)
         for name in ("resident", "hybrid"):
             metrics.gpu_placement.labels(name).set(name == self.placement)
 
     @apart
-    def recent(self, nodes_R: Int64, before_edge: int | Int64, k: int, since_edge: int | Int64 = 0) -> Neighbors:
-        return self._home(self._recent(*self._asked(nodes_R, since_edge, before_edge), k))
-
-    @apart
-    def uniform(
-        self, nodes_R: Int64, before_edge: int | Int64, k: int, seed: int, replace: bool = False,
-        since_edge: int | Int64 = 0
-    ) -> Neighbors:
-        return self._home(self._uniform(*self._asked(nodes_R, since_edge, before_edge), k, seed, replace))
+    def sample(
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+    ) -> Neighbors[Int64]:
+        """Answer as the host's graph does. Raises: ValueError where too many are drawn at random."""
+        there = self._roots_up(Roots(root_R, since, before))
+        found = self.sample_there(there.node, there.since, there.before, draw)
+        return Neighbors(*(_numpy(t) for t in (found.neighbor, found.event, found.mask)))
 
     @apart
     def explore(
-        self, roots_U: Int64, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
-    ) -> Explored:
-        """As the host's; the hops and the renumbering of what they reach stay on the device, and come home together."""
-        nodes, hops = self.explore_there(self._up(roots_U.astype(np.int64)), ranges, k, seed, deeper)
-        return Explored(_numpy(nodes), tuple(ExploredHop(*map(_numpy, hop)) for hop in hops))
+        self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
+    ) -> Explored[Int64]:
+        """As the host's; the hops and the renumbering of what they reach stay on the device, and
+        come home together."""
+        found = self.explore_there(self._roots_up(roots), draws, next_roots)
+        hops = tuple(
+            ExploredHop(
+                _numpy(hop.root_U), _numpy(hop.neighbor_UK), _numpy(hop.eid_UK), _numpy(hop.mask_UK)
+            )
+            for hop in found.hops
+        )
+        return Explored(_numpy(found.node_M), hops)
+
+    def sample_there(
+        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
+    ) -> Neighbors[Tensor]:
+        """`sample` from and to the device."""
+        if STRATEGIES[draw.strategy].draws and draw.fanout > MAX_FANOUT:
+            raise ValueError(
+                f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
+            )
+        mirror = self._mirrors[draw.direction]
+        since_R = _filled(root_R, since).clamp(min=self._host.since_event)
+        before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
+        while True:
+            found, missing_R = self._ask(mirror, root_R, since_R, before_R, draw)
+            # Where nothing is offloaded the device need not be waited for.
+            if not mirror.store.any_offloaded or not bool(missing_R.any()):
+                return found
+            nodes = np.unique(_numpy(root_R[missing_R]))
+            self._host.restore(draw.direction, nodes)
+            self._send_again(mirror, nodes)
 
     def explore_there(
-        self, roots: Tensor, ranges: Sequence[tuple[int, int]], k: int, seed: int | None, deeper: bool
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
-        """`explore` from and to the device: node_M, and of each hop root_U, neighbor_UK, eid_UK, mask_UK."""
-        asked, found, near = [], [], []
-        for number, bounds in enumerate(ranges):
-            one = np.zeros(1, np.int64)
-            low, high = (torch.full((len(roots),), int(b[0]), device=self._device) for b in self._range(one, *bounds))
-            if seed is None:
-                got = self._recent(roots, low, high, k)
-            else:
-                got = self._uniform(roots, low, high, k, seed + number, False)
-            asked.append(roots)
-            found.append(got)
-            near.append(torch.where(got[2], got[0], roots[:, None]))
-            if deeper and number + 1 < len(ranges):
-                roots = torch.unique(torch.cat([roots, near[-1].flatten()]))
-        both = [p.flatten() for pair in zip(asked, near, strict=True) for p in pair]
-        nodes, places = torch.unique(torch.cat(both), return_inverse=True)
-        part = torch.split(places, [len(p) for p in both])
-        return nodes, [(part[2 * i], part[2 * i + 1].view(got[0].shape), got[1], got[2]) for i, got in enumerate(found)]
+        self, roots: Roots[Tensor], draws: Sequence[Draw], next_roots: NextRoots[Any]
+    ) -> Explored[Tensor]:
+        """`explore` from and to the device."""
+        return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
-    def _asked(self, nodes: Int64, since: int | Int64, before: int | Int64) -> tuple[Tensor, Tensor, Tensor]:
-        low, high = self._range(nodes, since, before)
-        return self._up(nodes.astype(np.int64)), self._up(low), self._up(high)
+    def _ask(
+        self, mirror: "Mirror", root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
+    ) -> tuple[Neighbors[Tensor], Tensor]:
+        """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
+        what is offloaded."""
+        shape, device = (len(root_R), draw.fanout), root_R.device
+        found = Neighbors(
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(shape, dtype=torch.bool, device=device),
+        )
+        missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
+        store = (
+            mirror.arrays["nodes"].data_ptr(),
+            mirror.arrays["blocks"].data_ptr(),
+            mirror.entries_address(self.placement),
+            mirror.arrays["hidden"].data_ptr(),
+            *map(int, mirror.store.arrays.tau),
+        )
+        query = (
+            root_R.data_ptr(),
+            since_R.data_ptr(),
+            before_R.data_ptr(),
+            len(root_R),
+            self._host.num_nodes,
+            self.first_event,
+            int(draw.replace),
+            draw.seed,
+        )
+        out = (
+            found.neighbor.data_ptr(),
+            found.event.data_ptr(),
+            found.mask.data_ptr(),
+            missing_R.data_ptr(),
+            draw.fanout,
+        )
+        kernel = STRATEGIES[draw.strategy].device_kernel
+        self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
+        return found, missing_R
 
-    def _recent(self, root: Tensor, since: Tensor, cutoff: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self._sample("sample_recent", root, since, cutoff, k, ())
-
-    def _uniform(
-        self, root: Tensor, since: Tensor, cutoff: Tensor, k: int, seed: int, replace: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if k > MAX_FANOUT:
-            raise ValueError(f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {k}")
-        return self._sample("sample_uniform", root, since, cutoff, k, (int(replace), seed))
-
-    def _sample(
-        self, kernel: str, root: Tensor, since: Tensor, cutoff: Tensor, k: int, more: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """neighbor, eid: int64[R, k], mask: bool[R, k], on the device. Raises: OffloadedError."""
-        shape, on = (len(root), k), self._device
-        neighbor, eid = torch.empty(shape, dtype=torch.int64, device=on), torch.empty(shape, dtype=torch.int64, device=on)
-        mask, incomplete = torch.empty(shape, dtype=torch.bool, device=on), torch.zeros(1, dtype=torch.int64, device=on)
-        entries = self._on_gpu["entries"].data_ptr() if self.placement == "resident" else self._entries.array.ctypes.data
-        tau = self._arrays.tau
-        self._launch(kernel, len(root) * k, (
-            self._on_gpu["nodes"].data_ptr(), self._on_gpu["blocks"].data_ptr(), entries, self._on_gpu["hidden"].data_ptr(),
-            int(tau[0]), int(tau[1]), self.num_nodes, self.first_edge, self._resident(), root.data_ptr(), since.data_ptr(),
-            cutoff.data_ptr(), len(root), k, *more, neighbor.data_ptr(), eid.data_ptr(), mask.data_ptr(),
-            incomplete.data_ptr()))
-        if self._resident() > 0 and incomplete.item():  # where nothing is offloaded the device need not be waited for
-            raise self._offloaded()
-        return neighbor, eid, mask
-
-    def _send(self, touched: Int64) -> None:
-        """Bring the mirror up to what the host has of some nodes."""
+    def _send(self, mirror: "Mirror", touched: Int64) -> None:
+        """Bring a mirror up to what the host has of some nodes."""
         if not len(touched):
             return
-        if len(self._sent) < 4 * self.num_nodes:
-            self._sent = np.pad(self._sent, (0, 4 * max(self.num_nodes, len(self._sent) // 2) - len(self._sent)))
-        block_at, entry_at = changed(self._arrays, self._sent, touched)
-        rows = self._nodes.array[: 4 * self.num_nodes].reshape(-1, 4)[touched]
+        g, num_nodes = mirror.store.arrays, mirror.store.num_nodes
+        block_at, entry_at = mirror.changes(touched)
+        rows = g.nodes[: 4 * num_nodes].reshape(-1, 4)[touched]
         if self.placement == "resident":
-            self._put("entries", int(self._arrays.used[0]), entry_at, self._entries.array[entry_at])
-        self._put("blocks", int(self._arrays.used[1]), block_at, self._blocks.array[block_at])
-        self._put("nodes", self.num_nodes, touched, rows)
-        self._put("hidden", self.num_nodes, touched, self._hidden.array[touched])
-        self._sent.reshape(-1, 4)[touched] = rows
+            self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])
+        slots = (2 * block_at[:, None] + np.arange(2)).ravel()
+        self._put(mirror, "blocks", 2 * int(g.used[1]), slots, g.blocks[slots])
+        self._put(mirror, "nodes", num_nodes, touched, rows)
+        self._put(mirror, "hidden", num_nodes, touched, g.hidden[touched])
+        mirror.note_sent(touched, rows)
         if self.placement == "hybrid":
-            self._lock_pages()
+            mirror.lock_pages()
 
-    def _send_hidden(self) -> None:
-        """Send all entries of the nodes that a delete hid something of; deletes are rare."""
-        nodes = np.flatnonzero(self._hidden.array[: self.num_nodes])
-        self._sent[4 * nodes + DEGREE] = 0
-        self._send(nodes)
+    def _send_again(self, mirror: "Mirror", nodes: Int64) -> None:
+        """Send all that the host has of some nodes, of which more changed than was appended."""
+        mirror.forget_sent(nodes)
+        self._send(mirror, nodes)
 
-    def _send_all_entries(self) -> None:
-        used = int(self._arrays.used[0])
+    def _send_directories(self, mirror: "Mirror") -> None:
+        slots = np.arange(2 * int(mirror.store.arrays.used[1]))
+        self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
+
+    def _send_all_entries(self, mirror: "Mirror") -> None:
+        used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
                 return  # they did not fit
             places = np.arange(first, min(first + SEND_ENTRIES, used))
-            self._put("entries", used, places, self._entries.array[first: first + len(places)])
+            rows = mirror.store.arrays.entries[first: first + len(places)]
+            self._put(mirror, "entries", used, places, rows)
 
-    def _put(self, name: str, size: int, places: Int64, values: NDArray[Any]) -> None:
-        """Write values at places of a mirrored array of `size` rows, growing it where it is shorter."""
-        have = self._on_gpu[name]
+    def _put(
+        self, mirror: "Mirror", name: str, size: int, places: Int64, values: NDArray[Any]
+    ) -> None:
+        """Write values at places of a mirrored array of `size` rows, growing it where it is
+        shorter."""
+        have = mirror.arrays[name]
         if size > len(have):
             try:
-                grown = self._room(name, size)
+                grown = self._grown(mirror, name, size)
             except torch.cuda.OutOfMemoryError as error:
                 if name != "entries":
-                    raise DeviceMemoryError(f"The GPU has no room for {name} of {size} rows of the graph: {error}",
-                                            "lower retention, shard the topic, or set device: cpu.") from None
+                    raise DeviceMemoryError(
+                        f"The GPU has no room for {name} of {size} rows of the graph: {error}",
+                        "lower retention, shard the topic, or set device: cpu.",
+                    ) from None
                 grown = None
             if grown is None:
-                log.warning("graph_moved_to_host", reason="the GPU has no room for its entries", entries=size,
-                            do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to begin with")
+                log.warning(
+                    "graph_moved_to_host",
+                    reason="the GPU has no room for its entries",
+                    entries=size,
+                    do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
+                       "begin with",
+                )
                 self.place("hybrid")
                 return
             grown[: len(have)] = have
-            self._on_gpu[name] = have = grown
+            mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
         if len(places):
             have[self._up(places)] = self._up(values)
 
-    def _room(self, name: str, size: int) -> Tensor | None:
-        """A larger array; None where it would exceed the budget, which entries alone can do without."""
-        have = self._on_gpu[name]
+    def _grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
+        """A larger array; None where it would exceed the budget, which entries alone can do
+        without."""
+        have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
         if name == "entries":
             most = len(have) + (self._budget - self.device_bytes) // have.element_size()
@@ -260,13 +354,11 @@ class DeviceGraph(BlockGraph):
             rows = min(rows, most)
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
-    def _lock_pages(self) -> None:
-        """Page-lock the entries in use, and the rest of the piece they end in."""
-        base, used = self._entries.array.ctypes.data, int(self._arrays.used[0]) * 8
-        while len(self._locked) * LOCK_BYTES < used:
-            address = base + len(self._locked) * LOCK_BYTES
-            self._pages.lock(address, LOCK_BYTES)
-            self._locked.append(address)
+    def _roots_up(self, roots: Roots[Int64]) -> Roots[Tensor]:
+        since, before = (
+            self._up(x) if isinstance(x, np.ndarray) else x for x in (roots.since, roots.before)
+        )
+        return Roots(self._up(roots.node), since, before)
 
     def _up(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
@@ -276,8 +368,92 @@ class DeviceGraph(BlockGraph):
             return host.clone()
         return host.pin_memory().to(self._device, non_blocking=True)
 
-    def _home(self, found: tuple[Tensor, Tensor, Tensor]) -> Neighbors:
-        return Neighbors(*(_numpy(t) for t in found))
+
+class Mirror:
+    """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
+
+    arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
+    `streamd.graph.kernels.BlockArrays`; no entries while they are page-locked on the host.
+    """
+
+    def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:
+        self.store = store
+        self._pages = pages
+        self.arrays = {
+            "nodes": torch.zeros(0, 4, dtype=torch.int64, device=device),
+            "blocks": torch.zeros(0, dtype=torch.int64, device=device),
+            "entries": torch.zeros(0, dtype=torch.int64, device=device),
+            "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
+        }
+        self._sent = np.zeros(0, np.int64)
+        self._locked: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.arrays.values())
+
+    def entries_address(self, placement: Placement) -> int:
+        """Where the device reads entries."""
+        if placement == "resident":
+            return self.arrays["entries"].data_ptr()
+        return int(self.store.arrays.entries.ctypes.data)
+
+    def changes(self, touched: Int64) -> tuple[Int64, Int64]:
+        """Places of directory slots and entries of some nodes that were not sent."""
+        missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
+        if len(self._sent) < 4 * self.store.num_nodes:
+            self._sent = np.pad(self._sent, (0, missing))
+        return changed(self.store.arrays, self._sent, touched)
+
+    def note_sent(self, nodes: Int64, rows: Int64) -> None:
+        """Remember the rows of the node table that were sent."""
+        self._sent.reshape(-1, 4)[nodes] = rows
+
+    def forget_sent(self, nodes: Int64) -> None:
+        """Have all of some nodes sent again: entries and directory."""
+        known = nodes[4 * nodes < len(self._sent)]
+        self._sent[4 * known + DEGREE] = 0
+        self._sent[4 * known + DIRECTORY] = -1
+
+    def nodes_with_hidden(self) -> Int64:
+        """Nodes that a delete hid something of; deletes are rare."""
+        return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
+
+    def drop_entries(self) -> None:
+        """Free the entries on the device."""
+        self.arrays["entries"] = self.arrays["entries"][:0].clone()
+
+    def lock_pages(self) -> None:
+        """Page-lock the entries in use, and the rest of the piece they end in."""
+        base = int(self.store.arrays.entries.ctypes.data)
+        used = int(self.store.arrays.used[0]) * 8
+        while len(self._locked) * LOCK_BYTES < used:
+            address = base + len(self._locked) * LOCK_BYTES
+            self._pages.lock(address, LOCK_BYTES)
+            self._locked.append(address)
+
+    def unlock_pages(self) -> None:
+        """Unlock all entries."""
+        for address in self._locked:
+            self._pages.unlock(address)
+        self._locked = []
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A graph as a `NeighborSampler` of tensors."""
+
+    graph: DeviceGraph
+
+    def sample(
+        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
+    ) -> Neighbors[Tensor]:
+        return self.graph.sample_there(root_R, since, before, draw)
+
+
+def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
+    """One number for all roots as int64[R]."""
+    return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

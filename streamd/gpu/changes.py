@@ -1,4 +1,5 @@
-"""What of the block graph's arrays changed since it was last sent to the GPU: found from the nodes touched, by numba."""
+"""What of a block store's arrays changed since it was last sent to the GPU: found from the nodes
+touched, by numba."""
 
 from typing import Any
 
@@ -7,7 +8,14 @@ from numpy.typing import NDArray
 
 from streamd.events import Int64
 from streamd.graph.jit import inner, kernel
-from streamd.graph.kernels import DEGREE, DIRECTORY, GONE, BlockArrays, block_of, entries_before, num_blocks
+from streamd.graph.kernels import (
+    DEGREE,
+    DIRECTORY,
+    BlockArrays,
+    block_of,
+    entries_before,
+    num_blocks,
+)
 
 
 @inner
@@ -20,7 +28,8 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
 
 @kernel
 def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
-    """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as they were sent."""
+    """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as
+    they were sent."""
     blocks = entries = np.int64(0)
     for node in touched:
         degree = g.nodes[4 * node + DEGREE]
@@ -31,9 +40,11 @@ def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> 
 
 @kernel
 def list_changes(
-    g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any], block_at: NDArray[Any], entry_at: NDArray[Any]
-) -> None:
-    """Their places in `blocks` and `entries`, as many as `count_changes` said."""
+    g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any], block_at: NDArray[Any],
+    entry_at: NDArray[Any]
+) -> Any:
+    """Their places among directory slots and in `entries`, as many as `count_changes` said; an
+    entry that is offloaded has nothing to send. Returns: how many entries there are to send."""
     b = e = np.int64(0)
     for node in touched:
         at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
@@ -42,13 +53,16 @@ def list_changes(
             b += 1
         for number in range(sent[4 * node + DEGREE], degree):
             block = block_of(g, np.int64(number))
-            entry_at[e] = (g.blocks[at + block] & GONE) + number - entries_before(g, block)
-            e += 1
+            place = g.blocks[2 * (at + block) + 1]
+            if place >= 0:
+                entry_at[e] = place + number - entries_before(g, block)
+                e += 1
+    return e
 
 
 def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
     """Places of directory slots and entries to be sent, int64, each ascending within a node."""
     blocks, entries = count_changes(g, sent, touched)
     block_at, entry_at = np.empty(blocks, np.int64), np.empty(entries, np.int64)
-    list_changes(g, sent, touched, block_at, entry_at)
-    return block_at, entry_at
+    num_entries = list_changes(g, sent, touched, block_at, entry_at)
+    return block_at, entry_at[:num_entries]

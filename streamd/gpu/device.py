@@ -8,7 +8,9 @@ from importlib.util import find_spec
 import structlog
 
 from streamd.errors import DeviceError, DeviceMemoryError
-from streamd.graph.blocks import BlockGraph
+from streamd.graph.blocks import BlockGraph, ReadBack
+from streamd.graph.draws import Direction
+from streamd.graph.temporal import TemporalGraph
 from streamd.settings import Settings
 
 log = structlog.get_logger()
@@ -43,21 +45,23 @@ def choose_device(setting: str) -> str:
     return "cuda"
 
 
-def make_graph(settings: Settings, device: str, first_edge: int) -> BlockGraph:
-    """An empty live graph that answers from a device."""
-    tau = settings.graph.max_block_entries
+def make_graph(
+    settings: Settings, device: str, first_event: int, direction: Direction, read_back: ReadBack
+) -> TemporalGraph:
+    """An empty live graph that answers from a device. direction: what it can draw from."""
+    host = BlockGraph(first_event, settings.graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
-        return BlockGraph(first_edge, tau)
+        return host
     import torch
 
     from streamd.gpu.blocks import DeviceGraph
     from streamd.gpu.launch import CudaLauncher, PageLock
 
     budget = settings.gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
-    return DeviceGraph(CudaLauncher(), PageLock(), device, settings.gpu.placement, budget, first_edge, tau)
+    return DeviceGraph(host, CudaLauncher(), PageLock(), device, settings.gpu.placement, budget)
 
 
-def make_room(graph: BlockGraph) -> bool:
+def make_room(graph: TemporalGraph) -> bool:
     """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were any."""
     from streamd.gpu.blocks import DeviceGraph
 

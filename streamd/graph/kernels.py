@@ -1,7 +1,12 @@
-"""Block graph kernels, compiled by numba: layout, insert, hide. `streamd.graph.reference` says the same in plain Python.
+"""Kernels of a block store, compiled by numba: layout, insert, hide, offload.
 
-Block b of a node has room for clamp(degree, 1, tau) entries, degree being the node's when the block was begun: 1, 1, 2, 4,
-... and then tau each. Only a node's last block is ever partly filled, so where an entry lies follows from its number.
+Block b of a node has room for clamp(degree, 1, tau) entries, where degree is the node's when the
+block was begun: 1, 1, 2, 4, ... and then tau each. Only a node's last block is ever partly filled,
+so an entry's number says where it lies.
+
+An entry holds its event id relative to the first event of its block. A block spans fewer than SPAN
+events: where a node's next event lies further away, what is left of its block is filled with hidden
+entries and a new block begins.
 """
 
 from typing import Any, NamedTuple
@@ -16,20 +21,30 @@ from numpy.typing import NDArray
 from streamd.graph.jit import inner, kernel
 
 GONE = 0xFFFFFFFF
-"""Neighbour of an entry that a delete hides, and the lower half of a packed row."""
-TAIL, FREE, DEGREE, DIRECTORY = 0, 1, 2, 3
+"""Neighbour of an entry that a delete hides: the lower half of the packed entry."""
+SPAN = 2**31 - 1
+"""Relative event ids are below it, so that a packed entry is a positive int64."""
+FILLER = ((SPAN - 1) << 32) | GONE
+"""A hidden entry that fills up a block, behind all real entries of the block."""
+TAIL, BASE, DEGREE, DIRECTORY = 0, 1, 2, 3
 AHEAD = 32
-"""Edges or roots whose memory is read ahead together."""
+"""Events or roots whose memory is read ahead together."""
 NEAR = 16
 """Rows a search looks at first, around a guess."""
 
 
 class BlockArrays(NamedTuple):
-    """nodes: int64[4 N], a cache line holds two: place of the next entry, entries free in the last block, degree, place of
-    the directory. blocks: int64[B], the directories: edge id << 32 | place of the first entry of each block, in order of
-    time. entries: int64[E]: edge id << 32 | neighbour. hidden: uint8[N], 1 where a delete hid an entry of the node. used:
-    entries and directory slots taken. tau: int64[2]: tau, a power of two, and which one. Edge ids are relative to the
-    graph's first and below 2^31."""
+    """The memory of a block store.
+
+    nodes: int64[4 N], two nodes a cache line: place of the next entry, first event of the last
+        block, number of entries (fillers included), place of the directory.
+    blocks: int64[2 B], the directories: of each block of a node its first event id, ascending, and
+        the place of its first entry, ~place where its entries are offloaded.
+    entries: int64[E], relative event id << 32 | neighbour.
+    hidden: uint8[N], 1 where an entry of the node is hidden.
+    used: int64[2], entries and directory slots taken.
+    tau: int64[2], tau, which is a power of two, and its logarithm.
+    """
 
     nodes: NDArray[Any]
     blocks: NDArray[Any]
@@ -39,24 +54,57 @@ class BlockArrays(NamedTuple):
     tau: NDArray[Any]
 
 
+class Query(NamedTuple):
+    """What is asked of a block store: each root's neighbours in events [since, before).
+
+    root, since, before: int64[R], since and before clipped to the store's events.
+    num_nodes: roots from this id on are unknown. first, next: the store's events, [first, next).
+    replace, seed: for strategies that draw at random.
+    """
+
+    root: NDArray[Any]
+    since: NDArray[Any]
+    before: NDArray[Any]
+    num_nodes: int
+    first: int
+    next: int
+    replace: bool
+    seed: int
+
+
+class Sampled(NamedTuple):
+    """Where a sampling kernel writes: neighbor, event int64[R, k], mask bool[R, k], and missing
+    bool[R], True where the answer needs entries that are offloaded."""
+
+    neighbor: NDArray[Any]
+    event: NDArray[Any]
+    mask: NDArray[Any]
+    missing: NDArray[Any]
+
+
 @intrinsic
 def bit_length(_: Any, x: Any) -> Any:
-    """Of an int64 that is not negative; 0 has 0."""
+    """Bit length of an int64 that is not negative; 0 has 0."""
+
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
-        return builder.sub(ir.Constant(ir.IntType(64), 64), builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0)))
+        leading_zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(ir.IntType(64), 64), leading_zeros)
 
     return types.int64(types.int64), build
 
 
 @intrinsic
 def prefetch(_: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of array[at] without waiting for it; where there is no such row nothing happens."""
+    """Ask for the cache line of array[at] without waiting for it; a row outside the array does
+    nothing."""
+
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [builder.bitcast(builder.gep(data, [args[1]]), byte), number(0), number(3), number(1)])
+        address = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        builder.call(function, [address, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.int64), build
@@ -88,8 +136,27 @@ def block_of(g: BlockArrays, number: int) -> Any:
 
 
 @inner
-def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
+def _has_room(g: BlockArrays, degree: int) -> Any:
+    """Whether the last block of a node with so many entries is not full."""
+    tau = g.tau[0]
+    if degree >= tau:
+        return degree & (tau - 1) != 0
+    return degree & (degree - 1) != 0
+
+
+@inner
+def _begin_block(g: BlockArrays, node: int, event: int) -> None:
     degree = g.nodes[4 * node + DEGREE]
+
+    # Fill up a block that the event is too far away for.
+    while _has_room(g, degree):
+        g.entries[g.nodes[4 * node + TAIL]] = FILLER
+        g.nodes[4 * node + TAIL] += 1
+        degree += 1
+        g.hidden[node] = 1
+    g.nodes[4 * node + DEGREE] = degree
+
+    # A full directory moves to one of twice its size.
     number = num_blocks(g, degree)
     at = g.nodes[4 * node + DIRECTORY]
     if number == 0 or (number >= 2 and number & (number - 1) == 0):
@@ -97,59 +164,68 @@ def _begin_block(g: BlockArrays, node: int, edge: int) -> None:
         old, at = at, g.used[1]
         g.used[1] += capacity
         for i in range(number):
-            g.blocks[at + i] = g.blocks[old + i]
+            g.blocks[2 * (at + i)] = g.blocks[2 * (old + i)]
+            g.blocks[2 * (at + i) + 1] = g.blocks[2 * (old + i) + 1]
         g.nodes[4 * node + DIRECTORY] = at
-    size = min(max(degree, 1), g.tau[0])
-    g.blocks[at + number] = (edge << 32) | g.used[0]
+
+    g.blocks[2 * (at + number)] = event
+    g.blocks[2 * (at + number) + 1] = g.used[0]
     g.nodes[4 * node + TAIL] = g.used[0]
-    g.nodes[4 * node + FREE] = size
-    g.used[0] += size
+    g.nodes[4 * node + BASE] = event
+    g.used[0] += min(max(degree, 1), g.tau[0])
 
 
 @inner
-def _append(g: BlockArrays, node: int, other: int, edge: int) -> None:
-    if g.nodes[4 * node + FREE] == 0:
-        _begin_block(g, node, edge)
+def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
+    far = event - g.nodes[4 * node + BASE] >= SPAN - 1
+    if far or not _has_room(g, g.nodes[4 * node + DEGREE]):
+        _begin_block(g, node, event)
     at = g.nodes[4 * node + TAIL]
-    g.entries[at] = (edge << 32) | other
+    g.entries[at] = ((event - g.nodes[4 * node + BASE]) << 32) | other
     g.nodes[4 * node + TAIL] = at + 1
-    g.nodes[4 * node + FREE] -= 1
     g.nodes[4 * node + DEGREE] += 1
 
 
 @kernel
-def insert_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, directed: bool) -> None:
-    """Append edges first, first + 1, ...: to the source's blocks, and to the destination's too where not directed.
+def insert_events(
+    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], first: int, both: bool
+) -> None:
+    """Append events first, first + 1, ... at `node`, and where `both` at `other` too; a self loop
+    is stored once.
 
-    What appending will write is fetched for AHEAD edges at a time: one after the other each would wait for memory."""
-    for begin in range(0, len(src), AHEAD):
-        end = min(begin + AHEAD, len(src))
+    What appending will write is fetched for AHEAD events at a time: one after the other, each would
+    wait for memory.
+    """
+    for begin in range(0, len(node), AHEAD):
+        end = min(begin + AHEAD, len(node))
         for i in range(begin, end):
-            prefetch(g.nodes, 4 * src[i])
-            if not directed:
-                prefetch(g.nodes, 4 * dst[i])
+            prefetch(g.nodes, 4 * node[i])
+            if both:
+                prefetch(g.nodes, 4 * other[i])
         for i in range(begin, end):
-            prefetch(g.entries, g.nodes[4 * src[i] + TAIL])
-            if not directed:
-                prefetch(g.entries, g.nodes[4 * dst[i] + TAIL])
+            prefetch(g.entries, g.nodes[4 * node[i] + TAIL])
+            if both:
+                prefetch(g.entries, g.nodes[4 * other[i] + TAIL])
         for i in range(begin, end):
-            _append(g, src[i], dst[i], first + i)
-            if not directed and src[i] != dst[i]:
-                _append(g, dst[i], src[i], first + i)
+            _append(g, node[i], other[i], first + i)
+            if both and node[i] != other[i]:
+                _append(g, other[i], node[i], first + i)
 
 
 @inner
-def _rows_below(table: NDArray[Any], at: int, count: int, cutoff: int) -> Any:
-    """How many rows of the ascending table[at : at + count] have an edge id below `cutoff`; count is above 0.
+def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int) -> Any:
+    """How many rows of an ascending table, [at, at + count), are below `bound`; count is above 0.
+    Row i is table[step * i].
 
-    Without branches, since what a search finds is anyone's guess, and with unsigned places, which cannot count from the end.
+    Without branches, since what a search finds is anyone's guess, and with unsigned places, which
+    cannot count from the end.
     """
-    low, left, bound = np.uint64(at), np.uint64(count), np.int64(cutoff) << 32
+    low, left = np.uint64(at), np.uint64(count)
     while left > np.uint64(1):
         half = left >> np.uint64(1)
-        low += half * np.uint64(table[low + half - np.uint64(1)] < bound)
+        low += half * np.uint64(table[np.uint64(step) * (low + half - np.uint64(1))] < bound)
         left -= half
-    return np.int64(low) - at + np.int64(table[low] < bound)
+    return np.int64(low) - at + np.int64(table[np.uint64(step) * low] < bound)
 
 
 @inner
@@ -159,156 +235,265 @@ def _window(count: int, guess: int) -> Any:
 
 
 @inner
-def _rows_below_near(table: NDArray[Any], at: int, count: int, cutoff: int, window: int) -> Any:
-    """As `_rows_below`, looked for among NEAR rows from `window` on first: they lie side by side, and were read ahead."""
-    bound, below = np.int64(cutoff) << 32, np.int64(0)
+def _rows_below_near(
+    table: NDArray[Any], step: int, at: int, count: int, bound: int, window: int
+) -> Any:
+    """As `_rows_below`, looked for among NEAR rows from `window` on first: they lie side by side,
+    and were read ahead."""
+    below = np.int64(0)
     near = min(count, NEAR)
     place = np.uint64(at + window)
     for i in range(near):
-        below += np.int64(table[place + np.uint64(i)] < bound)
+        below += np.int64(table[np.uint64(step) * (place + np.uint64(i))] < bound)
     if (below > 0 or window == 0) and (below < near or window + near == count):
         return window + below
-    return _rows_below(table, at, count, cutoff)
+    return _rows_below(table, step, at, count, bound)
 
 
 @inner
-def _read_ahead(table: NDArray[Any], at: int, count: int) -> None:
-    """Fetch the rows [at, at + count) of a table of int64, count at most NEAR."""
-    prefetch(table, at)
-    prefetch(table, at + count // 2)
-    prefetch(table, at + count - 1)
+def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
+    """Fetch the rows [at, at + count) of a table, count at most NEAR; row i is table[step * i]."""
+    for i in range(0, step * count, 8):
+        prefetch(table, step * at + i)
+    prefetch(table, step * (at + count) - 1)
 
 
 @inner
-def entries_below(g: BlockArrays, node: int, cutoff: int) -> Any:
-    """(entries of a node with edge id below `cutoff`, the block the last of them lies in)."""
+def _bound(base: int, before: int) -> Any:
+    """The packed entry that no entry of a block with first event `base` reaches unless its event is
+    `before` or later."""
+    return min(before - base, SPAN) << 32
+
+
+@inner
+def entries_below(g: BlockArrays, node: int, before: int) -> Any:
+    """Entries of a node with an event id below `before`, and the block that the last of them lies
+    in.
+
+    (0, -1) where there are none, (-1, block) where the block is offloaded.
+    """
     degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
         return np.int64(0), np.int64(-1)
     at = g.nodes[4 * node + DIRECTORY]
-    block = _rows_below(g.blocks, at, num_blocks(g, degree), cutoff) - 1
+    block = _rows_below(g.blocks, 2, at, num_blocks(g, degree), before) - 1
     if block < 0:
         return np.int64(0), np.int64(-1)
-    before = entries_before(g, block)
-    size = min(entries_before(g, block + 1), degree) - before
-    return before + _rows_below(g.entries, g.blocks[at + block] & GONE, size, cutoff), block
+    place = g.blocks[2 * (at + block) + 1]
+    if place < 0:
+        return np.int64(-1), block
+    count = entries_before(g, block)
+    size = min(entries_before(g, block + 1), degree) - count
+    return count + _rows_below(g.entries, 1, place, size, _bound(g.blocks[2 * (at + block)], before)), block
 
 
 @inner
 def locate(
-    g: BlockArrays, nodes: NDArray[Any], cutoff: NDArray[Any], num_nodes: int, num_edges: int, own: NDArray[Any],
-    begin: int, end: int, count: NDArray[Any], block: NDArray[Any],
+    g: BlockArrays, q: Query, before: NDArray[Any], own: NDArray[Any], begin: int, end: int,
+    count: NDArray[Any], block: NDArray[Any],
 ) -> None:
-    """`entries_below` for the roots own[begin : end], into count and block from 0 on; unknown nodes have none.
+    """`entries_below` for the roots own[begin : end], into count and block from 0 on; unknown nodes
+    have none. before: int64[R], `q.before` or `q.since`.
 
-    Each step of the search is taken for all of them, and what the next will read is fetched, so that memory is waited for
-    once and not for every root. Where a node's entries are spread evenly over time, the place looked at first is the
-    right one.
+    Each step of the search is taken for all of them, and what the next will read is fetched, so
+    that memory is waited for once and not for every root. Where a node's entries are spread evenly
+    over time, the place looked at first is the right one.
     """
     window = np.empty(AHEAD, np.int64)
     for i in range(end - begin):
-        if 0 <= nodes[own[begin + i]] < num_nodes:
-            prefetch(g.nodes, 4 * nodes[own[begin + i]])
+        if 0 <= q.root[own[begin + i]] < q.num_nodes:
+            prefetch(g.nodes, 4 * q.root[own[begin + i]])
+
+    # Guess where in the directory the block is.
     for i in range(end - begin):
         r = own[begin + i]
-        node = nodes[r]
+        node = q.root[r]
         count[i], block[i] = 0, -1
-        if 0 <= node < num_nodes:
+        if 0 <= node < q.num_nodes:
             degree = g.nodes[4 * node + DEGREE]
             if degree > 0:
                 blocks = num_blocks(g, degree)
-                window[i] = _window(blocks, block_of(g, np.int64(degree * (cutoff[r] / num_edges))))
-                _read_ahead(g.blocks, g.nodes[4 * node + DIRECTORY] + window[i], min(blocks, NEAR))
+                share = (before[r] - q.first) / (q.next - q.first)
+                window[i] = _window(blocks, block_of(g, np.int64(degree * share)))
+                at = g.nodes[4 * node + DIRECTORY] + window[i]
+                _read_ahead(g.blocks, 2, at, min(blocks, NEAR))
                 block[i] = blocks
+
+    # Find the block, and guess where in it the entry is.
     for i in range(end - begin):
         r = own[begin + i]
-        node, blocks = nodes[r], block[i]
+        node, blocks = q.root[r], block[i]
         if blocks > 0:
             at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
-            block[i] = _rows_below_near(g.blocks, at, blocks, cutoff[r], window[i]) - 1
+            block[i] = _rows_below_near(g.blocks, 2, at, blocks, before[r], window[i]) - 1
             if block[i] >= 0:
-                row, after = g.blocks[at + block[i]], num_edges
                 size = entries_before(g, block[i] + 1) - entries_before(g, block[i])
+                after = q.next
                 if block[i] + 1 < blocks:
-                    after = g.blocks[at + block[i] + 1] >> 32
+                    after = g.blocks[2 * (at + block[i] + 1)]
                 else:
                     size = degree - entries_before(g, block[i])
-                edge = row >> 32
-                window[i] = _window(size, np.int64(size * ((cutoff[r] - edge) / (after - edge))))
+                place = g.blocks[2 * (at + block[i]) + 1]
+                if place < 0:
+                    count[i] = -1
+                    continue
+                base = g.blocks[2 * (at + block[i])]
+                share = (before[r] - base) / (after - base)
+                window[i] = _window(size, np.int64(size * share))
                 count[i] = size
-                _read_ahead(g.entries, (row & GONE) + window[i], min(size, NEAR))
+                _read_ahead(g.entries, 1, place + window[i], min(size, NEAR))
+
+    # Find the entry.
     for i in range(end - begin):
-        if block[i] >= 0:
+        if block[i] >= 0 and count[i] > 0:
             r = own[begin + i]
-            start = g.blocks[g.nodes[4 * nodes[r] + DIRECTORY] + block[i]] & GONE
-            count[i] = entries_before(g, block[i]) + _rows_below_near(g.entries, start, count[i], cutoff[r], window[i])
+            at = g.nodes[4 * q.root[r] + DIRECTORY] + block[i]
+            bound = _bound(g.blocks[2 * at], before[r])
+            below = _rows_below_near(g.entries, 1, g.blocks[2 * at + 1], count[i], bound, window[i])
+            count[i] = entries_before(g, block[i]) + below
 
 
 @inner
-def _hide(g: BlockArrays, node: int, edge: int) -> None:
-    """Hide one end of an edge, if `node` has it."""
-    count, block = entries_below(g, node, edge + 1)
-    if count:
-        at = g.nodes[4 * node + DIRECTORY]
-        entry = (g.blocks[at + block] & GONE) + count - 1 - entries_before(g, block)
-        if g.entries[entry] >> 32 == edge:
+def _hide(g: BlockArrays, node: int, event: int) -> None:
+    """Hide a node's entry of an event, if it has one that is not offloaded."""
+    count, block = entries_below(g, node, event + 1)
+    if count > 0:
+        at = g.nodes[4 * node + DIRECTORY] + block
+        entry = g.blocks[2 * at + 1] + count - 1 - entries_before(g, block)
+        if g.blocks[2 * at] + (g.entries[entry] >> 32) == event:
             g.entries[entry] |= GONE
             g.hidden[node] = 1
 
 
 @kernel
-def hide_edges(g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], edge: NDArray[Any]) -> None:
-    """Hide edges at both ends; those the graph does not have are passed over."""
-    for i in range(len(edge)):
-        _hide(g, src[i], edge[i])
-        if src[i] != dst[i]:
-            _hide(g, dst[i], edge[i])
+def hide_events(
+    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
+) -> None:
+    """Hide the entries of some events; those the store does not have are passed over."""
+    for i in range(len(event)):
+        _hide(g, node[i], event[i])
+        if both and node[i] != other[i]:
+            _hide(g, other[i], event[i])
 
 
 @kernel
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
-    """Hide all entries of some nodes, and those of their neighbours that lead to them."""
+    """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
+    of both directions. None of the nodes' own entries may be offloaded."""
     for node in nodes:
         at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
         for block in range(num_blocks(g, degree)):
-            start = g.blocks[at + block] & GONE
+            start = g.blocks[2 * (at + block) + 1]
             size = min(entries_before(g, block + 1), degree) - entries_before(g, block)
             for entry in range(start, start + size):
-                other = g.entries[entry] & GONE
+                row = g.entries[entry]
+                other = row & GONE
                 if other != GONE:
                     g.entries[entry] |= GONE
                     g.hidden[node] = 1
                     if other != node:
-                        _hide(g, other, g.entries[entry] >> 32)
+                        _hide(g, other, g.blocks[2 * (at + block)] + (row >> 32))
 
 
 @kernel
-def last_of_blocks(g: BlockArrays, num_nodes: int, pages: NDArray[Any], page_entries: int) -> None:
-    """Raise pages[p] to the newest edge id of any block with an entry in page p of the arena, 2^32 for one being filled."""
+def offload_blocks(
+    g: BlockArrays, num_nodes: int, before: int, kept: NDArray[Any], page_entries: int
+) -> Any:
+    """Mark all blocks as offloaded whose events are all before `before`, and note in kept[p] which
+    pages of the arena hold entries of other blocks. A block that is being filled is kept. Returns:
+    entries in the marked blocks, directory slots that were newly marked."""
+    offloaded = marked = np.int64(0)
     for node in range(num_nodes):
         degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
-        count = num_blocks(g, degree)
-        for block in range(count):
-            start = g.blocks[at + block] & GONE
+        blocks = num_blocks(g, degree)
+        for block in range(blocks):
+            place = g.blocks[2 * (at + block) + 1]
             size = entries_before(g, block + 1) - entries_before(g, block)
-            last = np.int64(2**32) if block == count - 1 else (g.blocks[at + block + 1] >> 32) - 1
-            for page in range(start // page_entries, (start + size - 1) // page_entries + 1):
-                pages[page] = max(pages[page], last)
+            if place < 0:
+                offloaded += size
+            elif block < blocks - 1 and g.blocks[2 * (at + block + 1)] <= before:
+                g.blocks[2 * (at + block) + 1] = ~place
+                offloaded += size
+                marked += 1
+            else:
+                first, last = place // page_entries, (place + size - 1) // page_entries
+                for page in range(first, last + 1):
+                    kept[page] = True
+    return offloaded, marked
 
 
 @kernel
-def refill(
-    g: BlockArrays, src: NDArray[Any], dst: NDArray[Any], first: int, counts: NDArray[Any], empty: NDArray[Any],
-    page_entries: int, gone: NDArray[Any], directed: bool
+def begin_restoring(
+    g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any], freed: NDArray[Any],
+    page_entries: int
+) -> Any:
+    """Clear the offloaded blocks of some nodes for `restore_events`, and freed[p] of their pages.
+    next_number: int64[N], set for each of the nodes to the number of its first offloaded entry, or
+    -1. Returns: the events [since, before) that lie in these blocks."""
+    since, before = np.int64(2**63 - 1), np.int64(0)
+    for node in nodes:
+        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
+        next_number[node] = -1
+        for block in range(num_blocks(g, degree)):
+            place = g.blocks[2 * (at + block) + 1]
+            if place < 0:
+                since = min(since, g.blocks[2 * (at + block)])
+                before = max(before, g.blocks[2 * (at + block + 1)])
+                if next_number[node] < 0:
+                    next_number[node] = entries_before(g, block)
+                size = entries_before(g, block + 1) - entries_before(g, block)
+                for entry in range(~place, ~place + size):
+                    g.entries[entry] = FILLER
+                    freed[entry // page_entries] = False
+    return since, before
+
+
+@inner
+def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDArray[Any]) -> None:
+    number = next_number[node]
+    if number < 0:
+        return
+    at = g.nodes[4 * node + DIRECTORY]
+    blocks = num_blocks(g, g.nodes[4 * node + DEGREE])
+    block = block_of(g, number)
+    if event < g.blocks[2 * (at + block)]:
+        return  # it lies in an older block, which is not offloaded
+
+    # Step over the rest of a block that was filled up, and over blocks that are not offloaded.
+    while block + 1 < blocks and g.blocks[2 * (at + block + 1)] <= event:
+        block += 1
+        number = entries_before(g, block)
+    place = g.blocks[2 * (at + block) + 1]
+    if place < 0:
+        entry = ~place + number - entries_before(g, block)
+        g.entries[entry] = ((event - g.blocks[2 * (at + block)]) << 32) | other
+        if other == GONE:
+            g.hidden[node] = 1
+        number += 1
+    next_number[node] = number
+
+
+@kernel
+def restore_events(
+    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], gone: NDArray[Any], first: int,
+    next_number: NDArray[Any], both: bool
 ) -> None:
-    """Write edges again into pages that were given back. counts: uint32[N] entries of each node before edge `first`, moved
-    on; empty: bool per page; gone: bool per edge, hidden."""
-    for i in range(len(src)):
-        for side in range(1 if directed or src[i] == dst[i] else 2):
-            node, other = (src[i], dst[i]) if side == 0 else (dst[i], src[i])
-            block = block_of(g, np.int64(counts[node]))
-            place = g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE
-            entry = place + np.int64(counts[node]) - entries_before(g, block)
-            counts[node] += np.uint32(1)
-            if empty[entry // page_entries]:
-                g.entries[entry] = ((first + i) << 32) | (GONE if gone[i] else other)
+    """Write events first, first + 1, ..., in the log's order, into the offloaded blocks of the
+    nodes that `begin_restoring` was called for. gone: bool[E], hidden by a delete."""
+    for i in range(len(node)):
+        a, b = node[i], other[i]
+        if a < len(next_number):
+            _restore(g, a, GONE if gone[i] else b, first + i, next_number)
+        if both and a != b and b < len(next_number):
+            _restore(g, b, GONE if gone[i] else a, first + i, next_number)
+
+
+@kernel
+def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]) -> None:
+    """Take the mark off the offloaded blocks of some nodes."""
+    for node in nodes:
+        next_number[node] = -1
+        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
+        for block in range(num_blocks(g, degree)):
+            if g.blocks[2 * (at + block) + 1] < 0:
+                g.blocks[2 * (at + block) + 1] = ~g.blocks[2 * (at + block) + 1]

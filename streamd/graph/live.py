@@ -6,31 +6,45 @@ import numpy as np
 import structlog
 
 from streamd.errors import CorruptionError
-from streamd.events import Float32, Int64
-from streamd.graph.blocks import BlockGraph
+from streamd.events import Bools, Float32, Int64
+from streamd.graph.blocks import ReadBack
 from streamd.graph.facts import PairFacts
 from streamd.graph.node_features import NodeFeatures
+from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
 from streamd.storage import write_durably
+from streamd.telemetry import metrics
 from streamd.tensors import pack, unpack
 
 log = structlog.get_logger()
+OFFLOAD_EVENTS = 65_536
+"""Fewer new events than this are not worth a pass over all directories of the graph."""
+OFFLOAD_SHARE = 0.125
+"""A pass waits until so many of the events in memory are new, so that passes cost little."""
+SCAN_EVENTS = 1_000_000
+"""Events of the log that are looked at together."""
 
 
 class LiveGraph:
-    """Owner: one thread per role. The graph may be ahead of `edge`, the place of the facts; queries name what they see.
+    """Owner: one thread per role. The graph may be ahead of `edge`, the place of the facts; queries
+    name what they see.
 
     A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its place in the log.
     """
 
-    def __init__(self, reader: LogReader, graph: BlockGraph, model: ModelSettings) -> None:
-        """graph: empty, from the log's first edge on."""
+    def __init__(
+        self, reader: LogReader, graph: TemporalGraph, model: ModelSettings, keep_us: int = 0
+    ) -> None:
+        """graph: empty, from the log's first event on. keep_us: microseconds of event time that
+        stay in memory, 0 for all."""
         assert reader.state is not None
         self.log, self.graph = reader, graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
         self._nodes_hidden = self._edges_hidden = 0
+        self._keep_us = keep_us
+        self._in_memory_from = self._offloaded_at = graph.first_event
 
     @property
     def edge(self) -> int:
@@ -39,21 +53,34 @@ class LiveGraph:
 
     def insert(self, until_edge: int) -> None:
         """Put edges into the graph, hidden ones as hidden."""
-        first = self.graph.num_edges
+        first = self.graph.next_event
         if until_edge <= first:
             return
-        src, dst, _ = self.log.edges(first, until_edge)
+        src, dst, time = self.log.edges(first, until_edge)
         self.graph.insert(src, dst)
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
         if len(dead):
             self.graph.hide(src[dead], dst[dead], first + dead)
+        if self._keep_us:
+            self._offload(int(time[-1]))
+        metrics.graph_bytes.set(self.graph.num_bytes)
+
+    def _offload(self, newest_us: int) -> None:
+        """Take what is too old out of memory, now and then."""
+        new = self.graph.next_event - self._offloaded_at
+        held = self.graph.next_event - self._in_memory_from
+        if new < max(OFFLOAD_EVENTS, OFFLOAD_SHARE * held):
+            return
+        self._offloaded_at = self.graph.next_event
+        self._in_memory_from = self.log.lower_bound(newest_us - self._keep_us)
+        self.graph.offload(self._in_memory_from)
 
     def step(self, until_edge: int, slice_edges: int) -> int:
         """Move graph and facts on by at most a slice, the graph first where it is behind. Returns: edges moved over."""
-        at = self.graph.num_edges
+        at = self.graph.next_event
         if at < self.edge:
             self.insert(min(self.edge, at + slice_edges))
-            return self.graph.num_edges - at
+            return self.graph.next_event - at
         end = max(self.edge, min(self.edge + slice_edges, until_edge))
         self.insert(end)
         src, dst, time = self.log.edges(self.edge, end)
@@ -74,16 +101,28 @@ class LiveGraph:
 
     def hide_deleted(self) -> bool:
         """Hide what the reader learned of deletes since the last call, and what the log dropped. True if anything is new."""
-        self.graph.since_edge = max(self.graph.since_edge, self.log.first_edge)
+        self.graph.drop_before(self.log.first_edge)
         deletions = self.log.deletions
         nodes, edges = deletions.nodes[self._nodes_hidden:], deletions.edges[self._edges_hidden:]
         if not len(nodes) and not len(edges):
             return False
         self._nodes_hidden, self._edges_hidden = len(deletions.nodes), len(deletions.edges)
-        self.graph.hide_nodes(nodes)
-        known = edges[(edges >= self.log.first_edge) & (edges < self.graph.num_edges)]
+        if "both" in self.graph.directions:
+            self.graph.hide_nodes(nodes)
+        elif len(nodes):
+            edges = np.concatenate([edges, self._events_of(nodes)])
+        known = edges[(edges >= self.log.first_edge) & (edges < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
         return True
+
+    def _events_of(self, nodes: Int64) -> Int64:
+        """Ids of the events of some nodes, found in the log: a store of one direction does not know
+        who points at a node."""
+        found = []
+        for first in range(self.log.first_edge, self.graph.next_event, SCAN_EVENTS):
+            src, dst, _ = self.log.edges(first, min(first + SCAN_EVENTS, self.graph.next_event))
+            found.append(first + np.flatnonzero(np.isin(src, nodes) | np.isin(dst, nodes)))
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def destinations(self) -> Int64:
         """Ids of all nodes that were a destination and are not deleted, ascending."""
@@ -108,6 +147,16 @@ class LiveGraph:
             log.warning("facts_incomplete", first_edge=self.log.first_edge,
                         meaning="facts know nothing of the events that retention dropped")
         return self.edge
+
+
+def read_back(reader: LogReader) -> ReadBack:
+    """How a graph reads offloaded events back from the log, with what deletes hide."""
+
+    def read(first: int, end: int) -> tuple[Int64, Int64, Bools]:
+        src_E, dst_E, _ = reader.edges(first, end)
+        return src_E, dst_E, reader.deletions.hides(first, src_E, dst_E)
+
+    return read
 
 
 def save_facts(facts: PairFacts, folder: Path) -> None:

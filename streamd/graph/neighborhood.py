@@ -1,33 +1,37 @@
 """What a model needs to embed some nodes: sampled neighbours with times and features, ids made compact."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.blocks import BlockGraph
+from streamd.graph.draws import Draw
 from streamd.graph.gather import edge_features, edge_times, edges_before
+from streamd.graph.hops import NextRoots, Roots, distinct_nodes, earlier_windows
 from streamd.graph.node_features import NodeFeatures
+from streamd.graph.temporal import TemporalGraph
 from streamd.segments.columns import EdgeColumns
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How neighbours are sampled: `count` a root. strategy: recent and uniform go `hops` deep, hop after hop; window takes
-    the newest of each of `hops` windows of `width_us` back from the query, all of the same roots (DySAT)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingPlan:
+    """How a model looks around its roots: one draw a hop.
 
-    strategy: Literal["recent", "uniform", "window"]
-    count: int
-    hops: int = 1
-    width_us: int = 0
-    seed: int = 0
+    window_us: 0, and each hop goes deeper: its roots are those of the hop before and their
+    neighbours. Above 0, each hop has the same roots and draws from a window of time of this width,
+    the first from the newest (DySAT).
+    """
+
+    hops: tuple[Draw, ...]
+    window_us: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
-    """U roots and their K neighbours. root_U, neighbor_UK: int64 places among the nodes of the neighbourhood. eid_UK: int64
-    edge ids. mask_UK: bool. ago_UK: int64 microseconds from the neighbour's event to the query. edge_UKD: float32."""
+    """U roots and their K neighbours. root_U, neighbor_UK: int64 places among the nodes of the
+    neighbourhood. eid_UK: int64 event ids. mask_UK: bool. ago_UK: int64 microseconds from the
+    neighbour's event to the query. edge_UKD: float32."""
 
     root_U: Int64
     neighbor_UK: Int64
@@ -37,17 +41,25 @@ class Hop:
     edge_UKD: Float32
 
     def rows(self, kept: Int64 | Bools, renumber: Int64) -> "Hop":
-        """Some of the roots, in nodes numbered anew."""
-        return Hop(renumber[self.root_U[kept]], renumber[self.neighbor_UK[kept]], self.eid_UK[kept], self.mask_UK[kept],
-                   self.ago_UK[kept], self.edge_UKD[kept])
+        """Some of the roots. renumber: int64, the new place of each node."""
+        return Hop(
+            root_U=renumber[self.root_U[kept]],
+            neighbor_UK=renumber[self.neighbor_UK[kept]],
+            eid_UK=self.eid_UK[kept],
+            mask_UK=self.mask_UK[kept],
+            ago_UK=self.ago_UK[kept],
+            edge_UKD=self.edge_UKD[kept],
+        )
 
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """The hops around some roots, and the M distinct nodes in them. All raw: nothing standardised or scaled.
+    """The hops around some roots, and the M distinct nodes in them. All raw: nothing standardised
+    or scaled.
 
-    node_M: int64 node ids, -1 is a node never seen. node_MD: float32 features. The first hop's roots are those asked for;
-    the next hop's are the distinct ones among the first's roots and neighbours, unless the hops are windows of time.
+    node_M: int64 node ids, -1 is a node never seen. node_MD: float32 features. The first hop's
+    roots are those asked for; the next hop's are the distinct ones among the first's roots and
+    neighbours, unless the hops are windows of time.
     """
 
     node_M: Int64
@@ -69,20 +81,30 @@ class Neighborhood:
 
 
 def look_around(
-    graph: BlockGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int, query_us: int,
-    sampling: Sampling
+    graph: TemporalGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int,
+    query_us: int, plan: SamplingPlan,
 ) -> Neighborhood:
-    """Neighbourhoods of distinct roots among edges below `before_edge`, at query time `query_us`."""
-    ranges = [(0, before_edge)] * sampling.hops
-    if sampling.strategy == "window":
-        back = query_us + 1 - sampling.width_us * np.arange(sampling.hops + 1)
+    """Neighbourhoods of distinct roots among events below `before_edge`, at query time
+    `query_us`."""
+    next_roots: NextRoots[Any] = distinct_nodes
+    since = 0
+    if plan.window_us:
+        back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
         starts = np.minimum(edges_before(columns, back), before_edge).tolist()
-        ranges = list(zip(starts[1:], [before_edge, *starts[1:-1]], strict=True))
-    seed = sampling.seed if sampling.strategy == "uniform" else None
-    found = graph.explore(roots_U, ranges, sampling.count, seed, sampling.strategy != "window")
+        since = starts[1]
+        next_roots = earlier_windows(starts)
+    found = graph.explore(Roots(roots_U, since, before_edge), plan.hops, next_roots)
+
     hops = []
     for hop in found.hops:
-        ago = np.where(hop.mask_UK, query_us - edge_times(columns, hop.eid_UK, hop.mask_UK), 0)
-        hops.append(Hop(hop.root_U, hop.neighbor_UK, hop.eid_UK, hop.mask_UK, ago,
-                        edge_features(columns, hop.eid_UK, hop.mask_UK)))
-    return Neighborhood(found.node_M, features.of(found.node_M), tuple(hops), sampling.strategy == "window")
+        time_UK = edge_times(columns, hop.eid_UK, hop.mask_UK)
+        hops.append(Hop(
+            root_U=hop.root_U,
+            neighbor_UK=hop.neighbor_UK,
+            eid_UK=hop.eid_UK,
+            mask_UK=hop.mask_UK,
+            ago_UK=np.where(hop.mask_UK, query_us - time_UK, 0),
+            edge_UKD=edge_features(columns, hop.eid_UK, hop.mask_UK),
+        ))
+    node_MD = features.of(found.node_M)
+    return Neighborhood(found.node_M, node_MD, tuple(hops), windows=plan.window_us > 0)

@@ -4,10 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from streamd.events import Int64
-from streamd.graph.blocks import Neighbors
 from streamd.graph.facts_kernels import (
     FLOOR_LOG_SHARE,
     NEVER_LOG_SECONDS,
@@ -19,32 +16,56 @@ from streamd.graph.facts_kernels import (
 
 
 def entries(
-    src_E: Int64, dst_E: Int64, first_edge: int, node: int, since_edge: int, before_edge: int, hidden: Collection[int] = (),
-    directed: bool = False
+    src_E: Int64, dst_E: Int64, first_event: int, node: int, since: int, before: int,
+    hidden: Collection[int] = (), direction: str = "both",
 ) -> list[tuple[int, int]]:
-    """(edge id, neighbour) of a node among edges [since_edge, before_edge), oldest first. hidden: ids of deleted edges."""
+    """(event id, neighbour) of a node among events [since, before), oldest first, by looking at
+    every event. hidden: ids of deleted events."""
     out = []
-    for e, (u, v) in enumerate(zip(src_E.tolist(), dst_E.tolist(), strict=True), first_edge):
-        if since_edge <= e < before_edge and e not in hidden:
-            if u == node:
-                out.append((e, v))
-            elif v == node and not directed:
-                out.append((e, u))
+    for event, (u, v) in enumerate(zip(src_E.tolist(), dst_E.tolist(), strict=True), first_event):
+        if since <= event < before and event not in hidden:
+            if u == node and direction in ("out", "both"):
+                out.append((event, v))
+            elif v == node and direction in ("in", "both"):
+                out.append((event, u))
     return out
 
 
 def recent(
-    src_E: Int64, dst_E: Int64, nodes_R: Int64, before_edge: int, k: int, hidden: Collection[int] = (), since_edge: int = 0
-) -> Neighbors:
-    """`BlockGraph.recent` by looking at every edge. hidden: ids of deleted edges."""
-    neighbor = np.zeros((len(nodes_R), k), np.int64)
-    eid = np.zeros((len(nodes_R), k), np.int64)
-    mask = np.zeros((len(nodes_R), k), np.bool_)
-    for r, node in enumerate(nodes_R.tolist()):
-        newest = entries(src_E, dst_E, 0, node, since_edge, before_edge, hidden)[::-1]
-        for i, (e, other) in enumerate(newest[:k]):
-            neighbor[r, i], eid[r, i], mask[r, i] = other, e, True
-    return Neighbors(neighbor, eid, mask)
+    visible: Sequence[tuple[int, int]], fanout: int, **_: object
+) -> list[tuple[int, int]]:
+    """The newest of a root's entries, newest first."""
+    return list(visible[::-1][:fanout])
+
+
+def uniform(
+    visible: Sequence[tuple[int, int]], fanout: int, *, node: int, before: int, seed: int,
+    replace: bool,
+) -> list[tuple[int, int]]:
+    """Entries of a root, each as likely as any other; draws are a hash of seed, node, the query's
+    end and their number."""
+    count = len(visible)
+    if count == 0:
+        return []
+    if count <= fanout and not replace:
+        return list(visible[::-1])
+    mask = 2**64 - 1
+    state = _mixed((_mixed(seed + 0x9E3779B97F4A7C15 * (node + 1)) + before) & mask)
+    chosen: list[int] = []
+    for i in range(fanout):
+        bound = count if replace else count - fanout + i + 1
+        pick = ((_mixed(state + i) >> 32) * bound) >> 32
+        chosen.append(bound - 1 if not replace and pick in chosen else pick)
+    return [visible[number] for number in chosen]
+
+
+def _mixed(x: int) -> int:
+    """splitmix64's finaliser."""
+    mask = 2**64 - 1
+    x &= mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    return x ^ (x >> 31)
 
 
 class ReferenceFacts:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from streamd.events import Bools, Int64
-from streamd.graph.blocks import BlockGraph, Neighbors
+from streamd.graph.draws import Direction, Draw, Neighbors, NeighborSampler
 from streamd.graph.gather import edge_times, edges_before, next_roots
+from streamd.graph.hops import NextRoots, Roots, SampledHop, sample_hops
 from streamd.segments.columns import EdgeColumns
 
 Strategy = Literal["recent", "uniform", "window", "static"]
@@ -19,10 +20,11 @@ SPLIT_ROOTS = 4096
 
 @dataclass(frozen=True)
 class Compact:
-    """A layer as message passing takes it: E sampled edges, the distinct nodes among roots and neighbours.
+    """A layer as message passing takes it: E sampled events, the distinct nodes among roots and
+    neighbours.
 
-    node: int64[M] ids; time: int64[M], the time each is looked at; root: int64[R] places of the roots; edge_index:
-    int64[2, E] places, from neighbour to root, as PyG has it; eid: int64[E].
+    node: int64[M] ids; time: int64[M], the time each is looked at; root: int64[R] places of the
+    roots; edge_index: int64[2, E] places, from neighbour to root, as PyG has it; eid: int64[E].
     """
 
     node: Int64
@@ -34,8 +36,9 @@ class Compact:
 
 @dataclass(frozen=True)
 class Layer:
-    """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time: int64[R, k], mask: bool[R, k];
-    padding is 0. Next hop's roots are `root` itself, then the sampled neighbours in row order, padding left out."""
+    """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time:
+    int64[R, k], mask: bool[R, k]; padding is 0. Next hop's roots are `root` itself, then the sampled
+    neighbours in row order, padding left out."""
 
     root: Int64
     root_time: Int64
@@ -45,102 +48,175 @@ class Layer:
     mask: Bools
 
     def compact(self, prop_time: bool = False) -> Compact:
-        """Distinct (node, time) pairs and the sampled edges between them. prop_time: neighbours at their edge's time."""
+        """Distinct (node, time) pairs and the sampled events between them. prop_time: neighbours at
+        their event's time."""
         row = np.nonzero(self.mask)[0]
         reached = self.time[self.mask] if prop_time else self.root_time[row]
-        pairs = np.stack([np.concatenate([self.root, self.neighbor[self.mask]]), np.concatenate([self.root_time, reached])])
+        nodes = np.concatenate([self.root, self.neighbor[self.mask]])
+        pairs = np.stack([nodes, np.concatenate([self.root_time, reached])])
         distinct, place = np.unique(pairs, axis=1, return_inverse=True)
         place = place.reshape(-1)
         roots = place[: len(self.root)]
-        return Compact(distinct[0], distinct[1], roots, np.stack([place[len(self.root):], roots[row]]), self.eid[self.mask])
+        edge_index = np.stack([place[len(self.root):], roots[row]])
+        return Compact(distinct[0], distinct[1], roots, edge_index, self.eid[self.mask])
+
+
+class Threads:
+    """A sampler whose roots are shared among threads; their answers do not depend on how."""
+
+    def __init__(self, sampler: NeighborSampler[Int64], threads: int) -> None:
+        self._sampler, self._threads = sampler, threads
+        self._pool = ThreadPoolExecutor(threads)
+
+    def sample(
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+    ) -> Neighbors[Int64]:
+        number = min(self._threads, len(root_R) // SPLIT_ROOTS)
+        if number <= 1:
+            return self._sampler.sample(root_R, since, before, draw)
+        edges = np.linspace(0, len(root_R), number + 1).astype(int).tolist()
+
+        def part(a: int, b: int) -> Neighbors[Int64]:
+            low, high = (x if isinstance(x, int) else x[a:b] for x in (since, before))
+            return self._sampler.sample(root_R[a:b], low, high, draw)
+
+        found = list(self._pool.map(part, edges[:-1], edges[1:]))
+        return Neighbors(
+            np.concatenate([f.neighbor for f in found]),
+            np.concatenate([f.event for f in found]),
+            np.concatenate([f.mask for f in found]),
+        )
 
 
 class TemporalSampler:
-    """Samples `fanouts[h]` neighbours a root at hop h. Owner: the thread that owns the graph, between its inserts.
+    """Samples `fanouts[h]` neighbours a root at hop h. Owner: the thread that owns the graph,
+    between its inserts.
 
-    strategy: recent, the newest first; uniform, each edge as likely; window, `snapshots` windows of `width_us` back from
-    the root's time, the newest of each (DySAT); static, uniform over all edges of the snapshot whatever their time.
-    prop_time: a sampled neighbour is asked at its edge's time in the next hop, else at its root's.
-    seed: a draw is a function of it, the root, its cutoff and the hop, whatever the batch and the number of threads.
+    strategy: recent, the newest first; uniform, each event as likely; window, `snapshots` windows
+    of `width_us` back from the root's time, the newest of each (DySAT); static, uniform over all
+    events of the snapshot whatever their time.
+    prop_time: a sampled neighbour is asked at its event's time in the next hop, else at its root's.
+    seed: a draw is a function of it, the root, its cutoff and the hop, whatever the batch and the
+    number of threads.
     """
 
     def __init__(
-        self, graph: BlockGraph, fanouts: Sequence[int], strategy: Strategy = "recent", *, columns: EdgeColumns,
-        replace: bool = False, prop_time: bool = False, seed: int = 0, snapshots: int = 1, width_us: int = 0,
-        threads: int = 1
+        self,
+        graph: NeighborSampler[Int64],
+        fanouts: Sequence[int],
+        strategy: Strategy = "recent",
+        *,
+        columns: EdgeColumns,
+        direction: Direction = "both",
+        replace: bool = False,
+        prop_time: bool = False,
+        seed: int = 0,
+        snapshots: int = 1,
+        width_us: int = 0,
+        threads: int = 1,
     ) -> None:
-        """columns: the mapped times of the graph's edges; hand over newer ones by `follow`. Raises: ValueError."""
+        """columns: the mapped times of the graph's events; hand over newer ones by `follow`.
+        direction: one that the graph has a store for. Raises: ValueError."""
         if strategy not in ("recent", "uniform", "window", "static"):
-            raise ValueError(f"there is no strategy {strategy!r}; there are recent, uniform, window, static")
+            raise ValueError(
+                f"there is no strategy {strategy!r}; there are recent, uniform, window, static"
+            )
         if strategy == "window" and (width_us <= 0 or snapshots <= 0 or len(fanouts) != 1):
             raise ValueError("strategy window needs width_us and snapshots above 0, and one fanout")
         if not fanouts or min(fanouts) <= 0:
             raise ValueError("fanouts must be one or more numbers above 0")
-        self.graph, self.fanouts, self.strategy, self.columns = graph, tuple(fanouts), strategy, columns
-        self.replace, self.prop_time, self.seed = replace, prop_time, seed
-        self.snapshots, self.width_us = snapshots, width_us
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        self._threads = threads
+        self.strategy, self.columns = strategy, columns
+        self.prop_time, self.width_us = prop_time, width_us
+        self._sampler = Threads(graph, threads) if threads > 1 else graph
+        self._draws = [
+            Draw(
+                direction=direction,
+                fanout=k,
+                strategy="uniform" if strategy in ("uniform", "static") else "recent",
+                replace=replace,
+                seed=seed + hop,
+            )
+            for hop, k in enumerate(list(fanouts) * snapshots if strategy == "window" else fanouts)
+        ]
 
     def follow(self, columns: EdgeColumns) -> None:
         """Use the mapped columns of a log that has grown."""
         self.columns = columns
 
     def sample(self, nodes: Int64, times: Int64, before_edge: int | None = None) -> list[Layer]:
-        """One layer a hop; for strategy window one a snapshot, the newest first.
+        """Sample one layer a hop; for strategy window one a snapshot, the newest first.
 
-        Args: nodes: int64[R]; times: int64[R] microseconds, each root sees edges strictly before its own; before_edge: the
-            snapshot, edges below this id only, None for all the graph has.
+        Args:
+            nodes: int64[R].
+            times: int64[R] microseconds, each root sees events strictly before its own.
+            before_edge: the snapshot, events below this id only, None for all of the log.
         """
-        snapshot = self.graph.num_edges if before_edge is None else before_edge
+        snapshot = self.columns.end if before_edge is None else before_edge
+        root_times = [times]
+        follow: NextRoots[Int64]
         if self.strategy == "window":
-            starts = [self._before(times - number * self.width_us) for number in range(self.snapshots + 1)]
-            return [self._layer(nodes, times, self.fanouts[0], number, snapshot, starts[number + 1], starts[number])
-                    for number in range(self.snapshots)]
-        layers: list[Layer] = []
-        everything = self.strategy == "static"
-        cutoff = np.full(len(nodes), snapshot) if everything else self._before(times)
-        for hop, k in enumerate(self.fanouts):
-            layer = self._layer(nodes, times, k, hop, snapshot, np.zeros(len(nodes), np.int64), cutoff)
-            layers.append(layer)
-            if hop + 1 < len(self.fanouts):
-                first, total = len(nodes), len(nodes) + int(np.count_nonzero(layer.mask))
-                roots = np.empty((3, total), np.int64)
-                next_roots(nodes, times, cutoff, layer.neighbor, layer.mask, *roots)
-                nodes, times, cutoff = roots
-                if self.prop_time:
-                    times[first:] = layer.time[layer.mask]
-                    if not everything:
-                        cutoff[first:] = self._before(times[first:])
-        return layers
+            starts = [
+                np.minimum(edges_before(self.columns, times - number * self.width_us), snapshot)
+                for number in range(len(self._draws) + 1)
+            ]
+            roots = Roots(nodes, starts[1], starts[0])
 
-    def _before(self, times: Int64) -> Int64:
-        return edges_before(self.columns, times)
-
-    def _layer(
-        self, nodes: Int64, times: Int64, k: int, number: int, snapshot: int, since: Int64, cutoff: Int64
-    ) -> Layer:
-        cutoff = np.minimum(cutoff, snapshot)
-        parts = self._parts(len(nodes))
-        if len(parts) == 1 or self._pool is None:
-            found = [self._draw(nodes, since, cutoff, k, number, a, b) for a, b in parts]
+            def follow(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+                root_times.append(times)
+                return Roots(nodes, starts[number + 2], starts[number + 1])
         else:
-            found = list(self._pool.map(lambda part: self._draw(nodes, since, cutoff, k, number, *part), parts))
-        neighbor, eid, time, mask = (np.concatenate(c) if len(found) > 1 else c[0] for c in zip(*found, strict=True))
-        return Layer(nodes, times, neighbor, eid, time, mask)
+            if self.strategy == "static":
+                before = np.full(len(nodes), snapshot)
+            else:
+                before = np.minimum(edges_before(self.columns, times), snapshot)
+            roots = Roots(nodes, 0, before)
 
-    def _parts(self, count: int) -> list[tuple[int, int]]:
-        number = min(self._threads, max(1, count // SPLIT_ROOTS))
-        edges = np.linspace(0, count, number + 1).astype(int).tolist()
-        return list(zip(edges[:-1], edges[1:], strict=True))
+            def follow(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+                roots, times = self._deeper(hop, root_times[-1], snapshot)
+                root_times.append(times)
+                return roots
 
-    def _draw(
-        self, nodes: Int64, since: Int64, cutoff: Int64, k: int, number: int, a: int, b: int
-    ) -> tuple[Int64, Int64, Int64, Bools]:
-        """Roots [a, b): neighbours, edges, times, mask."""
-        part: Neighbors
-        if self.strategy in ("recent", "window"):
-            part = self.graph.recent(nodes[a:b], cutoff[a:b], k, since[a:b])
-        else:
-            part = self.graph.uniform(nodes[a:b], cutoff[a:b], k, self.seed + number, self.replace, since[a:b])
-        return part.neighbor, part.eid, edge_times(self.columns, part.eid, part.mask), part.mask
+        hops = sample_hops(self._sampler, roots, self._draws, follow)
+        return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
+
+    def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
+        """Random walks back in time, one from each root: each step goes to a neighbour of an event
+        strictly before the event that led here, drawn as the strategy says.
+
+        Returns: int64[R, steps + 1], the roots first, -1 behind a walk's end.
+        """
+        draw = replace(self._draws[0], fanout=1)
+        draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
+
+        def step_back(_: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+            found = hop.found
+            reached = np.where(found.mask, found.neighbor, -1)[:, 0]
+            when = edge_times(self.columns, found.event, found.mask)[:, 0]
+            return Roots(reached, 0, edges_before(self.columns, when))
+
+        roots = Roots(nodes, 0, edges_before(self.columns, times))
+        hops = sample_hops(self._sampler, roots, draws, step_back)
+        last = np.where(hops[-1].found.mask, hops[-1].found.neighbor, -1)[:, 0]
+        return np.stack([*(hop.roots.node for hop in hops), last], 1)
+
+    def _deeper(
+        self, hop: SampledHop[Int64], times: Int64, snapshot: int
+    ) -> tuple[Roots[Int64], Int64]:
+        """The next hop's roots, this hop's and then its neighbours in row order, and their times."""
+        roots, found = hop.roots, hop.found
+        first, total = len(roots.node), len(roots.node) + int(np.count_nonzero(found.mask))
+        nodes, next_times, before = np.empty((3, total), np.int64)
+        next_roots(
+            roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before
+        )
+        if self.prop_time:
+            next_times[first:] = edge_times(self.columns, found.event, found.mask)[found.mask]
+            if self.strategy != "static":
+                earlier = edges_before(self.columns, next_times[first:])
+                before[first:] = np.minimum(earlier, snapshot)
+        return Roots(nodes, 0, before), next_times
+
+    def _layer(self, hop: SampledHop[Int64], root_time: Int64) -> Layer:
+        found = hop.found
+        time = edge_times(self.columns, found.event, found.mask)
+        return Layer(hop.roots.node, root_time, found.neighbor, found.event, time, found.mask)

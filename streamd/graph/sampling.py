@@ -1,4 +1,5 @@
-"""Sampling kernels, compiled by numba; each root's result depends on the root and its place only."""
+"""Sampling kernels, compiled by numba. A root's answer depends on the root and its query only, not
+on the batch it is asked in nor on the thread that asks."""
 
 from typing import Any
 
@@ -11,6 +12,8 @@ from streamd.graph.kernels import (
     DIRECTORY,
     GONE,
     BlockArrays,
+    Query,
+    Sampled,
     block_of,
     entries_before,
     locate,
@@ -19,23 +22,25 @@ from streamd.graph.kernels import (
 
 
 @inner
-def _pad(r: int, found: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any]) -> None:
+def _pad(r: int, found: int, out: Sampled) -> None:
     for i in range(found):
-        mask[r, i] = True
-    for i in range(found, neighbor.shape[1]):
-        neighbor[r, i] = eid[r, i] = 0
-        mask[r, i] = False
+        out.mask[r, i] = True
+    for i in range(found, out.neighbor.shape[1]):
+        out.neighbor[r, i] = out.event[r, i] = 0
+        out.mask[r, i] = False
 
 
 @inner
-def _distinct(nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], own: NDArray[Any], like: NDArray[Any]) -> int:
-    """Roots that ask what an earlier one does: own[:n] lists the others, like[r] is the first that asks the same as r."""
+def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
+    """Find roots that ask what an earlier one does: own[:n] lists the others, like[r] is the first
+    that asks the same as r."""
     size = 16
-    while size < 2 * len(nodes):
+    while size < 2 * len(q.root):
         size *= 2
     table, found = np.zeros(size, np.int32), 0
-    for r in range(len(nodes)):
-        key = np.uint64(nodes[r]) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(cutoff[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
+    for r in range(len(q.root)):
+        key = (np.uint64(q.root[r]) * np.uint64(0x9E3779B97F4A7C15)
+               ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F))
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
             other = table[slot] - 1
@@ -44,7 +49,8 @@ def _distinct(nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], ow
                 own[found] = r
                 found += 1
                 break
-            if nodes[other] == nodes[r] and cutoff[other] == cutoff[r] and since[other] == since[r]:
+            same = q.before[other] == q.before[r] and q.since[other] == q.since[r]
+            if same and q.root[other] == q.root[r]:
                 like[r] = other
                 break
             slot = (slot + np.uint64(1)) & np.uint64(size - 1)
@@ -52,59 +58,62 @@ def _distinct(nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], ow
 
 
 @inner
-def _repeat(like: NDArray[Any], neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any]) -> None:
+def _repeat(like: NDArray[Any], out: Sampled) -> None:
     """Give roots that ask what an earlier one does its answer."""
     for r in range(len(like)):
         if like[r] != r:
-            for i in range(neighbor.shape[1]):
-                neighbor[r, i], eid[r, i], mask[r, i] = neighbor[like[r], i], eid[like[r], i], mask[like[r], i]
+            out.missing[r] = out.missing[like[r]]
+            for i in range(out.neighbor.shape[1]):
+                out.neighbor[r, i] = out.neighbor[like[r], i]
+                out.event[r, i] = out.event[like[r], i]
+                out.mask[r, i] = out.mask[like[r], i]
 
 
 @kernel
-def sample_recent(
-    g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
-    num_edges: int, first_edge: int, neighbor: NDArray[Any], eid: NDArray[Any], mask: NDArray[Any],
-) -> Any:
-    """Newest entries with edge id in [since[r], cutoff[r]) that are not hidden, newest first, into neighbor, eid, mask.
+def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
+    """The newest entries of each root in its events that are not hidden, newest first.
 
-    A binary search of the directory, then of one block, then backwards; roots that ask the same are answered once.
-    resident: entries below it may be offloaded. Returns: False where an answer needs entries that were.
+    A binary search of the directory, then of one block, then backwards; roots that ask the same are
+    answered once.
     """
-    k = neighbor.shape[1]
-    own, like = np.empty(len(nodes), np.int32), np.empty(len(nodes), np.int32)
-    distinct = _distinct(nodes, since, cutoff, own, like)
+    k = out.neighbor.shape[1]
+    own, like = np.empty(len(q.root), np.int32), np.empty(len(q.root), np.int32)
+    distinct = _distinct(q, own, like)
     counts, blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     for first in range(0, distinct, AHEAD):
         last = min(first + AHEAD, distinct)
-        locate(g, nodes, cutoff, num_nodes, num_edges, own, first, last, counts, blocks)
+        locate(g, q, q.before, own, first, last, counts, blocks)
         for i in range(last - first):
             r = own[first + i]
-            found, count, block = 0, counts[i], blocks[i]
-            if count > 0:
-                at = g.nodes[4 * nodes[r] + DIRECTORY]
-                start = g.blocks[at + block] & GONE
-                entry = start + count - entries_before(g, block) - 1
+            found, block, since = 0, blocks[i], q.since[r]
+            missing = counts[i] < 0 and since < q.before[r]
+            if counts[i] > 0 and since < q.before[r]:
+                at = g.nodes[4 * q.root[r] + DIRECTORY]
+                base, start = g.blocks[2 * (at + block)], g.blocks[2 * (at + block) + 1]
+                entry = start + counts[i] - entries_before(g, block) - 1
                 while found < k:
+                    # Go on with the block before, where there is one that reaches back far enough.
                     if entry < start:
-                        block -= 1
-                        if block < 0:
+                        if block == 0 or base <= since:
                             break
-                        start = g.blocks[at + block] & GONE
+                        block -= 1
+                        base, start = g.blocks[2 * (at + block)], g.blocks[2 * (at + block) + 1]
+                        if start < 0:
+                            missing = True
+                            break
                         entry = start + entries_before(g, block + 1) - entries_before(g, block) - 1
                     row = g.entries[entry]
-                    edge = row >> 32
-                    if edge < resident and since[r] < resident:
-                        return False  # offloaded rows read as edge 0: not asked whether they lie before since
-                    if edge < since[r]:
+                    event = base + (row >> 32)
+                    if event < since:
                         break
                     if row & GONE != GONE:
-                        neighbor[r, found] = row & GONE
-                        eid[r, found] = edge + first_edge
+                        out.neighbor[r, found] = row & GONE
+                        out.event[r, found] = event
                         found += 1
                     entry -= 1
-            _pad(np.int64(r), found, neighbor, eid, mask)
-    _repeat(like, neighbor, eid, mask)
-    return True
+            out.missing[r] = missing
+            _pad(np.int64(r), found, out)
+    _repeat(like, out)
 
 
 @inner
@@ -122,14 +131,9 @@ def _below(random: Any, bound: Any) -> Any:
 
 
 @inner
-def _entry(g: BlockArrays, node: int, number: int) -> Any:
-    block = block_of(g, number)
-    return (g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE) + number - entries_before(g, block)
-
-
-@inner
 def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any]) -> Any:
-    """Numbers below `count` into chosen: k with replacement, else min(k, count) distinct ones (Floyd 1987). How many."""
+    """Write numbers below `count` into chosen: k with replacement, else min(k, count) distinct ones
+    (Floyd 1987). Returns: how many."""
     if replace:
         for i in range(k):
             chosen[i] = _below(_mixed(state + np.uint64(i)), count)
@@ -150,76 +154,92 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
 
 
 @inner
-def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> int:
-    """Places of a node's entries with numbers [begin, end) that no delete hides. Returns: how many."""
+def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> Any:
+    """Numbers of a node's entries in [begin, end) that no delete hides. Returns: how many, -1 where
+    some are offloaded."""
     held = 0
+    at = g.nodes[4 * node + DIRECTORY]
     for number in range(begin, end):
-        entry = _entry(g, node, number)
-        if g.entries[entry] & GONE != GONE:
-            listed[held] = entry
+        block = block_of(g, np.int64(number))
+        place = g.blocks[2 * (at + block) + 1]
+        if place < 0:
+            return -1
+        if g.entries[place + number - entries_before(g, block)] & GONE != GONE:
+            listed[held] = number
             held += 1
     return held
 
 
 @kernel
-def sample_uniform(
-    g: BlockArrays, nodes: NDArray[Any], since: NDArray[Any], cutoff: NDArray[Any], resident: int, num_nodes: int,
-    num_edges: int, first_edge: int, replace: bool, seed: int, neighbor: NDArray[Any], eid: NDArray[Any],
-    mask: NDArray[Any],
-) -> Any:
-    """Entries with edge id in [since[r], cutoff[r]) that are not hidden, each as likely as any other. As `sample_recent`.
+def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
+    """Entries of each root in its events that are not hidden, each as likely as any other.
 
-    Random numbers are a hash of seed, node, cutoff and the draw: a root's answer is the same in any batch, on any thread.
+    Without `q.replace` all of them where there are at most k. Random numbers are a hash of seed,
+    node, the query's end and the draw.
     """
-    k = neighbor.shape[1]
-    ends, starts, blocks = np.empty(AHEAD, np.int64), np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    k = out.neighbor.shape[1]
+    ends, end_blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    begins, begin_blocks = np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     chosen, found = np.empty((AHEAD, k), np.int64), np.empty(AHEAD, np.int64)
+    in_block = np.empty((AHEAD, k), np.int64)
     listed = np.empty(0, np.int64)
-    own, like = np.empty(len(nodes), np.int32), np.empty(len(nodes), np.int32)
-    distinct = _distinct(nodes, since, cutoff, own, like)
-    asked = False
-    for r in range(len(nodes)):
-        asked = asked or since[r] > 0
+    own, like = np.empty(len(q.root), np.int32), np.empty(len(q.root), np.int32)
+    distinct = _distinct(q, own, like)
+    bounded = False
+    for r in range(len(q.root)):
+        bounded = bounded or q.since[r] > q.first
+
     for first in range(0, distinct, AHEAD):
         last = min(first + AHEAD, distinct)
-        locate(g, nodes, cutoff, num_nodes, num_edges, own, first, last, ends, blocks)
-        if asked:
-            locate(g, nodes, since, num_nodes, num_edges, own, first, last, starts, blocks)
+        locate(g, q, q.before, own, first, last, ends, end_blocks)
+        if bounded:
+            locate(g, q, q.since, own, first, last, begins, begin_blocks)
+
+        # Choose numbers of entries, and fetch what says where they lie.
         for i in range(last - first):
             r = own[first + i]
-            node = nodes[r]
-            begin, count = starts[i], ends[i] - starts[i]
+            node, begin, count = q.root[r], begins[i], ends[i] - begins[i]
             found[i] = 0
-            if count <= 0:
+            out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
+            if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:
                 continue
-            if since[r] < resident and g.entries[_entry(g, node, begin)] >> 32 < resident:
-                return False
-            state = _mixed(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(node + 1))
-            state = _mixed(state + np.uint64(cutoff[r]))
+            at = g.nodes[4 * node + DIRECTORY]
+            if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
+                out.missing[r] = True
+                continue
+            state = np.uint64(q.seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(node + 1)
+            state = _mixed(_mixed(state) + np.uint64(q.before[r]))
             if g.hidden[node]:
                 if len(listed) < count:
                     listed = np.empty(2 * count, np.int64)
                 held = _list_visible(g, node, begin, begin + count, listed)
-                found[i] = _choose(state, held, k, replace, chosen[i]) if held else 0
+                if held < 0:
+                    out.missing[r] = True
+                    continue
+                found[i] = _choose(state, held, k, q.replace, chosen[i]) if held else 0
                 for j in range(found[i]):
                     chosen[i, j] = listed[chosen[i, j]]
             else:
-                found[i] = _choose(state, count, k, replace, chosen[i])
+                found[i] = _choose(state, count, k, q.replace, chosen[i])
                 for j in range(found[i]):
                     chosen[i, j] += begin
-                    prefetch(g.blocks, g.nodes[4 * node + DIRECTORY] + block_of(g, chosen[i, j]))
-        for i in range(last - first):
-            node = nodes[own[first + i]]
             for j in range(found[i]):
-                if not g.hidden[node]:
-                    chosen[i, j] = _entry(g, node, chosen[i, j])
+                in_block[i, j] = at + block_of(g, chosen[i, j])
+                prefetch(g.blocks, 2 * in_block[i, j])
+
+        # Say where they lie, and fetch them.
+        for i in range(last - first):
+            at = g.nodes[4 * q.root[own[first + i]] + DIRECTORY] if found[i] else np.int64(0)
+            for j in range(found[i]):
+                place = g.blocks[2 * in_block[i, j] + 1]
+                chosen[i, j] += place - entries_before(g, in_block[i, j] - at)
                 prefetch(g.entries, chosen[i, j])
+
         for i in range(last - first):
             r = own[first + i]
             for j in range(found[i]):
                 row = g.entries[chosen[i, j]]
-                neighbor[r, j] = row & GONE
-                eid[r, j] = (row >> 32) + first_edge
-            _pad(np.int64(r), found[i], neighbor, eid, mask)
-    _repeat(like, neighbor, eid, mask)
-    return True
+                out.neighbor[r, j] = row & GONE
+                out.event[r, j] = g.blocks[2 * in_block[i, j]] + (row >> 32)
+            _pad(np.int64(r), found[i], out)
+    _repeat(like, out)

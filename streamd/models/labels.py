@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 from streamd.events import Float32, Int64
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import Sampling, look_around
+from streamd.graph.neighborhood import SamplingPlan, look_around
 from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
@@ -32,7 +32,7 @@ class LabelInputs:
 
 def label_inputs(
     live: LiveGraph,
-    sampling: Sampling,
+    plan: SamplingPlan,
     nodes_U: Int64,
     node_L: Int64,
     target_LT: Float32,
@@ -41,7 +41,7 @@ def label_inputs(
 ) -> LabelInputs:
     """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as they stand."""
     around = look_around(
-        live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, sampling
+        live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, plan
     )
     none = np.zeros((0, 1), np.int64)
     facts = live.facts.rows(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]

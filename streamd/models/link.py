@@ -3,7 +3,6 @@ residual."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
+from streamd.graph.draws import Draw
 from streamd.graph.facts import NUM_FACTS
-from streamd.graph.neighborhood import Sampling
+from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.dropout import half_dropout
 from streamd.models.encoders import DEPTH, Encoder
 from streamd.models.inputs import LinkInputs
@@ -201,15 +201,21 @@ class LinkModel(nn.Module):
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
 
 
-def sampling_of(settings: ModelSettings) -> Sampling:
+def sampling_of(settings: ModelSettings) -> SamplingPlan:
     """How the neighbours that a model looks at are sampled; none for the pair network."""
-    if settings.name == "dysat":
-        return Sampling(
-            "window", settings.neighbors, settings.snapshots, settings.snapshot_seconds * 1_000_000
+    windows = settings.name == "dysat"
+    depth = settings.snapshots if windows else DEPTH[settings.name]
+    draws = tuple(
+        Draw(
+            direction=settings.direction,
+            fanout=settings.neighbors if settings.name != "pair" else 0,
+            strategy="uniform" if settings.name == "tgat" else "recent",
+            seed=hop,
         )
-    strategy: Literal["uniform", "recent"] = "uniform" if settings.name == "tgat" else "recent"
-    return Sampling(
-        strategy, settings.neighbors if settings.name != "pair" else 0, DEPTH[settings.name]
+        for hop in range(depth)
+    )
+    return SamplingPlan(
+        hops=draws, window_us=settings.snapshot_seconds * 1_000_000 if windows else 0
     )
 
 

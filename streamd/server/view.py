@@ -9,7 +9,7 @@ import structlog
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
-from streamd.graph.live import LiveGraph, save_facts
+from streamd.graph.live import LiveGraph, read_back, save_facts
 from streamd.models import Memory
 from streamd.registry.registry import Manifest
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
@@ -33,7 +33,9 @@ class LogView:
         self.log, self.model = reader, model
         self._began_at = reader.first_edge
         begin_hold(settings.data_dir, ROLE, reader.first_edge)
-        self.live = LiveGraph(reader, make_graph(settings, choose_device(settings.server.device), reader.first_edge), model)
+        graph = make_graph(settings, choose_device(settings.server.device), reader.first_edge, model.direction,
+                           read_back(reader))
+        self.live = LiveGraph(reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000)
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
         self._hold = Hold(-1, -1)
@@ -47,8 +49,11 @@ class LogView:
         self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
 
     def suits(self, model: ModelSettings) -> bool:
-        """Whether a version of such settings can be answered for with these facts."""
-        return (model.half_lives_seconds, model.max_pairs) == (self.model.half_lives_seconds, self.model.max_pairs)
+        """Whether a version of such settings can be answered for with this graph and these facts."""
+        return all(
+            getattr(model, name) == getattr(self.model, name)
+            for name in ("direction", "half_lives_seconds", "max_pairs")
+        )
 
     @property
     def facts(self) -> PairFacts:
@@ -62,7 +67,7 @@ class LogView:
     @property
     def taken_in(self) -> tuple[int, int]:
         """Edges in the graph, which the facts follow, and in the log, since this view began."""
-        return self.live.graph.num_edges - self._began_at, self.log.num_edges - self._began_at
+        return self.live.graph.next_event - self._began_at, self.log.num_edges - self._began_at
 
     def follow(self) -> tuple[int, bool]:
         """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes.
@@ -131,7 +136,7 @@ class LogView:
 
     @property
     def caught_up(self) -> bool:
-        return self.edge == self.log.num_edges == self.live.graph.num_edges
+        return self.edge == self.log.num_edges == self.live.graph.next_event
 
     @property
     def watermark(self) -> int:

@@ -179,6 +179,11 @@ rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
     "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
     registry=MODEL)
+graph_bytes = Gauge(
+    "streamd_graph_bytes", "Memory that the graph takes, less what was offloaded", registry=MODEL)
+graph_events_read_back = Counter(
+    "streamd_graph_events_read_back",
+    "Events read back from the log for queries that needed offloaded ones", registry=MODEL)
 gpu_in_use = Gauge(
     "streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU", registry=MODEL)
 gpu_placement = Gauge(

@@ -15,7 +15,7 @@ from streamd.models.candidate import Outcome
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
-from streamd.training.checkpoint import fixed_settings
+from streamd.training.checkpoint import learn_alike
 from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
 from streamd.training.recorder import RecordedChunk, Recorder
@@ -219,7 +219,7 @@ class Contest:
         """Learn beside a champion of other settings, until what is learned here is proven. False
         where it has ours."""
         stored = self._versions.stored(champion)
-        if stored.fixed_settings == fixed_settings(self._settings):
+        if learn_alike(stored.fixed_settings, self._settings):
             return False
         if not self._log.first_edge <= stored.edge <= self._log.num_edges:
             log.warning(

@@ -11,7 +11,7 @@ import torch
 
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, make_graph, make_room
-from streamd.graph.live import LiveGraph
+from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.neighborhood import look_around
 from streamd.models import EdgeRows, LinkInputs, sampling_of
 from streamd.models.inputs import link_inputs
@@ -116,8 +116,16 @@ class Recorder:
 
     def __init__(self, settings: Settings, log: LogReader) -> None:
         self._settings, self._log = settings, log
-        graph = make_graph(settings, choose_device(settings.device), log.first_edge)
-        self.live = LiveGraph(log, graph, settings.model)
+        graph = make_graph(
+            settings,
+            choose_device(settings.device),
+            log.first_edge,
+            settings.model.direction,
+            read_back(log),
+        )
+        self.live = LiveGraph(
+            log, graph, settings.model, settings.graph.keep_in_memory_seconds * 1_000_000
+        )
         self.sight: Sight = FreshSight(self.live)
         self._sampling = sampling_of(settings.model)
 
@@ -136,7 +144,7 @@ class Recorder:
         newest edge."""
         self.live.hide_deleted()
         while self.live.step(until_edge, slice_edges):
-            on_slice(self.live.graph.num_edges)
+            on_slice(self.live.graph.next_event)
 
     def make_room(self) -> bool:
         """Move what need not be there off the GPU, for learning. Returns: whether there was

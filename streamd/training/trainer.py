@@ -20,7 +20,7 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
 from streamd.training.attempts import MAX_FAILURES
-from streamd.training.checkpoint import fixed_settings
+from streamd.training.checkpoint import learn_alike
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
@@ -371,7 +371,7 @@ class Trainer:
         cursor = self._ledger.read()
         if cursor is None:
             return ""
-        if cursor.settings != fixed_settings(self._settings):
+        if not learn_alike(cursor.settings, self._settings):
             log.warning(
                 "learning_anew",
                 reason="model or window settings are not those of the trainer's checkpoint",
@@ -398,7 +398,7 @@ class Trainer:
         except VersionError as error:
             log.error("champion_not_followed", version=name, reason=str(error))
             return False
-        own = stored.fixed_settings == fixed_settings(self._settings)
+        own = learn_alike(stored.fixed_settings, self._settings)
         if not own or not self._log.first_edge <= stored.edge <= self._log.num_edges:
             log.error(
                 "champion_not_followed", version=name, reason="the log or the settings are others"

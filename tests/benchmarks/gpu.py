@@ -17,7 +17,9 @@ import torch
 
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
-from streamd.graph import BlockGraph, neighborhood
+from streamd.graph import BlockGraph, Draw, neighborhood
+from streamd.graph.hops import Roots, distinct_nodes
+from streamd.graph.strategies import STRATEGIES
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -40,7 +42,7 @@ def run() -> list[Row]:
     launch, pages = CudaLauncher(), PageLock()
 
     def make(placement: str) -> DeviceGraph:
-        return DeviceGraph(launch, pages, "cuda", placement)
+        return DeviceGraph(BlockGraph(), launch, pages, "cuda", placement)
 
     rows = [Row("memory bandwidth, copy", bandwidth("cuda"), "GB/s")]
     synth = load_synth()
@@ -97,14 +99,15 @@ def sampling(
         for batch in batches:
             roots = np.unique(np.concatenate([src[middle: middle + batch], dst[middle: middle + batch], rng.choice(dst, batch)]))
             there = torch.from_numpy(roots).to(device)
-            for strategy, seed in (("recent", None), ("uniform", 0)):
+            for strategy in STRATEGIES:
                 for hops in (1, 2):
-                    ranges = [(0, middle)] * hops
-                    answer = graph.explore_there(there, ranges, 10, seed, True)[1]
-                    count = sum(int(hop[3].sum()) for hop in answer)
-                    asked = sum(len(hop[0]) for hop in answer)
-                    ours = seconds_of(lambda s=seed, r=ranges, t=there, g=graph: g.explore_there(t, r, 10, s, True), device)
-                    theirs = seconds_of(lambda s=seed, r=ranges, u=roots: cpu.explore(u, r, 10, s, True), "cpu", 3)
+                    draws = [Draw(fanout=10, strategy=strategy, seed=hop) for hop in range(hops)]
+                    asked_there, asked_here = Roots(there, 0, middle), Roots(roots, 0, middle)
+                    answer = graph.explore_there(asked_there, draws, distinct_nodes).hops
+                    count = sum(int(hop.mask_UK.sum()) for hop in answer)
+                    asked = sum(len(hop.root_U) for hop in answer)
+                    ours = seconds_of(lambda d=draws, r=asked_there, g=graph: g.explore_there(r, d, distinct_nodes), device)
+                    theirs = seconds_of(lambda d=draws, r=asked_here: cpu.explore(r, d, distinct_nodes), "cpu", 3)
                     floor = (asked * (32 + 64 + 10 * 17) + 8 * count) / gb_a_second / 1e9
                     label = f"{name}, {placement}: {strategy} {[10] * hops}, batch {batch}"
                     rows += [Row(label, count / ours / 1e6, "M edges/s", count / theirs / 1e6, "our CPU sampler"),

@@ -70,7 +70,7 @@ def layouts(preset: str, src, dst, time) -> list[Row]:
         name = f"{preset}, tau {tau}" if tau > 1 else f"{preset}, adjacency list"
         recent, uniform = (rate(graph, columns, src, dst, time, s, [10], 600, np.full(20, 0.5))[0] for s in ("recent", "uniform"))
         rows += [Row(f"{name}: blocks a node, mean (most {int(blocks.max())})", blocks.mean(), "blocks"),
-                 Row(f"{name}: fill", 100 * graph.num_entries / int(graph._arrays.used[0]), "% of entries"),
+                 Row(f"{name}: fill", 100 * graph.num_entries / int(graph.any_store.arrays.used[0]), "% of entries"),
                  Row(f"{name}: memory", graph.num_bytes / graph.num_entries, "bytes/entry"),
                  Row(f"{name}: insert", inserted, "M events/s"),
                  Row(f"{name}: recent [10]", recent, "M edges/s"), Row(f"{name}: uniform [10]", uniform, "M edges/s")]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from streamd.gpu.blocks import DeviceGraph
+from streamd.graph import BlockGraph
 from tests.benchmarks import cache, gpu
 from tests.builders import stream
 from tests.gpu import host
@@ -12,7 +13,7 @@ pytestmark = host.needs_compiler
 
 def test_every_part_of_the_gpu_benchmark_runs():
     src, dst, time = stream(4000, 60, 40)
-    rows = gpu.sampling("small", lambda p: DeviceGraph(host.launch, host.Pages(), "cpu", p), src, dst, 10.0, "cpu", (50,), slice_edges=500)
+    rows = gpu.sampling("small", lambda p: DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu", p), src, dst, 10.0, "cpu", (50,), slice_edges=500)
     assert len(rows) == 2 * (2 + 8) and all(np.isfinite(r.ours) and r.ours > 0 for r in rows if "device memory" not in r.what)
     made = {"src": src, "dst": dst, "t": time / 1e6, "num_nodes": 100}
     rows = gpu.turnaround(made, "cpu", 900, 3, 8)

@@ -46,8 +46,8 @@ def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
 
 
 def test_the_cpu_has_the_plain_graph(tmp_path):
-    graph = make_graph(settings(tmp_path), "cpu", 70)
-    assert type(graph) is BlockGraph and graph.num_edges == 70
+    graph = make_graph(settings(tmp_path), "cpu", 70, "out", lambda first, end: None)
+    assert type(graph) is BlockGraph and graph.next_event == 70 and list(graph.directions) == ["out"]
 
 
 def test_importing_streamd_and_learning_on_a_cpu_never_ask_for_cupy():

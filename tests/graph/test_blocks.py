@@ -4,48 +4,74 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.errors import OffloadedError
-from streamd.graph import BlockGraph, reference
-from streamd.graph.neighborhood import Sampling, look_around
+from streamd.graph import BlockGraph, Draw, Neighbors
+from streamd.graph.kernels import SPAN
+from streamd.graph.neighborhood import SamplingPlan, look_around
 from streamd.graph.node_features import NodeFeatures
+from streamd.graph.strategies import STRATEGIES
 from streamd.segments.columns import EdgeColumns
 from tests.builders import stream
+from tests.graph.drawing import recent, rows, same, wanted
 
 
-def same(a, b):
-    assert (a.mask == b.mask).all()
-    assert (a.neighbor[a.mask] == b.neighbor[b.mask]).all() and (a.eid[a.mask] == b.eid[b.mask]).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from([1, 2, 8, 64]), k=st.integers(1, 7))
-def test_recent_sampling_equals_the_reference_after_every_batch(seed, tau, k):
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from([1, 2, 8, 64]), k=st.integers(1, 7),
+       direction=st.sampled_from(["both", "out", "in"]), strategy=st.sampled_from(sorted(STRATEGIES)),
+       replace=st.booleans(), first=st.sampled_from([0, 1_000, 2**33 + 5]))
+def test_every_strategy_equals_its_reference_after_every_batch(seed, tau, k, direction, strategy, replace, first):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 120))
     src, dst = rng.integers(0, 9, n), rng.integers(0, 9, n)
-    graph = BlockGraph(0, tau)
+    graph = BlockGraph(first, tau, ("both", "out", "in"))
+    draw = Draw(fanout=k, direction=direction, strategy=strategy, replace=replace, seed=seed % 100)
     at = 0
     while at < n:
         end = min(n, at + int(rng.integers(1, 40)))
         graph.insert(src[at:end], dst[at:end])
         at = end
         for before in {0, at // 2, at, at + 5}:
-            roots = np.array([-1, 0, 3, 8, 11])
-            same(graph.recent(roots, before, k), reference.recent(src[:at], dst[:at], roots, before, k))
+            for since in (0, first + before // 3):
+                roots = np.array([-1, 0, 3, 8, 11])
+                got = rows(graph.sample(roots, since, first + before, draw))
+                assert got == wanted(src[:at], dst[:at], roots, since, first + before, draw, first=first)
+
+
+@pytest.mark.parametrize("tau", [1, 4, 64])
+def test_event_ids_far_above_two_to_the_33_and_far_apart_are_answered(tau):
+    """A node that waits for more than 2^31 events gets its next entry in a block of its own."""
+    src, dst = np.array([1, 1, 1, 2]), np.array([2, 3, 1, 3])
+    starts = [2**33, 2**33 + SPAN - 2, 2**33 + SPAN + 7, 2**35, 2**35 + 10]
+    graph = BlockGraph(starts[0], tau)
+    edges = []
+    for start in starts:
+        for store in graph.stores.values():
+            store.next_event = start  # as if the events between were of other nodes
+        graph.insert(src, dst)
+        edges += [(start + i, int(u), int(v)) for i, (u, v) in enumerate(zip(src, dst, strict=True))]
+    for strategy in STRATEGIES:
+        for before in [s + extra for s in starts for extra in (0, 2, 4)]:
+            for since in (0, starts[1] + 1, starts[3]):
+                draw = Draw(fanout=40, strategy=strategy)
+                for node, got in zip((1, 2, 3), rows(graph.sample(np.array([1, 2, 3]), since, before, draw)), strict=True):
+                    want = [(e, v if u == node else u) for e, u, v in edges if node in (u, v) and since <= e < before]
+                    assert got == want[::-1]
+    graph.hide(src[:1], dst[:1], np.array([starts[0]]))
+    assert (starts[0], 1) not in rows(recent(graph, np.array([2]), 2**36, 40))[0]
 
 
 def test_a_self_loop_is_stored_once_and_repeated_edges_are_kept():
     graph = BlockGraph()
     graph.insert(np.array([1, 1, 1]), np.array([1, 2, 2]))
-    found = graph.recent(np.array([1, 2]), 3, 5)
+    found = recent(graph, np.array([1, 2]), 3, 5)
     assert found.neighbor[0, :3].tolist() == [2, 2, 1] and found.mask.sum(1).tolist() == [3, 2]
     assert graph.num_entries == 5
 
 
 def test_edge_ids_go_on_from_where_the_log_starts():
-    graph = BlockGraph(first_edge=1_000)
+    graph = BlockGraph(first_event=1_000)
     graph.insert(np.array([0, 0]), np.array([1, 2]))
-    assert graph.recent(np.array([0]), 1_001, 2).eid[0, 0] == 1_000
-    assert graph.num_edges == 1_002
+    assert recent(graph, np.array([0]), 1_001, 2).event[0, 0] == 1_000
+    assert graph.next_event == 1_002
 
 
 def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
@@ -58,13 +84,14 @@ def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
     roots = np.array([-1, 3, 25, 99])
     query = int(time[99]) + 5
     around = look_around(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query,
-                         Sampling("recent", 4))
+                         SamplingPlan(hops=(Draw(fanout=4),)))
     hop, = around.hops
-    want = reference.recent(src, dst, roots, 100, 4)
-    assert (around.node_M[hop.root_U] == roots).all() and (hop.mask_UK == want.mask).all()
-    assert (around.node_M[hop.neighbor_UK][want.mask] == want.neighbor[want.mask]).all()
-    assert (hop.ago_UK[want.mask] == query - time[want.eid[want.mask]]).all() and (hop.ago_UK >= 0).all()
-    assert (hop.edge_UKD[want.mask] == features[want.eid[want.mask]]).all()
+    held = hop.mask_UK
+    assert (around.node_M[hop.root_U] == roots).all()
+    neighbor_UK = np.where(held, around.node_M[hop.neighbor_UK], 0)
+    assert rows(Neighbors(neighbor_UK, hop.eid_UK, held)) == wanted(src, dst, roots, 0, 100, Draw(fanout=4))
+    assert (hop.ago_UK[held] == query - time[hop.eid_UK[held]]).all() and (hop.ago_UK >= 0).all()
+    assert (hop.edge_UKD[held] == features[hop.eid_UK[held]]).all()
     assert around.node_MD[hop.root_U[1]] == 1.0, "the update at edge 150 is not in force at edge 100"
     some = around.subset(np.array([1, 3]))
     assert (some.node_M[some.hops[0].root_U] == roots[[1, 3]]).all()
@@ -92,11 +119,13 @@ def test_what_was_deleted_or_dropped_is_never_answered_at_either_end(seed, tau, 
     graph.hide_nodes(np.array([gone]))
     graph.insert(src[n // 2:], dst[n // 2:])
     hidden = set(edges.tolist()) | {e for e in range(n // 2) if gone in (src[e], dst[e])}
-    graph.since_edge = int(rng.integers(0, n))
+    graph.drop_before(int(rng.integers(0, n)))
+    roots = np.array([-1, 0, 3, 8, 11])
     for before in (n // 2, n):
-        roots = np.array([-1, 0, 3, 8, 11])
-        want = reference.recent(src, dst, roots, before, k, hidden, graph.since_edge)
-        same(graph.recent(roots, before, k), want)
+        for strategy in STRATEGIES:
+            draw = Draw(fanout=k, strategy=strategy, seed=seed % 100)
+            want = wanted(src, dst, roots, graph.since_event, before, draw, hidden)
+            assert rows(graph.sample(roots, 0, before, draw)) == want
 
 
 def resident_bytes():
@@ -104,22 +133,62 @@ def resident_bytes():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Anonymous:"))
 
 
-def test_what_is_offloaded_leaves_memory_and_comes_back_the_same():
+def test_what_is_offloaded_leaves_memory_and_is_read_back_for_who_asks():
     src, dst, _ = stream(800_000, 500, 300)
-    compiled = BlockGraph()
-    compiled.insert(src[:9], dst[:9])
-    compiled.offload(5)
+    reads = []
+
+    def read_back(first, end):
+        reads.append((first, end))
+        return src[first:end], dst[first:end], np.zeros(end - first, bool)
+
+    graph = BlockGraph(read_back=read_back)
+    graph.insert(src[:9], dst[:9])
+    graph.offload(5)
+    graph.insert(src[9:], dst[9:])
+    roots = np.arange(800)
+    want, before = recent(graph, roots, 400_000, 5), resident_bytes()
+    size = graph.num_bytes
+    graph.offload(700_000)
+    freed = size - graph.num_bytes
+    assert freed > 8_000_000 and before - resident_bytes() > freed * 0.8
+    assert recent(graph, roots, 800_000, 5, since=700_000).mask.any() and not reads, "the newest events are there"
+
+    few = np.array([7, 510])
+    assert rows(recent(graph, few, 400_000, 5)) == [rows(want)[node] for node in few]
+    assert reads and graph.num_bytes < size - freed / 2, "only what these two nodes need is back"
+    reads.clear()
+    recent(graph, few, 300_000, 5)
+    assert not reads, "and stays until the next pass"
+    same(recent(graph, roots, 400_000, 5), want)
+    graph.offload(700_000)
+    assert size - graph.num_bytes == freed
+    graph.restore_all()
+    assert graph.num_bytes == size
+    same(recent(graph, roots, 400_000, 5), want)
+
+
+def test_what_cannot_be_read_back_is_said():
+    src, dst, _ = stream(5_000, 20, 10)
     graph = BlockGraph()
     graph.insert(src, dst)
-    roots = np.arange(800)
-    want, before = graph.recent(roots, 400_000, 5), resident_bytes()
-    size = graph.num_bytes
-    freed = graph.offload(700_000)
-    assert freed > 8_000_000 and before - resident_bytes() > freed * 0.8 and graph.num_bytes == size - freed
-    assert graph.recent(roots, 800_000, 5, since_edge=700_000).mask.any(), "the newest edges are still there"
-    with pytest.raises(OffloadedError, match="before 700000"):
-        graph.recent(roots, 400_000, 5)
-    assert graph.offload(600_000) == 0
-    graph.restore(0, lambda a, b: (src[a:b], dst[a:b], np.zeros(b - a, bool)))
-    same(graph.recent(roots, 400_000, 5), want)
-    assert graph.num_bytes == size
+    graph.offload(4_000)
+    with pytest.raises(OffloadedError, match="taken out of memory"):
+        recent(graph, np.arange(20), 2_000, 5)
+
+
+def test_offloading_and_the_end_of_what_the_log_keeps_go_together():
+    src, dst, _ = stream(20_000, 20, 10)
+    kept_from = 9_000
+
+    def read_back(first, end):
+        assert first >= kept_from, "older events are not in the log"
+        return src[first:end], dst[first:end], np.zeros(end - first, bool)
+
+    plain, graph = BlockGraph(max_block_entries=8), BlockGraph(max_block_entries=8, read_back=read_back)
+    for g in (plain, graph):
+        g.insert(src, dst)
+        g.drop_before(kept_from)
+    graph.offload(15_000)
+    for draw in (Draw(fanout=30), Draw(fanout=5, strategy="uniform", seed=3)):
+        for before in (12_000, 9_500, 20_000):
+            same(graph.sample(np.arange(30), 0, before, draw), plain.sample(np.arange(30), 0, before, draw))

@@ -14,6 +14,7 @@ from streamd.segments.columns import EdgeColumns
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from tests.builders import batch, stream
+from tests.graph.drawing import uniform
 
 
 def columns_of(time, features=None, cuts=(), first=0):
@@ -39,9 +40,9 @@ def test_uniform_draws_every_edge_as_often_as_any_other(replace, hidden):
         graph.insert(roots, stars + roots)
         if number in hidden:
             graph.hide(roots, stars + roots, number * stars + roots)
-    found = [graph.uniform(roots, 13 * stars, k, seed, replace) for seed in range(seeds)]
-    assert all(f.mask.all() and (f.eid % stars == roots[:, None]).all() for f in found)
-    eid = np.concatenate([f.eid for f in found]) // stars
+    found = [uniform(graph, roots, 13 * stars, k, seed, replace) for seed in range(seeds)]
+    assert all(f.mask.all() and (f.event % stars == roots[:, None]).all() for f in found)
+    eid = np.concatenate([f.event for f in found]) // stars
     left = 13 - len(hidden)
     counts = np.bincount(eid.ravel(), minlength=20)
     assert counts[list(hidden)].sum() == counts[13:].sum() == 0
@@ -168,6 +169,29 @@ def test_an_empty_log_has_no_times_and_no_neighbours():
 def test_what_cannot_be_sampled_is_refused(wrong):
     with pytest.raises(ValueError, match="strategy|window|fanouts"):
         TemporalSampler(BlockGraph(), **{"fanouts": [1], "columns": columns_of(np.zeros(0, np.int64)), **wrong})
+
+
+@pytest.mark.parametrize("strategy", ["recent", "uniform"])
+def test_a_random_walk_steps_back_in_time_over_events_of_its_nodes(strategy):
+    src, dst, time = stream(400)
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    sampler = TemporalSampler(graph, [1], strategy, columns=columns_of(time), seed=5)
+    roots, when = np.array([-1, 1, 25, 7]), np.full(4, time[300])
+    walks = sampler.walk(roots, when, 6)
+    assert walks.shape == (4, 7) and (walks[:, 0] == roots).all() and (walks[0] == -1).all()
+    for walk in walks[1:].tolist():
+        until = int(time[300])
+        reached = {(walk[0], until)}
+        for node in walk[1:]:
+            if node == -1:
+                assert any(not any(u in (src[e], dst[e]) and time[e] < t for e in range(400)) for u, t in reached)
+                break
+            reached = {(node, int(time[e])) for u, t in reached for e in range(400)
+                       if {u, node} == {src[e], dst[e]} and time[e] < t}
+            assert reached, "each step is an event before the one that led here"
+    assert (walks[:, 3] >= 0).any()
+    assert (sampler.walk(roots, when, 6) == walks).all()
 
 
 @pytest.mark.parametrize("name", ["wikipedia", "taxi"])

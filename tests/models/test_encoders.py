@@ -7,6 +7,7 @@ from torch.nn.functional import leaky_relu
 
 from streamd.events import Schema
 from streamd.graph.blocks import BlockGraph
+from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.graph.node_features import NodeFeatures
@@ -81,9 +82,9 @@ def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
         return plain(encoder.layers[0], node, lambda v: encoder.id_vectors.weight[v], False)
 
     def plain(layer, node, state, last):
-        found = live.graph.recent(np.array([node]), before, 3)
+        found = live.graph.sample(np.array([node]), 0, before, Draw(fanout=3))
         held = found.mask[0]
-        edges = torch.from_numpy(live.log.features_of(found.eid[0][held]))
+        edges = torch.from_numpy(live.log.features_of(found.event[0][held]))
         entry = torch.cat([torch.stack([state(int(v)) for v in found.neighbor[0][held]]), model.edge_stats(edges)], 1)
         out = layer.root(state(node)) + layer.mean(entry.mean(0))
         return out if last else out.relu()

@@ -1,4 +1,4 @@
-"""The live graph as a state machine: insert, delete, offload, restore, query, against a list of edges."""
+"""The live graph as a state machine: insert, delete, offload, drop, query, against a list of events."""
 
 import numpy as np
 import pytest
@@ -6,26 +6,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from streamd.errors import OffloadedError
-from streamd.graph import BlockGraph, TemporalSampler, reference
+from streamd.graph import BlockGraph, Draw, TemporalSampler, reference
+from streamd.graph.strategies import STRATEGIES
 from streamd.segments.columns import EdgeColumns
+from tests.graph.drawing import rows, wanted
 
 NODES = 9
 ROOTS = np.array([-1, *range(NODES), 40])
 
 
 class GraphMachine(RuleBasedStateMachine):
-    """Edges live in plain columns; what is hidden in a set of ids."""
+    """Events live in plain columns; what is hidden in a set of ids."""
 
-    @initialize(tau=st.sampled_from([1, 2, 4, 8, 64]), first=st.sampled_from([0, 1000]), directed=st.booleans())
-    def begin(self, tau, first, directed):
-        self.first, self.directed = first, directed
-        self.graph = self.make(first, tau, directed)
+    @initialize(tau=st.sampled_from([1, 2, 4, 8, 64]), first=st.sampled_from([0, 1000]),
+                directions=st.sampled_from([("both",), ("out", "in"), ("in", "both", "out")]))
+    def begin(self, tau, first, directions):
+        self.first = self.dropped = first
+        self.directions = directions
         self.src = self.dst = self.time = np.zeros(0, np.int64)
-        self.hidden, self.gone, self.offloaded = set(), set(), first
+        self.hidden, self.gone = set(), set()
+        self.graph = self.make(BlockGraph(first, tau, directions, self.read_back))
 
-    def make(self, first, tau, directed):
-        return BlockGraph(first, tau, directed)
+    def make(self, host):
+        return host
+
+    def read_back(self, first, end):
+        assert self.dropped <= first <= end <= self.first + len(self.src), "the log has it"
+        a, b = first - self.first, end - self.first
+        return self.src[a:b], self.dst[a:b], np.array([e in self.hidden for e in range(first, end)], bool)
 
     @rule(count=st.integers(0, 40), seed=st.integers(0, 2**20), scale=st.sampled_from([1, 4]))
     def insert(self, count, seed, scale):
@@ -41,75 +49,52 @@ class GraphMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.src))
     def delete_edges(self, data):
         edges = np.array(data.draw(st.lists(st.integers(0, len(self.src) - 1), max_size=3)), np.int64)
-        self.graph.hide(self.src[edges], self.dst[edges], self.first + edges)
         self.hidden |= set((self.first + edges).tolist())
+        self.graph.hide(self.src[edges], self.dst[edges], self.first + edges)
 
     @rule(node=st.integers(0, NODES + 3))
     def delete_node(self, node):
-        if len(self.gone) < NODES - 2 and not self.directed and self.offloaded == self.first:
+        if len(self.gone) >= NODES - 2:
+            return
+        events = np.flatnonzero((self.src == node) | (self.dst == node))
+        self.hidden |= set((self.first + events).tolist())
+        self.gone |= {node} if node < NODES else set()
+        if self.directions == ("both",):
             self.graph.hide_nodes(np.array([node]))
-            self.hidden |= {self.first + e for e in range(len(self.src)) if node in (self.src[e], self.dst[e])}
-            self.gone |= {node} if node < NODES else set()
+        else:
+            self.graph.hide(self.src[events], self.dst[events], self.first + events)
 
     @rule(share=st.floats(0, 1))
     def offload(self, share):
-        edge = self.first + int(share * len(self.src))
-        self.graph.offload(edge)
-        self.offloaded = max(self.offloaded, edge)
+        self.graph.offload(self.first + int(share * len(self.src)))
 
-    @rule()
-    def restore(self):
-        def read(first, end):
-            a, b = first - self.first, end - self.first
-            return self.src[a:b], self.dst[a:b], np.array([e in self.hidden for e in range(first, end)], bool)
+    @rule(share=st.floats(0, 0.3))
+    def drop(self, share):
+        self.dropped = max(self.dropped, self.first + int(share * len(self.src)))
+        self.graph.drop_before(self.dropped)
 
-        self.graph.restore(self.first, read)
-        self.offloaded = self.first
-
-    @rule(share=st.floats(0, 1.2), since_share=st.sampled_from([0, 0, 0.3, 0.8]), k=st.integers(1, 12))
-    def ask_recent(self, share, since_share, k):
+    @rule(share=st.floats(0, 1.2), since_share=st.sampled_from([0, 0, 0.3, 0.8]), k=st.integers(1, 12),
+          strategy=st.sampled_from(sorted(STRATEGIES)), replace=st.booleans(), seed=st.integers(0, 99), data=st.data())
+    def ask(self, share, since_share, k, strategy, replace, seed, data):
         before, since = (self.first + int(s * len(self.src)) for s in (share, since_share))
-        want = [reference.entries(self.src, self.dst, self.first, int(n), since, before, self.hidden, self.directed) for n in ROOTS]
-        try:
-            got = self.graph.recent(ROOTS, before, k, since)
-        except OffloadedError:
-            assert since < self.offloaded
-            assert any(reference.entries(self.src, self.dst, self.first, int(n), self.first, self.offloaded, (), self.directed)
-                       for n in ROOTS), "nothing old exists at all"
-            return
-        for r, entries in enumerate(want):
-            newest = entries[::-1][:k]
-            if since >= self.offloaded or len(newest) == k or self.offloaded == self.first:
-                assert list(zip(got.eid[r][got.mask[r]].tolist(), got.neighbor[r][got.mask[r]].tolist(), strict=True)) == newest
-
-    @rule(share=st.floats(0, 1.2), k=st.integers(1, 6), replace=st.booleans(), seed=st.integers(0, 99))
-    def ask_uniform(self, share, k, replace, seed):
-        before = self.first + int(share * len(self.src))
-        try:
-            got = self.graph.uniform(ROOTS, before, k, seed, replace)
-        except OffloadedError:
-            assert self.offloaded > self.first
-            return
-        for r, node in enumerate(ROOTS.tolist()):
-            entries = reference.entries(self.src, self.dst, self.first, node, self.first, before, self.hidden, self.directed)
-            drawn = list(zip(got.eid[r][got.mask[r]].tolist(), got.neighbor[r][got.mask[r]].tolist(), strict=True))
-            assert set(drawn) <= set(entries)
-            assert len(drawn) == (k * bool(entries) if replace else min(k, len(entries)))
-            assert replace or len(set(drawn)) == len(drawn)
+        draw = Draw(direction=data.draw(st.sampled_from(self.directions)), fanout=k, strategy=strategy, replace=replace, seed=seed)
+        want = wanted(self.src, self.dst, ROOTS, max(since, self.dropped), before, draw, self.hidden, self.first)
+        assert rows(self.graph.sample(ROOTS, since, before, draw)) == want
 
     @rule(k=st.integers(1, 5), prop=st.booleans(), seed=st.integers(0, 99))
-    @precondition(lambda self: len(self.src) and self.offloaded == self.first)
+    @precondition(lambda self: len(self.src))
     def ask_two_hops(self, k, prop, seed):
+        direction = self.directions[0]
         columns = EdgeColumns.of([(self.first, self.time, np.zeros((len(self.time), 0), np.float32))],
                                  self.first + len(self.time), 0)
-        sampler = TemporalSampler(self.graph, [k, 2], columns=columns, prop_time=prop)
+        sampler = TemporalSampler(self.graph, [k, 2], columns=columns, prop_time=prop, direction=direction)
         times = np.random.default_rng(seed).integers(-1, int(self.time[-1]) + 3, len(ROOTS))
         nodes = ROOTS
         for k_hop, layer in zip((k, 2), sampler.sample(ROOTS, times), strict=True):
             assert (layer.root == nodes).all() and (layer.root_time == times).all()
             for r, (node, when) in enumerate(zip(nodes.tolist(), times.tolist(), strict=True)):
                 before = self.first + int(np.searchsorted(self.time, when))
-                want = reference.entries(self.src, self.dst, self.first, node, self.first, before, self.hidden, self.directed)
+                want = reference.entries(self.src, self.dst, self.first, node, self.dropped, before, self.hidden, direction)
                 got = list(zip(layer.eid[r][layer.mask[r]].tolist(), layer.neighbor[r][layer.mask[r]].tolist(), strict=True))
                 assert got == want[::-1][:k_hop]
             assert (layer.time[layer.mask] == self.time[layer.eid[layer.mask] - self.first]).all()

@@ -6,6 +6,7 @@ from streamd.segments.reader import LogReader
 from streamd.server import view
 from streamd.server.view import LogView
 from tests.builders import batch, settings, stream, write_log
+from tests.graph.drawing import recent
 
 
 def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(tmp_path, monkeypatch):
@@ -38,5 +39,5 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
     read(after)
     nodes = np.arange(35)
     for asked in (310, 250):
-        a, b = (v.live.graph.recent(nodes, asked, 10) for v in (restarted, after))
-        assert (a.mask == b.mask).all() and (a.eid[a.mask] == b.eid[b.mask]).all() and a.eid[a.mask].min() >= 192
+        a, b = (recent(v.live.graph, nodes, asked, 10) for v in (restarted, after))
+        assert (a.mask == b.mask).all() and (a.event == b.event).all() and a.event[a.mask].min() >= 192

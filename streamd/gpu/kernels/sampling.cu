@@ -11,16 +11,42 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 
 #define GONE 0xFFFFFFFFLL
+#define SPAN 0x7FFFFFFFLL
 #define DEGREE 2
 #define DIRECTORY 3
 #define MAX_FANOUT 128
 
+// The records of streamd/graph/kernels.py. A kernel takes their fields one after the other.
 struct Graph {
-    const i64* nodes;
-    const i64* blocks;
-    const i64* entries;
+    const i64 *nodes, *blocks, *entries;
+    const u8* hidden;
     i64 tau, shift;
 };
+
+struct Query {
+    const i64 *root, *since, *before;
+    i64 num_roots, num_nodes, first, replace, seed;
+};
+
+struct Sampled {
+    i64 *neighbor, *event;
+    u8 *mask, *missing;
+    i64 k;
+};
+
+#define KERNEL(name)                                                                                          \
+    __device__ static inline void name##_of(const Graph& g, const Query& q, const Sampled& out, i64 at);      \
+    extern "C" __global__ void name(                                                                          \
+        const i64* nodes, const i64* blocks, const i64* entries, const u8* hidden, i64 tau, i64 shift,        \
+        const i64* root, const i64* since, const i64* before, i64 num_roots, i64 num_nodes, i64 first,        \
+        i64 replace, i64 seed, i64* neighbor, i64* event, u8* mask, u8* missing, i64 k) {                     \
+        const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;                                            \
+        if (at >= num_roots * k) return;                                                                      \
+        name##_of({nodes, blocks, entries, hidden, tau, shift},                                               \
+                  {root, since, before, num_roots, num_nodes, first, replace, seed},                          \
+                  {neighbor, event, mask, missing, k}, at);                                                   \
+    }                                                                                                         \
+    __device__ static inline void name##_of(const Graph& g, const Query& q, const Sampled& out, i64 at)
 
 __device__ static inline i64 bit_length(i64 x) { return 64 - __clzll(x); }
 
@@ -38,35 +64,44 @@ __device__ static inline i64 block_of(const Graph& g, i64 number) {
     return number >= g.tau ? g.shift + (number >> g.shift) : bit_length(number);
 }
 
-// Rows of the ascending table[at : at + count] with an edge id below `cutoff`; count is above 0.
-__device__ static inline i64 rows_below(const i64* table, i64 at, i64 count, i64 cutoff) {
-    const i64 bound = cutoff << 32;
+// The first event of a block of a node's directory, and the place of its first entry, ~place where it is offloaded.
+__device__ static inline i64 first_of(const Graph& g, i64 slot) { return g.blocks[2 * slot]; }
+__device__ static inline i64 place_of(const Graph& g, i64 slot) { return g.blocks[2 * slot + 1]; }
+
+// Rows of an ascending table, [at, at + count), that are below `bound`; row i is table[step * i]; count is above 0.
+__device__ static inline i64 rows_below(const i64* table, i64 step, i64 at, i64 count, i64 bound) {
     i64 low = at;
     while (count > 1) {
         const i64 half = count >> 1;
-        low += table[low + half - 1] < bound ? half : 0;
+        low += table[step * (low + half - 1)] < bound ? half : 0;
         count -= half;
     }
-    return low - at + (table[low] < bound);
+    return low - at + (table[step * low] < bound);
 }
 
-// Entries of a node with an edge id below `cutoff`.
-__device__ static inline i64 entries_below(const Graph& g, i64 node, i64 cutoff) {
+// Entries of a node with an event id below `before`; -1 where the block that says so is offloaded.
+__device__ static inline i64 entries_below(const Graph& g, i64 node, i64 before) {
     const i64 degree = g.nodes[4 * node + DEGREE], at = g.nodes[4 * node + DIRECTORY];
     if (degree == 0) return 0;
-    const i64 block = rows_below(g.blocks, at, num_blocks(g, degree), cutoff) - 1;
+    const i64 block = rows_below(g.blocks, 2, at, num_blocks(g, degree), before) - 1;
     if (block < 0) return 0;
-    const i64 before = entries_before(g, block), after = entries_before(g, block + 1);
-    const i64 size = (after < degree ? after : degree) - before;
-    return before + rows_below(g.entries, g.blocks[at + block] & GONE, size, cutoff);
+    const i64 place = place_of(g, at + block);
+    if (place < 0) return -1;
+    const i64 count = entries_before(g, block), after = entries_before(g, block + 1);
+    const i64 size = (after < degree ? after : degree) - count, span = before - first_of(g, at + block);
+    return count + rows_below(g.entries, 1, place, size, (span < SPAN ? span : SPAN) << 32);
 }
 
-// A node's entry by its number.
-__device__ static inline i64 entry_of(const Graph& g, i64 node, i64 number) {
-    const i64 block = block_of(g, number);
-    const i64 start = g.blocks[g.nodes[4 * node + DIRECTORY] + block] & GONE;
-    return g.entries[start + number - entries_before(g, block)];
+// A node's entry by its number, and its event; false where it is offloaded.
+__device__ static inline bool entry_of(const Graph& g, i64 node, i64 number, i64* row, i64* event) {
+    const i64 block = block_of(g, number), slot = g.nodes[4 * node + DIRECTORY] + block, place = place_of(g, slot);
+    if (place < 0) return false;
+    *row = g.entries[place + number - entries_before(g, block)];
+    *event = first_of(g, slot) + (*row >> 32);
+    return true;
 }
+
+__device__ static inline bool is_hidden(i64 row) { return (row & GONE) == GONE; }
 
 __device__ static inline u64 mixed(u64 x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -94,41 +129,35 @@ __device__ static inline i64 choice(u64 state, i64 count, i64 k, i64 replace, i6
     return chosen[j];
 }
 
-__device__ static inline void store(i64 at, i64 row, bool found, i64 first_edge, i64* neighbor, i64* eid, u8* mask) {
-    neighbor[at] = found ? row & GONE : 0;
-    eid[at] = found ? (row >> 32) + first_edge : 0;
-    mask[at] = found;
+__device__ static inline void store(const Sampled& out, i64 at, i64 row, i64 event, bool found) {
+    out.neighbor[at] = found ? row & GONE : 0;
+    out.event[at] = found ? event : 0;
+    out.mask[at] = found;
 }
 
-// The k newest entries of each root with an edge id in [since, cutoff) that no delete hides, newest first. incomplete: set to
-// 1 where an answer needs entries below `resident`, which were offloaded.
-extern "C" __global__ void sample_recent(
-    const i64* nodes, const i64* blocks, const i64* entries, const u8* hidden, i64 tau, i64 shift, i64 num_nodes,
-    i64 first_edge, i64 resident, const i64* root, const i64* since, const i64* cutoff, i64 num_roots, i64 k,
-    i64* neighbor, i64* eid, u8* mask, i64* incomplete) {
-    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= num_roots * k) return;
-    const Graph g = {nodes, blocks, entries, tau, shift};
-    const i64 r = at / k, j = at % k, node = root[r];
-    i64 row = 0;
+// The k newest entries of each root with an event id in [since, before) that no delete hides, newest first. missing: set
+// where an answer needs entries that are offloaded.
+KERNEL(sample_recent) {
+    const i64 r = at / out.k, node = q.root[r];
+    i64 left = at % out.k, row = 0, event = 0;
     bool found = false;
-    if (node >= 0 && node < num_nodes) {
-        i64 number = entries_below(g, node, cutoff[r]) - 1;
-        const bool skips = hidden[node];
-        i64 left = j;
+    if (node >= 0 && node < q.num_nodes && q.since[r] < q.before[r]) {
+        i64 number = entries_below(g, node, q.before[r]) - 1;
+        if (number == -2) out.missing[r] = 1;
+        const bool skips = g.hidden[node];
         if (!skips) {
             number -= left;
             left = 0;
         }
         while (number >= 0) {
-            row = entry_of(g, node, number);
-            const i64 edge = row >> 32;
-            if (edge < resident && since[r] < resident) {
-                *incomplete = 1;
+            if (!entry_of(g, node, number, &row, &event)) {
+                // The block after it begins with the first event that is not in this one.
+                const i64 next = g.nodes[4 * node + DIRECTORY] + block_of(g, number) + 1;
+                if (q.since[r] < first_of(g, next)) out.missing[r] = 1;
                 break;
             }
-            if (edge < since[r]) break;
-            if (!skips || (row & GONE) != GONE) {
+            if (event < q.since[r]) break;
+            if (!skips || !is_hidden(row)) {
                 if (left == 0) {
                     found = true;
                     break;
@@ -138,47 +167,47 @@ extern "C" __global__ void sample_recent(
             --number;
         }
     }
-    store(at, row, found, first_edge, neighbor, eid, mask);
+    store(out, at, row, event, found);
 }
 
-// k entries of each root drawn uniformly among those with an edge id in [since, cutoff) that no delete hides; without
-// replacement all of them where there are at most k. A draw is a hash of seed, node, cutoff and its number, as on the CPU.
-extern "C" __global__ void sample_uniform(
-    const i64* nodes, const i64* blocks, const i64* entries, const u8* hidden, i64 tau, i64 shift, i64 num_nodes,
-    i64 first_edge, i64 resident, const i64* root, const i64* since, const i64* cutoff, i64 num_roots, i64 k,
-    i64 replace, i64 seed, i64* neighbor, i64* eid, u8* mask, i64* incomplete) {
-    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= num_roots * k) return;
-    const Graph g = {nodes, blocks, entries, tau, shift};
-    const i64 r = at / k, j = at % k, node = root[r];
-    i64 row = 0;
+// k entries of each root drawn uniformly among those with an event id in [since, before) that no delete hides; without
+// replacement all of them where there are at most k. A draw is a hash of seed, node, the query's end and its number, as on
+// the CPU.
+KERNEL(sample_uniform) {
+    const i64 r = at / out.k, j = at % out.k, node = q.root[r];
+    i64 row = 0, event = 0;
     bool found = false;
-    if (node >= 0 && node < num_nodes) {
-        const i64 begin = since[r] > 0 ? entries_below(g, node, since[r]) : 0, end = entries_below(g, node, cutoff[r]);
-        if (begin < end && since[r] < resident && entry_of(g, node, begin) >> 32 < resident) {
-            *incomplete = 1;
+    if (node >= 0 && node < q.num_nodes && q.since[r] < q.before[r]) {
+        const i64 begin = q.since[r] > q.first ? entries_below(g, node, q.since[r]) : 0;
+        const i64 end = entries_below(g, node, q.before[r]);
+        if (begin < 0 || end < 0 || (begin < end && !entry_of(g, node, begin, &row, &event))) {
+            out.missing[r] = 1;
         } else if (begin < end) {
-            u64 state = mixed((u64)seed + 0x9E3779B97F4A7C15ULL * (u64)(node + 1));
-            state = mixed(state + (u64)cutoff[r]);
+            u64 state = mixed((u64)q.seed + 0x9E3779B97F4A7C15ULL * (u64)(node + 1));
+            state = mixed(state + (u64)q.before[r]);
             i64 count = end - begin;
-            if (hidden[node]) {
+            if (g.hidden[node]) {
                 count = 0;
-                for (i64 number = begin; number < end; ++number) count += (entry_of(g, node, number) & GONE) != GONE;
-            }
-            const bool all = !replace && count <= k;
-            if (count > 0 && (!all || j < count)) {
-                i64 number = all ? count - 1 - j : choice(state, count, k, replace, j);
-                if (hidden[node]) {
-                    i64 left = number;
-                    for (number = begin;; ++number)
-                        if ((entry_of(g, node, number) & GONE) != GONE && left-- == 0) break;
-                } else {
-                    number += begin;
+                for (i64 number = begin; number < end; ++number) {
+                    entry_of(g, node, number, &row, &event);
+                    count += !is_hidden(row);
                 }
-                row = entry_of(g, node, number);
+            }
+            const bool all = !q.replace && count <= out.k;
+            if (count > 0 && (!all || j < count)) {
+                i64 number = all ? count - 1 - j : choice(state, count, out.k, q.replace, j);
+                if (g.hidden[node]) {
+                    i64 left = number;
+                    for (number = begin;; ++number) {
+                        entry_of(g, node, number, &row, &event);
+                        if (!is_hidden(row) && left-- == 0) break;
+                    }
+                } else {
+                    entry_of(g, node, begin + number, &row, &event);
+                }
                 found = true;
             }
         }
     }
-    store(at, row, found, first_edge, neighbor, eid, mask);
+    store(out, at, row, event, found);
 }

@@ -1,0 +1,52 @@
+"""What may be asked of a graph: the contract between hops above and block stores below."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from streamd.graph.strategies import StrategyName
+
+Direction = Literal["out", "in", "both"]
+"""Which events lead from a node to a neighbour: those it is the source of, those it is the
+destination of, or both, where a self loop counts once."""
+A = TypeVar("A")
+"""An array of the host (numpy) or of a device (torch)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """How neighbours of one root are drawn: `fanout` of them among its events of a direction.
+
+    strategy: a row of `streamd.graph.strategies`. replace: an event may be drawn twice. seed: of a
+    strategy that draws at random.
+    """
+
+    direction: Direction = "both"
+    fanout: int
+    strategy: StrategyName = "recent"
+    replace: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbors(Generic[A]):
+    """Sampled neighbours of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
+    what lies behind is padding, 0."""
+
+    neighbor: A
+    event: A
+    mask: Any
+
+
+class NeighborSampler(Protocol[A]):
+    """Who draws neighbours: the block graph on the host, its mirror on a device, several threads of
+    either."""
+
+    def sample(
+        self, root_R: A, since: "int | A", before: "int | A", draw: Draw
+    ) -> Neighbors[A]:
+        """Neighbours of each root among its events [since, before).
+
+        Both may be one number for all roots, or int64[R]. Unknown nodes have none.
+        Raises: OffloadedError where the answer needs what cannot be read back.
+        """
+        ...

@@ -1,0 +1,115 @@
+"""Neighbours of neighbours: one loop over hops for host and device, the daemon and the public
+sampler, and the rules by which one hop's roots follow from the hop before."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from streamd.graph.draws import Draw, Neighbors, NeighborSampler
+
+A = TypeVar("A")
+"""An array of the host (numpy) or of a device (torch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roots(Generic[A]):
+    """What a hop asks. node: int64[R]; since, before: the events [since, before) it may draw from,
+    one number for all roots or int64[R]."""
+
+    node: A
+    since: "int | A"
+    before: "int | A"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledHop(Generic[A]):
+    """A hop's roots and their neighbours."""
+
+    roots: Roots[A]
+    found: Neighbors[A]
+
+
+NextRoots = Callable[[int, SampledHop[A]], Roots[A]]
+"""(number of the hop that was sampled, that hop) -> the roots of the next."""
+
+
+def sample_hops(
+    sampler: NeighborSampler[A], roots: Roots[A], draws: Sequence[Draw], next_roots: NextRoots[A]
+) -> list[SampledHop[A]]:
+    """Sample hop after hop."""
+    hops: list[SampledHop[A]] = []
+    for number, draw in enumerate(draws):
+        found = sampler.sample(roots.node, roots.since, roots.before, draw)
+        hops.append(SampledHop(roots, found))
+        if number + 1 < len(draws):
+            roots = next_roots(number, hops[-1])
+    return hops
+
+
+def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
+    """The distinct roots and neighbours of a hop, in the same events, which are one range for all
+    roots."""
+    arrays: Any = arrays_of(hop.roots.node)
+    neighbor: Any = hop.found.neighbor
+    reached = arrays.concatenate([hop.roots.node, neighbor[hop.found.mask]])
+    return Roots(arrays.unique(reached), hop.roots.since, hop.roots.before)
+
+
+def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
+    """The same roots in the window of events before: hop h draws from [starts[h + 1], starts[h])."""
+
+    def next_roots(number: int, hop: SampledHop[Any]) -> Roots[Any]:
+        return Roots(hop.roots.node, starts[number + 2], starts[number + 1])
+
+    return next_roots
+
+
+@dataclass(frozen=True, slots=True)
+class ExploredHop(Generic[A]):
+    """root_U: int64[U], neighbor_UK: int64[U, K], places among all nodes reached, a root's own
+    where there is no neighbour; eid_UK: int64, event ids; mask_UK: bool, True first."""
+
+    root_U: A
+    neighbor_UK: A
+    eid_UK: A
+    mask_UK: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Explored(Generic[A]):
+    """node_M: int64[M], the distinct nodes reached, ascending, the roots among them."""
+
+    node_M: A
+    hops: tuple[ExploredHop[A], ...]
+
+
+def renumbered(hops: Sequence[SampledHop[A]]) -> Explored[A]:
+    """Hops over the distinct nodes that they reach."""
+    arrays: Any = arrays_of(hops[0].roots.node)
+    parts: list[Any] = []
+    for hop in hops:
+        root: Any = hop.roots.node
+        parts += [root, arrays.where(hop.found.mask, hop.found.neighbor, root[:, None]).ravel()]
+    node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
+
+    at, explored = 0, []
+    for hop in hops:
+        found: Any = hop.found
+        num_roots, num_places = len(found.mask), found.mask.shape[0] * found.mask.shape[1]
+        root_U = place[at: at + num_roots]
+        at += num_roots
+        neighbor_UK = place[at: at + num_places].reshape(found.mask.shape)
+        at += num_places
+        explored.append(ExploredHop(root_U, neighbor_UK, found.event, found.mask))
+    return Explored(node_M, tuple(explored))
+
+
+def arrays_of(array: object) -> Any:
+    """The module whose functions take an array: numpy or torch."""
+    if isinstance(array, np.ndarray):
+        return np
+    import torch
+
+    return torch

@@ -1,0 +1,54 @@
+"""What the roles ask of a graph, wherever it answers."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from streamd.events import Int64
+from streamd.graph.draws import Direction, Draw, NeighborSampler
+from streamd.graph.hops import Explored, NextRoots, Roots
+
+
+class TemporalGraph(NeighborSampler[Int64], Protocol):
+    """A graph that grows: the block graph on the host, or with its queries on a device."""
+
+    @property
+    def first_event(self) -> int: ...
+
+    @property
+    def next_event(self) -> int:
+        """Id of the next event that will be inserted."""
+        ...
+
+    @property
+    def directions(self) -> Collection[Direction]:
+        """Directions that it can draw from."""
+        ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def insert(self, src_E: Int64, dst_E: Int64) -> None:
+        """Append events in log order. Raises: CapacityError; nothing is inserted then."""
+        ...
+
+    def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
+        """Delete events, given with their ends; ids the graph does not have are passed over."""
+        ...
+
+    def hide_nodes(self, nodes: Int64) -> None:
+        """Delete all events of some nodes, where it can draw from both directions."""
+        ...
+
+    def drop_before(self, event: int) -> None:
+        """Answer with no older events from now on: the log no longer has them."""
+        ...
+
+    def offload(self, before_event: int) -> None:
+        """Take events before an id out of memory."""
+        ...
+
+    def explore(
+        self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
+    ) -> Explored[Int64]:
+        """Sample hop after hop, and number the nodes reached."""
+        ...
