@@ -13,7 +13,7 @@ from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, make_graph, make_room
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
-from streamd.models import EdgeRows, LinkInputs, sampling_of
+from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
@@ -119,7 +119,7 @@ class Recorder:
         graph = make_graph(settings, choose_device(settings.device), log.first_edge)
         self.live = LiveGraph(log, graph, settings.model)
         self.sight: Sight = FreshSight(self.live)
-        self._sampling = sampling_of(settings.model)
+        self._sampling = architecture_of(settings.model).plan(settings.model)
 
     @property
     def edge(self) -> int:

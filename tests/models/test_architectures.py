@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,16 +11,18 @@ from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.graph.node_features import NodeFeatures
-from streamd.models import build_model, sampling_of
-from streamd.models.encoders import GATLayer, SAGELayer
+from streamd.models import ARCHITECTURES, build_model
+from streamd.models.architectures import COMMON, unused_settings
+from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
 from streamd.models.memory import EdgeRows
 from streamd.models.numpy_tgn import NumpyTGN
+from streamd.models.sage import SAGELayer
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 
-NAMES = ("tgn", "tgat", "dysat", "sage", "gat")
+NAMES = tuple(name for name, row in ARCHITECTURES.items() if row.layer is not None)
 SCHEMA = Schema(2, 0, 0)
 
 
@@ -36,7 +39,8 @@ def live(tmp_path_factory):
 
 
 def model_of(name, **values):
-    made = ModelSettings(name=name, dim=8, time_dim=4, neighbors=3, snapshots=3, snapshot_seconds=3600, id_rows=64, **values)
+    small = {"dim": 8, "time_dim": 4, "neighbors": 3, "snapshots": 3, "snapshot_seconds": 3600, "id_rows": 64}
+    made = ModelSettings(**{"name": name, **small, **values})
     model = build_model(made, SCHEMA, 1)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -44,13 +48,36 @@ def model_of(name, **values):
 
 
 def embedded(model, live, roots, subset=None, before=500):
+    """Embeddings of roots, a wave of their ids as their memory where the model has one."""
     query = int(live.log.time_of(np.array([before - 1]))[0])
-    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
     if subset is not None:
         around = around.subset(subset)
     none = np.zeros((0, 1), np.int64)
     inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
-    return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(8 if model.has_memory else 0)))
+    return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(model.settings.dim if model.has_memory else 0)))
+
+
+def test_the_table_has_a_row_for_every_name_that_settings_allow():
+    assert set(ARCHITECTURES) == set(get_args(ModelName))
+    assert set().union(COMMON, *(row.settings for row in ARCHITECTURES.values())) == set(ModelSettings.model_fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_uses_the_settings_that_its_row_says_and_no_others(live, name):
+    changed = {"dim": 4, "time_dim": 6, "heads": 1, "neighbors": 2, "id_rows": 7, "snapshots": 2, "snapshot_seconds": 60}
+    assert set(changed) == set(ModelSettings.model_fields) - COMMON
+    plain = embedded(model_of(name), live, np.arange(30))
+    for setting, value in changed.items():
+        other = model_of(name, **{setting: value})
+        moved = embedded(other, live, np.arange(30))
+        assert (moved.shape != plain.shape or not torch.equal(moved, plain)) == (setting in ARCHITECTURES[name].settings), setting
+
+
+def test_settings_that_a_model_does_not_use_are_named():
+    assert unused_settings(ModelSettings(name="sage", heads=4, dim=32, snapshots=9)) == ["model.heads", "model.snapshots"]
+    assert unused_settings(ModelSettings(name="pair", dim=32, max_pairs=5)) == ["model.dim"]
+    assert all(unused_settings(ModelSettings(name=name)) == [] for name in ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +123,7 @@ def test_dysat_looks_at_one_window_of_time_a_hop(live):
     before = 500
     query = int(live.log.time_of(np.array([before - 1]))[0])
     around = look_around(live.graph, live.log.columns, live.features, np.arange(20), before, query,
-                         sampling_of(model_of("dysat").settings))
+                         model_of("dysat").plan)
     assert len(around.hops) == 3 and all((h.root_U == around.hops[0].root_U).all() for h in around.hops)
     for number, hop in enumerate(around.hops):
         ago = hop.ago_UK[hop.mask_UK]
@@ -134,7 +161,7 @@ def test_several_inputs_joined_answer_as_each_alone(live, name):
     for before, count in ((300, 4), (500, 7), (500, 1)):
         query = int(live.log.time_of(np.array([before - 1]))[0])
         roots = np.sort(rng.choice(35, 9, replace=False))
-        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
         facts = rng.normal(size=(count, 3, 19)).astype(np.float32)
         inputs = link_inputs(np.arange(count), facts, rng.integers(0, 9, count), rng.integers(0, 9, (count, 3)), around)
         parts.append((inputs, torch.randn(len(inputs.node_M), 8 if model.has_memory else 0)))
@@ -167,7 +194,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     features = NodeFeatures(node_dim)
     features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
     roots = np.arange(-1, 60)
-    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, sampling_of(made))
+    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
     assert len(memory.pending_node) and (memory.place < 0).any() and not around.hops[0].mask_UK.all()
     facts, src, dst = rng.normal(size=(40, 19)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
     with torch.no_grad():

@@ -1,0 +1,26 @@
+"""The pair network: what the facts about a pair say of it. Every model holds one, and `pair` is
+nothing else."""
+
+from torch import nn
+
+from streamd.graph.facts import NUM_FACTS
+from streamd.graph.neighborhood import Sampling
+from streamd.settings import ModelSettings
+
+HIDDEN = 64
+
+
+def no_neighbors(settings: ModelSettings) -> Sampling:
+    """The roots alone."""
+    return Sampling("recent", 0)
+
+
+def pair_network() -> nn.Sequential:
+    """float32[..., NUM_FACTS], standardised, to a logit float32[..., 1]."""
+    return nn.Sequential(
+        nn.Linear(NUM_FACTS, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, 1),
+    )
