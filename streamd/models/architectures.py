@@ -14,6 +14,7 @@ from streamd.graph.neighborhood import Neighborhood, Sampling
 from streamd.models.dysat import DySATEncoder, windows_of_time
 from streamd.models.encoder import Encoder, LayerKind
 from streamd.models.gat import GATLayer
+from streamd.models.gcn import GCNEncoder, GCNLayer
 from streamd.models.memory import Memory
 from streamd.models.numpy_tgn import NumpyTGN
 from streamd.models.pair import no_neighbors
@@ -125,6 +126,13 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         settings=frozenset({"dim", "heads", "neighbors", "id_rows"}),
         layer=GATLayer,
         num_layers=2,
+    ),
+    "gcn": Architecture(
+        plan=_hops("recent", 3),
+        settings=frozenset({"dim", "neighbors", "id_rows"}),
+        layer=GCNLayer,
+        num_layers=2,
+        encoder=GCNEncoder,
     ),
     "pair": Architecture(
         plan=no_neighbors, settings=frozenset(), layer=None, num_layers=0, score="facts"

@@ -21,8 +21,8 @@ from streamd.settings import ModelSettings
 class LayerKind(Protocol):
     """A class of layers, each made of the widths of a root's state and of a neighbour's entry.
 
-    A layer is called with root_UD, the parts of the entries, each float32[U, K, D], mask_UK and
-    whether it is the last; it returns float32[U, dim].
+    `Encoder` calls a layer with root_UD, the parts of the entries, each float32[U, K, D], mask_UK
+    and whether it is the last; it returns float32[U, dim].
     """
 
     @property

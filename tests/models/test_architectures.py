@@ -119,6 +119,47 @@ def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
     torch.testing.assert_close(embedded(model, live, np.array([root]))[0], plain(encoder.layers[1], root, first, True))
 
 
+@pytest.mark.parametrize("edge_dim", [0, 2])
+def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, edge_dim):
+    """
+        0 --- 1 === 2      a repeated edge between 1 and 2, a self loop at 3, node 4 alone until the last edge
+              |
+              3 -o                  D^-1/2 (A + I) D^-1/2 X W, twice
+    """
+    src, dst = np.array([0, 1, 2, 1, 3, 4]), np.array([1, 2, 1, 3, 3, 0])
+    schema = Schema(edge_dim, 0, 0)
+    write_log(tmp_path, src, dst, np.arange(1, 7), schema)
+    log = LogReader(tmp_path)
+    log.refresh()
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    model = build_model(ModelSettings(name="gcn", dim=4, neighbors=5, id_rows=5), schema, 1).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    roots = np.array([1, 3, 4])
+    around = look_around(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
+    none = np.zeros((0, 1), np.int64)
+    inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    got = model.embed(inputs, torch.zeros(len(inputs.node_M), 0)).detach().numpy()
+
+    links = np.eye(5)
+    edges = np.zeros((5, edge_dim))
+    for u, v in zip(src[:5], dst[:5], strict=True):
+        links[u, v] += 1
+        links[v, u] += u != v
+    rate = np.diag(links.sum(1) ** -0.5)
+    features = model.edge_stats(torch.from_numpy(log.features_of(np.arange(5)))).numpy()
+    for i, (u, v) in enumerate(zip(src[:5], dst[:5], strict=True)):
+        for a, b in {(u, v), (v, u)}:
+            edges[a] += features[i] * rate[a, a] * rate[b, b]
+    h = model.encoder.id_vectors.weight.detach().numpy()
+    for number, layer in enumerate(model.encoder.layers):
+        weight = layer.linear.weight.detach().numpy()
+        h = np.concatenate([rate @ links @ rate @ h, edges], 1) @ weight.T + layer.linear.bias.detach().numpy()
+        h = h if number else np.maximum(h, 0)
+    np.testing.assert_allclose(got, h[roots], rtol=1e-4, atol=1e-5)
+
+
 def test_dysat_looks_at_one_window_of_time_a_hop(live):
     before = 500
     query = int(live.log.time_of(np.array([before - 1]))[0])
