@@ -130,6 +130,26 @@ def backtest(
 
 
 @app.command()
+def train(
+    static: Annotated[bool, typer.Option("--static", help="The log as a static graph; there is no other way.")] = False,
+    model: Annotated[str | None, typer.Option(help="sage, gat or gcn; model.name otherwise.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training edges.")] = 10,
+    folder: Annotated[Path | None, typer.Option("--out", help="A new folder for the best weights.")] = None,
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Train GraphSAGE, GAT or GCN on the log as a static graph, beside whatever runs on it."""
+    if not static:
+        raise SettingsError("streamd train needs --static.", "the live model is learned by `streamd run`.")
+    from streamd.maintenance import train_static
+
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[0]
+    with ProgressLine(err, "opening the log", "edges") as line:
+        for said in train_static(settings, epochs, folder, line.of):
+            out.print(said, soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command()
 def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Check every committed byte of the log, and all versions and stored state, against their checksums."""
     from streamd.maintenance import damage_beside_the_log

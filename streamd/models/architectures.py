@@ -53,7 +53,8 @@ class Architecture:
     plan: which neighbours are sampled. settings: names of the fields of `ModelSettings` that it
     uses beyond COMMON; others may be set and change nothing, which the trainer and the doctor say.
     layer: its graph layer, None for none; num_layers: how many; encoder: how
-    they are put together. has_memory: whether nodes have a state that moves with the log.
+    they are put together. has_memory: whether nodes have a state that moves with the log;
+    static: whether it asks nothing of time, so that it may learn the log as a static graph.
     fast_inference: makes what answers on a CPU in the model's stead, None where the model itself
     does. score: "vectors", by an embedding of each end, which may be kept and searched by; "facts",
     by the facts about the pair alone. An architecture that sees both ends at once would be a third:
@@ -66,6 +67,7 @@ class Architecture:
     num_layers: int
     encoder: type[Encoder] = Encoder
     has_memory: bool = False
+    static: bool = False
     fast_inference: "Callable[[LinkModel], FastInference] | None" = None
     score: Literal["facts", "vectors"] = "vectors"
 
@@ -120,12 +122,14 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         settings=frozenset({"dim", "neighbors", "id_rows"}),
         layer=SAGELayer,
         num_layers=2,
+        static=True,
     ),
     "gat": Architecture(
         plan=_hops("recent", 2),
         settings=frozenset({"dim", "heads", "neighbors", "id_rows"}),
         layer=GATLayer,
         num_layers=2,
+        static=True,
     ),
     "gcn": Architecture(
         plan=_hops("recent", 3),
@@ -133,6 +137,7 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         layer=GCNLayer,
         num_layers=2,
         encoder=GCNEncoder,
+        static=True,
     ),
     "pair": Architecture(
         plan=no_neighbors, settings=frozenset(), layer=None, num_layers=0, score="facts"

@@ -20,6 +20,7 @@ class GCNLayer(nn.Module):
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()
         self.linear = nn.Linear(entry_dim, dim)
+        nn.init.xavier_uniform_(self.linear.weight)  # as the paper: averages of neighbours are small
 
     def forward(
         self, root_UD: Tensor, parts: list[Tensor], weight_UK: Tensor, own_U: Tensor, last: bool
