@@ -5,7 +5,7 @@ with a message, D width of an embedding, T width of the time encoding.
 """
 
 from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
-from streamd.models.inputs import LinkInputs
+from streamd.models.inputs import LinkInputs, sampled_inputs
 from streamd.models.link import LinkModel, build_model, link_loss
 from streamd.models.memory import EdgeRows, Memory
 
@@ -19,4 +19,5 @@ __all__ = [
     "architecture_of",
     "build_model",
     "link_loss",
+    "sampled_inputs",
 ]

@@ -163,7 +163,7 @@ class StaticTraining:
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
         for done, inputs in enumerate(self._carrier.ahead(numbered, self.prepared), 1):
             with self._carrier.autocast():
-                logits_EC = self.model(inputs, _no_memory(inputs))
+                logits_EC = self.model(inputs, inputs.no_state_MD)
             loss = link_loss(logits_EC.float(), inputs.weight_E)
             self._optimizer.zero_grad()
             (loss / inputs.num_events).backward()  # type: ignore[no-untyped-call]
@@ -227,7 +227,7 @@ class StaticTraining:
             inputs = self._carrier.inputs(
                 link_inputs(none[:, 0], none[..., None].astype(np.float32), none[:, 0], none, around)
             )
-            z_UD = self.model.embed(inputs, _no_memory(inputs))
+            z_UD = self.model.embed(inputs, inputs.no_state_MD)
             out.append(torch.stack([self.model.head_src(z_UD), self.model.head_dst(z_UD)]))
             self._progress(part, min(a + EMBEDDED_NODES, len(nodes)), len(nodes), "nodes")
         return torch.cat(out, 1)
@@ -286,7 +286,3 @@ def _split(log: LogReader) -> tuple[Int64, Int64, Int64]:
         raise StreamdError(f"{len(event)} edges cannot be split into training, validation and test.",
                            "train on a log with more edges at different times.")
     return train, valid, test
-
-
-def _no_memory(inputs: LinkInputs) -> Tensor:
-    return inputs.node_MD.new_zeros(len(inputs.node_M), 0)

@@ -11,7 +11,8 @@ from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.graph.node_features import NodeFeatures
-from streamd.models import ARCHITECTURES, build_model
+from streamd.graph.sampler import TemporalSampler
+from streamd.models import ARCHITECTURES, build_model, sampled_inputs
 from streamd.models.architectures import COMMON, unused_settings
 from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
@@ -194,6 +195,30 @@ def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
     assert {g["lr"] for g in model.optimizer(0.01).param_groups} == {0.01}
     z, inputs = torch.randn(4, 8), SimpleNamespace(src_E=torch.arange(2), candidate_EC=torch.tensor([[2], [3]]), event_E=torch.arange(2))
     assert torch.equal(model.residual(z, inputs, 5), model.residual(z, inputs, None)), "nothing is dropped"
+
+
+@pytest.mark.parametrize("name", [n for n, row in ARCHITECTURES.items() if n in NAMES and not row.has_memory])
+def test_a_sampler_of_ones_own_gives_a_model_what_the_daemon_gives_it(live, name):
+    model = model_of(name, pair_facts=False)
+    plan, event, log = model.plan, np.arange(500, 520), live.log
+    src, dst, _ = log.edges(500, 520)
+    query = int(log.time_of(event[:1])[0])
+    before = log.lower_bound(query)
+    is_window = plan.strategy == "window"
+    sampler = TemporalSampler(
+        live.graph, [plan.count] * (1 if is_window else plan.hops), plan.strategy, columns=log.columns, seed=plan.seed,
+        snapshots=plan.hops, width_us=plan.width_us)
+
+    inputs = sampled_inputs(sampler, event, src, np.stack([dst, src], 1), np.full(20, query),
+                            lambda ids: torch.from_numpy(log.features_of(ids.numpy())))
+    z_UD = model.embed(inputs, inputs.no_state_MD)
+    nodes = np.unique(np.concatenate([src, dst]))
+    around = look_around(live.graph, log.columns, live.features, nodes, before, query, plan)
+    none = np.zeros((0, 1), np.int64)
+    want = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    want_UD = model.embed(want, want.no_state_MD)
+    for got, ids in ((inputs.src_E, src), (inputs.candidate_EC[:, 0], dst), (inputs.candidate_EC[:, 1], src)):
+        torch.testing.assert_close(z_UD[got], want_UD[np.searchsorted(nodes, ids)])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "pair"])
