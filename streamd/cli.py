@@ -110,18 +110,14 @@ def backtest(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
-    from streamd.doctor import warm_up
     from streamd.evaluation.backtest import Plan
-    from streamd.graph.jit import compile_notice
     from streamd.ingest.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     plan = Plan(initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut)
-    if notice := compile_notice():
-        err.print(notice, soft_wrap=True)
-        warm_up()
+    _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         table = backtest_file(settings, file, columns, plan, report, line.of)
     out.print(table)
@@ -144,6 +140,7 @@ def train(
 
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[0]
+    _make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
         for said in train_static(settings, epochs, folder, line.of):
             out.print(said, soft_wrap=True, markup=False, highlight=False)
@@ -409,6 +406,16 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
     return Registry(settings)
+
+
+def _make_kernels_ready() -> None:
+    """Compile the kernels where that was not done before, and say so."""
+    from streamd.doctor import warm_up
+    from streamd.graph.jit import compile_notice
+
+    if notice := compile_notice():
+        err.print(notice, soft_wrap=True)
+        warm_up()
 
 
 def _printable(text: str) -> str:

@@ -105,14 +105,14 @@ class StaticTraining:
         )
         self._best = self._weights()
 
-    @memory_for("static training")
     def run(self, epochs: int) -> Iterator[Epoch]:
         """Measure, then learn so many epochs, each yielded as it is done; the weights of the best
         are kept."""
         for number in range(epochs + 1):
             begun = time.perf_counter()
-            loss = self._epoch(number) if number else math.nan
-            valid = self.measured(self.valid, f"epoch {number}, validation")
+            with memory_for("static training"):
+                loss = self._epoch(number) if number else math.nan
+                valid = self.measured(self.valid, f"epoch {number}, validation")
             done = Epoch(
                 number=number, loss=loss, valid=valid, seconds=time.perf_counter() - begun
             )
