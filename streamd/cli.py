@@ -110,23 +110,40 @@ def backtest(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
-    from streamd.doctor import warm_up
     from streamd.evaluation.backtest import Plan
-    from streamd.graph.jit import compile_notice
     from streamd.ingest.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     plan = Plan(initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut)
-    if notice := compile_notice():
-        err.print(notice, soft_wrap=True)
-        warm_up()
+    _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         table = backtest_file(settings, file, columns, plan, report, line.of)
     out.print(table)
     if report is not None:
         out.print(f"report: {report}", soft_wrap=True)
+
+
+@app.command()
+def train(
+    static: Annotated[bool, typer.Option("--static", help="The log as a static graph; there is no other way.")] = False,
+    model: Annotated[str | None, typer.Option(help="sage, gat or gcn; model.name otherwise.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training edges.")] = 10,
+    folder: Annotated[Path | None, typer.Option("--out", help="A new folder for the best weights.")] = None,
+    config: ConfigOption = None, data_dir: DataOption = None
+) -> None:
+    """Train GraphSAGE, GAT or GCN on the log as a static graph, beside whatever runs on it."""
+    if not static:
+        raise SettingsError("streamd train needs --static.", "the live model is learned by `streamd run`.")
+    from streamd.maintenance import train_static
+
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[0]
+    _make_kernels_ready()
+    with ProgressLine(err, "opening the log", "edges") as line:
+        for said in train_static(settings, epochs, folder, line.of):
+            out.print(said, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -389,6 +406,16 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
     return Registry(settings)
+
+
+def _make_kernels_ready() -> None:
+    """Compile the kernels where that was not done before, and say so."""
+    from streamd.doctor import warm_up
+    from streamd.graph.jit import compile_notice
+
+    if notice := compile_notice():
+        err.print(notice, soft_wrap=True)
+        warm_up()
 
 
 def _printable(text: str) -> str:

@@ -223,6 +223,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
+    from streamd.models.architectures import unused_settings
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.segments.recovery import lock_directory
@@ -230,6 +231,8 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
+    if unused := unused_settings(settings.model):
+        log.warning("model_settings_unused", settings=unused, meaning=f"model.name {settings.model.name} does not use them")
     _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")

@@ -39,7 +39,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     """Run all checks, yielding each as it is done."""
     for name, look in (("broker", _broker), ("data directory", _data_directory), ("feature widths", _widths),
                        ("clock", _clock), ("ports", _ports), ("file limit", _file_limit), ("crc32c", _crc32c),
-                       ("device", _device), ("kernels", _kernels)):
+                       ("model", _model), ("device", _device), ("kernels", _kernels)):
         yield _checked(name, look, settings)
 
 
@@ -188,6 +188,14 @@ def _crc32c(_: Settings) -> str:
     begun = time.perf_counter()
     crc32c.crc32c(data)
     return f"in C, {len(data) / (time.perf_counter() - begun) / 1e9:.1f} GB/s"
+
+
+def _model(settings: Settings) -> str:
+    """Settings that change nothing are said, but stop no run."""
+    from streamd.models.architectures import unused_settings
+
+    unused = unused_settings(settings.model)
+    return settings.model.name + (f", which does not use {', '.join(unused)}" if unused else "")
 
 
 def _device(settings: Settings) -> str:

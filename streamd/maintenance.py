@@ -219,6 +219,31 @@ def backtest_file(
     return table
 
 
+def train_static(
+    settings: Settings, epochs: int, folder: Path | None, progress: Callable[[str, int, int, str], None]
+) -> Iterator[str]:
+    """Train on the log as a static graph. folder: takes the best weights, None for none.
+
+    Yields: what to tell the user, as it is known. Raises: StreamdError, before anything is learned.
+    """
+    from streamd.training.static import StaticTraining
+
+    if folder is not None and folder.exists():
+        raise SettingsError(f"{folder} exists already.", "name a new folder.")
+    torch.set_num_threads(settings.training.threads)
+    training = StaticTraining(settings, open_log(settings.data_dir), progress)
+    yield (f"{training.settings.name}, {len(training.train):,} edges to learn, {len(training.valid):,} to validate, "
+           f"{len(training.test):,} to test")
+    for epoch in training.run(epochs):
+        learned = f"loss {epoch.loss:.4f}, " if epoch.number else "untrained, "
+        yield f"epoch {epoch.number}: {learned}validation MRR {epoch.valid['mrr']:.4f}, {epoch.seconds:.1f} s"
+    test = training.tested()
+    yield f"test MRR {test['mrr']:.4f}, AP {test['ap']:.4f}, by the weights of epoch {training.best.number}"
+    if folder is not None:
+        training.write(folder, test)
+        yield f"weights: {folder}"
+
+
 def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
     """`Plan.stale` from "5,50,window". Raises: SettingsError."""
     ages: list[int | None] = []

@@ -98,9 +98,13 @@ class GpuSettings(Branch):
     mixed_precision: bool = Field(False, description="learn with matrix products in bfloat16")
 
 
+ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
+"""Rows of the table in `streamd.models.architectures`."""
+
+
 class ModelSettings(Branch):
-    name: Literal["tgn", "tgat", "dysat", "sage", "gat", "pair"] = Field(
-        "tgn", description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat; pair: none")
+    name: ModelName = Field(
+        "tgn", description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, gcn; pair: none")
     pair_facts: bool = Field(True, description="false: the graph layers alone, as their papers have them")
     labels: Literal["none", "classification", "regression"] = Field(
         "none", description="what the targets of label events are, for a head that learns them; none: they are stored only")

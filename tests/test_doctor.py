@@ -84,3 +84,8 @@ def test_a_limit_of_open_files_below_what_may_be_needed_is_bad(tmp_path, monkeyp
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, 4096))
     check = checked("files", settings(tmp_path))
     assert check.good is good and ("ulimit -n" in check.seen) is not good
+
+
+def test_settings_that_the_model_does_not_use_are_said_but_stop_nothing(tmp_path):
+    check = doctor._checked("model", doctor._model, settings(tmp_path, model__name="sage", model__snapshots=9))
+    assert check.good and "sage, which does not use model.time_dim, model.snapshots" in check.seen

@@ -4,16 +4,20 @@ Shape suffixes: E events, C candidates, F facts, U roots, K neighbours, M distin
 with a message, D width of an embedding, T width of the time encoding.
 """
 
-from streamd.models.inputs import LinkInputs
-from streamd.models.link import LinkModel, build_model, link_loss, sampling_of
+from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
+from streamd.models.inputs import LinkInputs, sampled_inputs
+from streamd.models.link import LinkModel, build_model, link_loss
 from streamd.models.memory import EdgeRows, Memory
 
 __all__ = [
+    "ARCHITECTURES",
+    "Architecture",
     "EdgeRows",
     "LinkInputs",
     "LinkModel",
     "Memory",
+    "architecture_of",
     "build_model",
     "link_loss",
-    "sampling_of",
+    "sampled_inputs",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
+from streamd.graph.sampler import TemporalSampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,11 @@ class LinkInputs:
     @property
     def num_events(self) -> int:
         return len(self.src_E)
+
+    @property
+    def no_state_MD(self) -> Tensor:
+        """States of the nodes for a model without memory: float32[M, 0]."""
+        return self.node_MD.new_zeros(len(self.node_M), 0)
 
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name, for storing; `restored` takes them back."""
@@ -106,6 +112,54 @@ def link_inputs(
         node_MD=t(around.node_MD),
         hops=tuple(HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
                    for hop in around.hops))
+
+
+def sampled_inputs(
+    sampler: TemporalSampler,
+    event_E: Int64,
+    src_E: Int64,
+    candidate_EC: Int64,
+    time_E: Int64,
+    edge_rows: Callable[[Tensor], Tensor],
+) -> LinkInputs:
+    """Events with neighbourhoods as of each event's own time, for a model without memory, pair
+    facts and node features; every source and candidate is a root of its own.
+
+    Args: src_E, candidate_EC: int64 node ids, the true destination first; time_E: int64
+    microseconds; edge_rows: features float32[n, D] of edge ids int64[n].
+    """
+    num_events, num_candidates = candidate_EC.shape
+    asked = np.concatenate([src_E, candidate_EC.ravel()])
+    layers = sampler.sample(asked, np.concatenate([time_E, time_E.repeat(num_candidates)]))
+    t = torch.from_numpy
+
+    # Nodes in the order of the layers: the roots, then what each hop reached, so that the roots of
+    # every hop come first.
+    nodes, hops, reached = [asked], [], len(asked)
+    for layer in layers:
+        mask_UK, neighbor_UK = t(layer.mask), torch.zeros(layer.mask.shape, dtype=torch.int64)
+        count = int(layer.mask.sum())
+        neighbor_UK[mask_UK] = torch.arange(reached, reached + count)
+        rows = edge_rows(t(layer.eid)[mask_UK])
+        edge_UKD = rows.new_zeros(*layer.mask.shape, rows.shape[1])
+        edge_UKD[mask_UK] = rows
+        ago_UK = np.where(layer.mask, layer.root_time[:, None] - layer.time, 0)
+        hops.append(HopInputs(
+            root_U=torch.arange(len(layer.root)), neighbor_UK=neighbor_UK, eid_UK=t(layer.eid),
+            mask_UK=mask_UK, ago_UK=t(ago_UK), edge_UKD=edge_UKD))
+        nodes.append(layer.neighbor[layer.mask])
+        reached += count
+    node_M = t(np.concatenate(nodes))
+    return LinkInputs(
+        event_E=t(event_E),
+        facts_ECF=torch.zeros(num_events, num_candidates, 0),
+        src_E=torch.arange(num_events),
+        candidate_EC=torch.arange(num_events, len(asked)).view(num_events, num_candidates),
+        weight_E=torch.ones(num_events),
+        node_M=node_M,
+        node_MD=torch.zeros(len(node_M), 0),
+        hops=tuple(hops),
+    )
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:

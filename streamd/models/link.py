@@ -11,18 +11,17 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
-from streamd.graph.draws import Draw
 from streamd.graph.facts import NUM_FACTS
 from streamd.graph.neighborhood import SamplingPlan
+from streamd.models.architectures import architecture_of
 from streamd.models.dropout import half_dropout
-from streamd.models.encoders import DEPTH, Encoder
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
+from streamd.models.pair import pair_network
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
 
-HIDDEN = 64
 DAMPED_RATE = 0.3
 WEIGHT_DECAY = 0.01
 
@@ -40,23 +39,22 @@ class LinkModel(nn.Module):
     def __init__(self, settings: ModelSettings, schema: Schema) -> None:
         super().__init__()
         self.settings, self.schema = settings, schema
-        self.has_graph, self.has_memory = settings.name != "pair", settings.name == "tgn"
+        self.architecture = architecture_of(settings)
+        self.has_memory = self.architecture.has_memory
+        layer = self.architecture.layer
+        self.has_graph = layer is not None
         d, t = settings.dim, settings.time_dim
         self.fact_stats = RunningStandardizer(NUM_FACTS)
         self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
         self.node_stats = RunningStandardizer(schema.node_feature_dim)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
-        self.pair = nn.Sequential(
-            nn.Linear(NUM_FACTS, HIDDEN),
-            nn.ReLU(),
-            nn.Linear(HIDDEN, HIDDEN),
-            nn.ReLU(),
-            nn.Linear(HIDDEN, 1),
-        )
+        self.pair = pair_network()
         if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
-        if self.has_graph:
-            self.encoder = Encoder(settings, schema)
+        if layer is not None:
+            self.encoder = self.architecture.encoder(
+                layer, self.architecture.num_layers, settings, schema
+            )
             self.head_src, self.head_dst = nn.Linear(d, d), nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
             if settings.pair_facts:
@@ -68,6 +66,11 @@ class LinkModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.gap_us.device
+
+    @property
+    def plan(self) -> SamplingPlan:
+        """How the neighbours it looks at are sampled."""
+        return self.architecture.plan(self.settings)
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Take over stored weights and statistics. Raises: VersionError where they are of another
@@ -199,24 +202,6 @@ class LinkModel(nn.Module):
     def gap(self) -> Tensor:
         """What time differences are divided by, microseconds, float64."""
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
-
-
-def sampling_of(settings: ModelSettings) -> SamplingPlan:
-    """How the neighbours that a model looks at are sampled; none for the pair network."""
-    windows = settings.name == "dysat"
-    depth = settings.snapshots if windows else DEPTH[settings.name]
-    draws = tuple(
-        Draw(
-            direction=settings.direction,
-            fanout=settings.neighbors if settings.name != "pair" else 0,
-            strategy="uniform" if settings.name == "tgat" else "recent",
-            seed=hop,
-        )
-        for hop in range(depth)
-    )
-    return SamplingPlan(
-        hops=draws, window_us=settings.snapshot_seconds * 1_000_000 if windows else 0
-    )
 
 
 def build_model(

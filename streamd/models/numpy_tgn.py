@@ -4,15 +4,19 @@ the arithmetic.
 The same numbers as `LinkModel` makes of the same weights, to float32's rounding; it learns nothing.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from torch import Tensor, nn
 
 from streamd.events import Float32
 from streamd.graph.neighborhood import Neighborhood
-from streamd.models.encoders import TGNLayer
-from streamd.models.link import LinkModel
 from streamd.models.memory import Memory
 from streamd.models.standardize import CLIP, RunningStandardizer
+from streamd.models.tgn import TGNLayer
+
+if TYPE_CHECKING:
+    from streamd.models.link import LinkModel
 
 Linear = tuple[Float32, Float32]
 """Weight as [in, out], and bias."""
@@ -22,7 +26,7 @@ class NumpyTGN:
     """The weights of a TGN on a CPU as they stand; made once per version, whose weights never
     change."""
 
-    def __init__(self, model: LinkModel) -> None:
+    def __init__(self, model: "LinkModel") -> None:
         layer, encoder = model.encoder.layers[0], model.encoder
         assert isinstance(layer, TGNLayer) and encoder.time is not None
         attention = layer.attention

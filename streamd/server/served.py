@@ -11,10 +11,10 @@ from torch.nn.functional import embedding
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, sampling_of
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model
+from streamd.models.architectures import FastInference
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
-from streamd.models.numpy_tgn import NumpyTGN
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import StoredMemory
@@ -32,8 +32,8 @@ class Served:
     manifest: Manifest
     model: LinkModel
     memory: Memory
-    numpy: NumpyTGN | None = None
-    """What embeds a few nodes and scores in the model's stead, where it is a TGN on a CPU."""
+    fast: FastInference | None = None
+    """What embeds a few nodes and scores in the model's stead, where its architecture has that and it is on a CPU."""
     _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
     """By node id + 1: the embedding, and what the head makes of it as a source and as a destination."""
     _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -51,8 +51,8 @@ class Served:
         model.restore(version.weights)
         model.eval()
         memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
-        suits = model.settings.name == "tgn" and model.device.type == "cpu"
-        return cls(version.manifest, model, memory, NumpyTGN(model) if suits else None)
+        make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
+        return cls(version.manifest, model, memory, make_fast(model) if make_fast is not None else None)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
         """Go on from stored memory where it is this version's, and further than the version's own."""
@@ -96,7 +96,7 @@ class Served:
             return self
         first = self.memory.edge
         if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
-            twin = Served(self.manifest, self.model, self.memory.copy(), self.numpy)
+            twin = Served(self.manifest, self.model, self.memory.copy(), self.fast)
             twin._advance(log, first, closed)
             self._ahead = twin
         return self._ahead
@@ -109,6 +109,11 @@ class Served:
             return []
         with_query = closed_chunks(np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges)
         return [(a, b) for a, b in with_query if b <= len(times)]
+
+    @property
+    def _by_vectors(self) -> bool:
+        """Whether a pair is scored by an embedding of each end, which are kept and searched by."""
+        return self.model.architecture.score == "vectors"
 
     @property
     def _width_us(self) -> int:
@@ -137,23 +142,23 @@ class Served:
         if len(missing):
             missing = np.unique(missing)
             around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
-                                 sampling_of(self.model.settings))
-            if self.numpy is not None and len(missing) <= FEW:
-                self._kept.numpy()[:, missing + 1] = self.numpy.embed(self.memory, self._pending(), around)
+                                 self.model.plan)
+            if self.fast is not None and len(missing) <= FEW:
+                self._kept.numpy()[:, missing + 1] = self.fast.embed(self.memory, self._pending(), around)
             else:
                 self._kept[:, self._up(missing + 1)] = self._embed(around)
             self._is_kept[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
-        """float32[D]; empty where the model has no graph layers."""
-        if not self.model.has_graph:
+        """float32[D]; empty where nodes have none."""
+        if not self._by_vectors:
             return torch.zeros(0)
         self.embed(np.array([node]), live)
         return self._kept[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """Of the nodes of a pool whose embedding is at hand, those most like a node's by their cosine; at most `count`."""
-        if not self.model.has_graph or node == UNKNOWN:
+        if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
         known = pool[pool + 1 < len(self._is_kept)]
@@ -193,7 +198,7 @@ class Served:
         """What the label head predicts of a node now, None where the model has none."""
         if self.model.label_head is None:
             return None
-        inputs = label_inputs(live, sampling_of(self.model.settings), np.array([node]), np.zeros(1, np.int64),
+        inputs = label_inputs(live, self.model.plan, np.array([node]), np.zeros(1, np.int64),
                               np.zeros((1, self.model.schema.label_dim), np.float32), self.memory.edge, self.memory.now_us)
         inputs = dataclasses.replace(inputs, around=self._there(inputs.around), node_L=inputs.node_L.to(self.model.device),
                                      facts_LF=inputs.facts_LF.to(self.model.device))
@@ -203,13 +208,13 @@ class Served:
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
-        if self.model.has_graph:
+        if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
-        if self.numpy is not None:
+        if self.fast is not None:
             kept = self._kept.numpy()
-            return self.numpy.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+            return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
         out = self.model.pair_logits(self._up(facts_RF))
-        if self.model.has_graph:
+        if self._by_vectors:
             src, dst = self._up(src_R + 1), self._up(dst_R + 1)
             out = out + self.model.residual_of(embedding(src, self._kept[1]), embedding(dst, self._kept[2]))
         found: Float32 = out.cpu().numpy()

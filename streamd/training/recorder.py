@@ -13,7 +13,7 @@ from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, make_graph, make_room
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.neighborhood import look_around
-from streamd.models import EdgeRows, LinkInputs, sampling_of
+from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.segments.reader import LogReader
@@ -127,7 +127,7 @@ class Recorder:
             log, graph, settings.model, settings.graph.keep_in_memory_seconds * 1_000_000
         )
         self.sight: Sight = FreshSight(self.live)
-        self._sampling = sampling_of(settings.model)
+        self._sampling = architecture_of(settings.model).plan(settings.model)
 
     @property
     def edge(self) -> int:

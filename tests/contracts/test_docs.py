@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 import streamd.errors
 from streamd.cli import app
 from streamd.ingest.deadletter import REASONS
+from streamd.models.architectures import ARCHITECTURES, COMMON
 from streamd.settings import leaves, load_settings
 from streamd.telemetry import metrics
 
@@ -35,6 +36,14 @@ def test_every_setting_is_documented_with_its_default():
             value = getattr(value, name)
         want = "" if value is None or value == () or value == {} else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         assert rows[".".join(path)] == want, path
+
+
+def test_every_model_is_documented_with_the_settings_it_uses():
+    rows = dict(re.findall(r"^\| (\w+) \| (`.*?|nothing else) \|$", DOCS["settings.md"], re.M))
+    assert {name: set(re.findall(r"`(\w+)`", text)) for name, text in rows.items()} == {
+        name: row.settings for name, row in ARCHITECTURES.items()}
+    common, = re.findall(r"^\| model \| uses, beside (.*?) \|$", DOCS["settings.md"], re.M)
+    assert set(re.findall(r"`(\w+)`", common)) == COMMON
 
 
 def test_every_metric_is_documented_under_the_roles_that_export_it():

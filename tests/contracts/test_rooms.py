@@ -4,10 +4,12 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import streamd
+from streamd.settings import ModelName
 
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server",
@@ -69,6 +71,16 @@ def test_files_are_short_and_say_what_they_are(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 500
     assert path.name == "__main__.py" or ast.get_docstring(ast.parse(text))
+
+
+def test_a_models_name_is_compared_nowhere():
+    """`streamd.models.architectures` is asked instead; the table itself is a dict, which compares nothing here."""
+    names = set(get_args(ModelName))
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare | ast.MatchValue):
+                named = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+                assert not named & names, f"{path}:{node.lineno}"
 
 
 def test_nothing_is_unpickled_or_executed():

@@ -64,7 +64,7 @@ def test_the_fake_does_refuse_to_mix_devices(fake):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["tgn", "tgat", "dysat", "sage", "gat", "pair"])
+@pytest.mark.parametrize("name", ["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"])
 def test_a_model_on_a_gpu_makes_no_tensor_elsewhere(log, name, training):
     learner, chunk = recorded(log, model__name=name, model__id_rows=32, model__labels="regression")
     with FakeTensorMode(allow_non_fake_inputs=True):

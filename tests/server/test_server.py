@@ -122,7 +122,7 @@ def test_a_version_is_swapped_in_while_clients_ask_and_no_request_fails(world):
     assert first in versions and len(versions) >= 2
 
 
-@pytest.mark.parametrize("world", ["tgn", "tgat", "dysat", "sage", "gat", "pair"], indirect=True)
+@pytest.mark.parametrize("world", ["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"], indirect=True)
 def test_answers_equal_what_the_trainer_would_have_scored(world):
     world.train()
     world.start()

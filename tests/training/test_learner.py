@@ -46,7 +46,7 @@ def run(s, log, learn=True, capacity=10):
     return learner, np.concatenate(scores), losses
 
 
-@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat"])
+@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
 def test_learning_beats_standing_still(tmp_path, name):
     s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
     _, learned, _ = run(s, log)

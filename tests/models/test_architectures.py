@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,16 +12,19 @@ from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import look_around
 from streamd.graph.node_features import NodeFeatures
-from streamd.models import build_model, sampling_of
-from streamd.models.encoders import GATLayer, SAGELayer
+from streamd.graph.sampler import TemporalSampler
+from streamd.models import ARCHITECTURES, build_model, sampled_inputs
+from streamd.models.architectures import COMMON, unused_settings
+from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
 from streamd.models.memory import EdgeRows
 from streamd.models.numpy_tgn import NumpyTGN
+from streamd.models.sage import SAGELayer
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 
-NAMES = ("tgn", "tgat", "dysat", "sage", "gat")
+NAMES = tuple(name for name, row in ARCHITECTURES.items() if row.layer is not None)
 SCHEMA = Schema(2, 0, 0)
 
 
@@ -30,14 +34,15 @@ def live(tmp_path_factory):
     write_log(path, *stream(600), SCHEMA)
     log = LogReader(path)
     log.refresh()
-    graph = LiveGraph(log, BlockGraph(), settings(path).model)
+    graph = LiveGraph(log, BlockGraph(directions=("both", "out")), settings(path).model)
     while graph.step(600, 1000):
         pass
     return graph
 
 
 def model_of(name, **values):
-    made = ModelSettings(name=name, dim=8, time_dim=4, neighbors=3, snapshots=3, snapshot_seconds=3600, id_rows=64, **values)
+    small = {"dim": 8, "time_dim": 4, "neighbors": 3, "snapshots": 3, "snapshot_seconds": 3600, "id_rows": 64}
+    made = ModelSettings(**{"name": name, **small, **values})
     model = build_model(made, SCHEMA, 1)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -45,13 +50,37 @@ def model_of(name, **values):
 
 
 def embedded(model, live, roots, subset=None, before=500):
+    """Embeddings of roots, a wave of their ids as their memory where the model has one."""
     query = int(live.log.time_of(np.array([before - 1]))[0])
-    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
     if subset is not None:
         around = around.subset(subset)
     none = np.zeros((0, 1), np.int64)
     inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
-    return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(8 if model.has_memory else 0)))
+    return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(model.settings.dim if model.has_memory else 0)))
+
+
+def test_the_table_has_a_row_for_every_name_that_settings_allow():
+    assert set(ARCHITECTURES) == set(get_args(ModelName))
+    assert set().union(COMMON, *(row.settings for row in ARCHITECTURES.values())) == set(ModelSettings.model_fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_uses_the_settings_that_its_row_says_and_no_others(live, name):
+    changed = {"dim": 4, "time_dim": 6, "heads": 1, "neighbors": 2, "id_rows": 7, "snapshots": 2, "snapshot_seconds": 60,
+               "direction": "out"}
+    assert set(changed) == set(ModelSettings.model_fields) - COMMON
+    plain = embedded(model_of(name), live, np.arange(30))
+    for setting, value in changed.items():
+        other = model_of(name, **{setting: value})
+        moved = embedded(other, live, np.arange(30))
+        assert (moved.shape != plain.shape or not torch.equal(moved, plain)) == (setting in ARCHITECTURES[name].settings), setting
+
+
+def test_settings_that_a_model_does_not_use_are_named():
+    assert unused_settings(ModelSettings(name="sage", heads=4, dim=32, snapshots=9)) == ["model.heads", "model.snapshots"]
+    assert unused_settings(ModelSettings(name="pair", dim=32, max_pairs=5)) == ["model.dim"]
+    assert all(unused_settings(ModelSettings(name=name)) == [] for name in ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,11 +122,52 @@ def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
     torch.testing.assert_close(embedded(model, live, np.array([root]))[0], plain(encoder.layers[1], root, first, True))
 
 
+@pytest.mark.parametrize("edge_dim", [0, 2])
+def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, edge_dim):
+    """
+        0 --- 1 === 2      a repeated edge between 1 and 2, a self loop at 3, node 4 alone until the last edge
+              |
+              3 -o                  D^-1/2 (A + I) D^-1/2 X W, twice
+    """
+    src, dst = np.array([0, 1, 2, 1, 3, 4]), np.array([1, 2, 1, 3, 3, 0])
+    schema = Schema(edge_dim, 0, 0)
+    write_log(tmp_path, src, dst, np.arange(1, 7), schema)
+    log = LogReader(tmp_path)
+    log.refresh()
+    graph = BlockGraph()
+    graph.insert(src, dst)
+    model = build_model(ModelSettings(name="gcn", dim=4, neighbors=5, id_rows=5), schema, 1).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    roots = np.array([1, 3, 4])
+    around = look_around(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
+    none = np.zeros((0, 1), np.int64)
+    inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    got = model.embed(inputs, torch.zeros(len(inputs.node_M), 0)).detach().numpy()
+
+    links = np.eye(5)
+    edges = np.zeros((5, edge_dim))
+    for u, v in zip(src[:5], dst[:5], strict=True):
+        links[u, v] += 1
+        links[v, u] += u != v
+    rate = np.diag(links.sum(1) ** -0.5)
+    features = model.edge_stats(torch.from_numpy(log.features_of(np.arange(5)))).numpy()
+    for i, (u, v) in enumerate(zip(src[:5], dst[:5], strict=True)):
+        for a, b in {(u, v), (v, u)}:
+            edges[a] += features[i] * rate[a, a] * rate[b, b]
+    h = model.encoder.id_vectors.weight.detach().numpy()
+    for number, layer in enumerate(model.encoder.layers):
+        weight = layer.linear.weight.detach().numpy()
+        h = np.concatenate([rate @ links @ rate @ h, edges], 1) @ weight.T + layer.linear.bias.detach().numpy()
+        h = h if number else np.maximum(h, 0)
+    np.testing.assert_allclose(got, h[roots], rtol=1e-4, atol=1e-5)
+
+
 def test_dysat_looks_at_one_window_of_time_a_hop(live):
     before = 500
     query = int(live.log.time_of(np.array([before - 1]))[0])
     around = look_around(live.graph, live.log.columns, live.features, np.arange(20), before, query,
-                         sampling_of(model_of("dysat").settings))
+                         model_of("dysat").plan)
     assert len(around.hops) == 3 and all((h.root_U == around.hops[0].root_U).all() for h in around.hops)
     for number, hop in enumerate(around.hops):
         ago = hop.ago_UK[hop.mask_UK]
@@ -129,13 +199,39 @@ def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
     assert torch.equal(model.residual(z, inputs, 5), model.residual(z, inputs, None)), "nothing is dropped"
 
 
+@pytest.mark.parametrize("name", [n for n, row in ARCHITECTURES.items() if n in NAMES and not row.has_memory])
+def test_a_sampler_of_ones_own_gives_a_model_what_the_daemon_gives_it(live, name):
+    model = model_of(name, pair_facts=False)
+    plan, event, log = model.plan, np.arange(500, 520), live.log
+    src, dst, _ = log.edges(500, 520)
+    query = int(log.time_of(event[:1])[0])
+    before = log.lower_bound(query)
+    fanouts, first = [draw.fanout for draw in plan.hops], plan.hops[0]
+    if plan.window_us:
+        sampler = TemporalSampler(
+            live.graph, fanouts[:1], "window", columns=log.columns, snapshots=len(fanouts), width_us=plan.window_us)
+    else:
+        sampler = TemporalSampler(live.graph, fanouts, first.strategy, columns=log.columns, seed=first.seed)
+
+    inputs = sampled_inputs(sampler, event, src, np.stack([dst, src], 1), np.full(20, query),
+                            lambda ids: torch.from_numpy(log.features_of(ids.numpy())))
+    z_UD = model.embed(inputs, inputs.no_state_MD)
+    nodes = np.unique(np.concatenate([src, dst]))
+    around = look_around(live.graph, log.columns, live.features, nodes, before, query, plan)
+    none = np.zeros((0, 1), np.int64)
+    want = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    want_UD = model.embed(want, want.no_state_MD)
+    for got, ids in ((inputs.src_E, src), (inputs.candidate_EC[:, 0], dst), (inputs.candidate_EC[:, 1], src)):
+        torch.testing.assert_close(z_UD[got], want_UD[np.searchsorted(nodes, ids)])
+
+
 @pytest.mark.parametrize("name", [*NAMES, "pair"])
 def test_several_inputs_joined_answer_as_each_alone(live, name):
     model, rng, parts = model_of(name), np.random.default_rng(0), []
     for before, count in ((300, 4), (500, 7), (500, 1)):
         query = int(live.log.time_of(np.array([before - 1]))[0])
         roots = np.sort(rng.choice(35, 9, replace=False))
-        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, sampling_of(model.settings))
+        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
         facts = rng.normal(size=(count, 3, 19)).astype(np.float32)
         inputs = link_inputs(np.arange(count), facts, rng.integers(0, 9, count), rng.integers(0, 9, (count, 3)), around)
         parts.append((inputs, torch.randn(len(inputs.node_M), 8 if model.has_memory else 0)))
@@ -168,7 +264,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     features = NodeFeatures(node_dim)
     features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
     roots = np.arange(-1, 60)
-    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, sampling_of(made))
+    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
     assert len(memory.pending_node) and (memory.place < 0).any() and not around.hops[0].mask_UK.all()
     facts, src, dst = rng.normal(size=(40, 19)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
     with torch.no_grad():

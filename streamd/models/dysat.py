@@ -1,0 +1,50 @@
+"""DySAT (Sankar et al. 2020): graph attention within windows of time, then attention across
+them."""
+
+import torch
+from torch import Tensor, nn
+
+from streamd.events import Schema
+from streamd.graph.draws import Draw
+from streamd.graph.neighborhood import SamplingPlan
+from streamd.models.attention import NeighborAttention
+from streamd.models.encoder import Encoder, LayerKind
+from streamd.models.inputs import HopInputs
+from streamd.models.standardize import RunningStandardizer
+from streamd.settings import ModelSettings
+
+
+def windows_of_time(settings: ModelSettings) -> SamplingPlan:
+    """A hop for each window of time, the newest first, all of the same roots."""
+    draw = Draw(direction=settings.direction, fanout=settings.neighbors)
+    return SamplingPlan(
+        hops=(draw,) * settings.snapshots, window_us=settings.snapshot_seconds * 1_000_000
+    )
+
+
+class DySATEncoder(Encoder):
+    """Embeds the roots in each window by the same layer, then over the windows: structural
+    attention in each, temporal attention across, positions learned."""
+
+    def __init__(
+        self, kind: LayerKind, num_layers: int, settings: ModelSettings, schema: Schema
+    ) -> None:
+        super().__init__(kind, num_layers, settings, schema)
+        d = settings.dim
+        self.position = nn.Parameter(torch.zeros(settings.snapshots, d))
+        self.across, self.skip = NeighborAttention(d, d, d, settings.heads), nn.Linear(d, d)
+
+    def forward(
+        self,
+        h_MD: Tensor,
+        hops: tuple[HopInputs, ...],
+        edge_stats: RunningStandardizer,
+        gap_us: Tensor,
+    ) -> Tensor:
+        """float32[U, D] of the roots. hops: one for each window."""
+        per_window = [self.applied(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
+        stacked_USD = torch.stack(per_window, 1) + self.position
+        newest_UD = stacked_USD[:, 0]
+        all_US = stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)
+        out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
+        return out

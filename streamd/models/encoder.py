@@ -1,0 +1,120 @@
+"""What the graph layers of all architectures share: the states they begin with, and the order of
+hops.
+
+What a layer sees of a neighbour is its state, the features of the edge to it and, where the layer
+knows time, how long ago.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from streamd.events import Schema
+from streamd.models.inputs import HopInputs
+from streamd.models.standardize import RunningStandardizer
+from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.settings import ModelSettings
+
+
+class LayerKind(Protocol):
+    """A class of layers, each made of the widths of a root's state and of a neighbour's entry.
+
+    `Encoder` calls a layer with root_UD, the parts of the entries, each float32[U, K, D], mask_UK
+    and whether it is the last; it returns float32[U, dim].
+    """
+
+    @property
+    def has_time(self) -> bool:
+        """Whether an entry ends with the encoding of how long ago it was."""
+        ...
+
+    def __call__(self, dim: int, entry_dim: int, heads: int) -> nn.Module: ...
+
+
+class Encoder(nn.Module):
+    """Embeds the roots of the first hop, hop after hop from the deepest, a layer for each."""
+
+    def __init__(
+        self, kind: LayerKind, num_layers: int, settings: ModelSettings, schema: Schema
+    ) -> None:
+        super().__init__()
+        d, t = settings.dim, settings.time_dim
+        self.dim = d
+        self.time = TimeEncoding(t) if kind.has_time else None
+        entry = d + schema.edge_feature_dim + (t if kind.has_time else 0)
+        self.layers = nn.ModuleList(kind(d, entry, settings.heads) for _ in range(num_layers))
+        self.node_in = (
+            nn.Linear(schema.node_feature_dim, d, bias=False) if schema.node_feature_dim else None
+        )
+        self.id_vectors = nn.Embedding(settings.id_rows, d) if settings.id_rows else None
+        if self.id_vectors is not None:
+            nn.init.zeros_(self.id_vectors.weight)
+
+    def start(self, node_M: Tensor, state_MD: Tensor, node_MD: Tensor) -> Tensor:
+        """States before the first layer: memory, node features, id vectors, as far as there are
+        any. float32[M, D]."""
+        h_MD = state_MD if state_MD.shape[1] else state_MD.new_zeros(len(node_M), self.dim)
+        if self.node_in is not None:
+            h_MD = h_MD + self.node_in(node_MD)
+        if self.id_vectors is not None:
+            known = (node_M >= 0)[:, None]
+            h_MD = (
+                h_MD + self.id_vectors(node_M.clamp_min(0) % self.id_vectors.num_embeddings) * known
+            )
+        return h_MD
+
+    def forward(
+        self,
+        h_MD: Tensor,
+        hops: tuple[HopInputs, ...],
+        edge_stats: RunningStandardizer,
+        gap_us: Tensor,
+    ) -> Tensor:
+        """float32[U, D] of the first hop's roots. h_MD: `start` of all nodes."""
+
+        def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
+            return self.applied(number, h_MD, hop, edge_stats, gap_us, last)
+
+        return deepest_first(h_MD, hops, layer)
+
+    def applied(
+        self,
+        number: int,
+        h_MD: Tensor,
+        hop: HopInputs,
+        edge_stats: RunningStandardizer,
+        gap_us: Tensor,
+        last: bool,
+    ) -> Tensor:
+        """What the layer of a number makes of a hop's roots: float32[U, D]."""
+        parts = self.entries(h_MD, hop, edge_stats)
+        if self.time is not None:
+            parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
+        out: Tensor = self.layers[number](embedding(hop.root_U, h_MD), parts, hop.mask_UK, last)
+        return out
+
+    def entries(self, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer) -> list[Tensor]:
+        """Of each neighbour of a hop its state and the features of the edge to it."""
+        return [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
+
+
+def deepest_first(
+    h_MD: Tensor,
+    hops: Sequence[HopInputs],
+    layer: Callable[[int, Tensor, HopInputs, bool], Tensor],
+) -> Tensor:
+    """Embeddings of the first hop's roots: what a layer makes of a hop's roots is their state in
+    the hop before.
+
+    layer: called with its number, counted from the deepest hop, the states, the hop and whether it
+    is the last.
+    """
+    for number in reversed(range(len(hops))):
+        z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], number == 0)
+        if number:
+            h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(
+                0, hops[number].root_U, z_UD
+            )
+    return z_UD

@@ -1,0 +1,22 @@
+"""GraphSAGE's layer (Hamilton et al. 2017)."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class SAGELayer(nn.Module):
+    """Mean aggregator (Hamilton et al. 2017, section 3.3)."""
+
+    has_time: ClassVar[bool] = False
+
+    def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
+        super().__init__()
+        self.root, self.mean = nn.Linear(dim, dim), nn.Linear(entry_dim, dim, bias=False)
+
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        entry_UKD, count = torch.cat(parts, -1), mask_UK.sum(1, keepdim=True).clamp_min(1)
+        mean = (entry_UKD * mask_UK[..., None]).sum(1) / count
+        out: Tensor = self.root(root_UD) + self.mean(mean)
+        return out if last else out.relu()

@@ -1,0 +1,23 @@
+"""TGN's graph layer (Rossi et al. 2020); its memory is `streamd.models.memory`."""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from streamd.models.attention import NeighborAttention
+
+
+class TGNLayer(nn.Module):
+    """One attention layer over recent neighbours (Rossi et al. 2020, section 3.1, as PyG's example
+    has it)."""
+
+    has_time: ClassVar[bool] = True
+
+    def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention = NeighborAttention(dim, entry_dim, dim, heads)
+        self.skip = nn.Linear(dim, dim)
+
+    def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        out: Tensor = self.attention(root_UD, parts, mask_UK) + self.skip(root_UD)
+        return out
