@@ -7,7 +7,7 @@ many small torch calls gave the interpreter's lock away and waited to get it bac
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -18,10 +18,11 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
-from streamd.server.answers import Answer, Asked, NotFinite, NotReady, answers_of
+from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.queue import RequestQueue, Waiting
 from streamd.server.rebuild import Rebuild
+from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
 from streamd.server.search import Searches
 from streamd.server.served import Served
 from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
@@ -82,15 +83,15 @@ class Engine:
         self._stopping = True
         self._queue.wake()
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def ask(self, request: Request) -> Answer:
         """Put a request and wait. Raises: Overloaded, NotReady, TimeoutError."""
-        return (await self.ask_all([asked]))[0]
+        return (await self.ask_all([request]))[0]
 
-    async def ask_all(self, asked: list[Asked]) -> list[Answer]:
+    async def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
         """Put requests that one version answers, and wait. Raises: Overloaded, NotReady, TimeoutError."""
         if not self.status.ready:
             raise NotReady(self.status.why)
-        return await self._queue.answers(asked)
+        return await self._queue.answers(requests)
 
     async def run(self) -> None:
         """Until `stop`."""
@@ -216,9 +217,10 @@ class Engine:
         if not taken or self._view is None:
             return
         for waiting in taken:
-            if waiting.is_exact:
-                self._search_all(self._view, waiting)
-        self._answer_now(self._view, [w for w in taken if not w.is_exact])
+            if searches := waiting.searches:
+                moments = moments_of(self._view, self._served, searches)
+                self._searches.begin(searches, moments, waiting.deadline, waiting.done)
+        self._answer_now(self._view, [w for w in taken if not w.searches])
 
     def _search(self) -> None:
         """One slice of the searches over all nodes."""
@@ -227,45 +229,33 @@ class Engine:
         except NotFinite as error:
             self._stop_serving(str(error))
 
-    def _answer_now(self, view: LogView, live: list[Waiting]) -> None:
+    def _answer_now(self, view: LogView, taken: list[Waiting]) -> None:
         begun = time.monotonic()
         try:
-            answers: list[Answer] | Exception = self._compute(view, [a for w in live for a in w.asked])
+            answers: list[Answer] | Exception = self._compute(view, [r for w in taken for r in w.requests])
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
             answers = error
         at, took = 0, time.monotonic() - begun
-        for waiting in live:
+        for waiting in taken:
             metrics.engine_seconds.labels("wait").observe(begun - waiting.since)
             metrics.engine_seconds.labels("answer").observe(took)
-            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.asked)])
-            at += len(waiting.asked)
+            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.requests)])
+            at += len(waiting.requests)
         self.status.answered += at
 
-    def _search_all(self, view: LogView, waiting: Waiting) -> None:
-        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in waiting.asked]
-        served = [self._served and self._served.ahead(view.log, view.edge, t) for t in as_of]
-        self._searches.begin(view, served, waiting.asked, as_of, waiting.deadline, waiting.done)
-
-    def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
-        """Answers in order. Those of different times may see memory at different cuts; each such group is one pass."""
+    def _compute(self, view: LogView, requests: list[Request]) -> list[Answer]:
+        """By the version that serves, or by the rule where that says what is no number."""
         try:
-            return self._computed(view, asked)
+            return self._computed(view, requests)
         except NotFinite as error:
             self._stop_serving(str(error))
-            return self._computed(view, asked)
+            return self._computed(view, requests)
 
-    def _computed(self, view: LogView, asked: list[Asked]) -> list[Answer]:
-        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
-        by_time = {t: self._served and self._served.ahead(view.log, view.edge, t) for t in set(as_of)}
-        seen_by = [by_time[t] for t in as_of]
-        answers: dict[int, Answer] = {}
-        limit = self._settings.server.max_candidates
-        for served in {id(s): s for s in seen_by}.values():
-            places = [i for i, s in enumerate(seen_by) if s is served]
-            group = answers_of(view, served, [asked[i] for i in places], [as_of[i] for i in places], limit)
-            for i, answer in zip(places, group, strict=True):
-                if asked[i].is_search and len(view.of_kind(asked[i].kind)) > limit:
-                    self._searches.measure(view, served, asked[i], as_of[i], answer)
-            answers.update(zip(places, group, strict=True))
-        return [answers[i] for i in range(len(asked))]
+    def _computed(self, view: LogView, requests: list[Request]) -> list[Answer]:
+        moments = moments_of(view, self._served, requests)
+        answers = answers_of(requests, moments)
+        for request, moment, answer in zip(requests, moments, answers, strict=True):
+            if isinstance(request, Recommend):
+                self._searches.measure(request, moment, answer)
+        return answers

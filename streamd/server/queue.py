@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamd.server.answers import Answer, Asked, Done, Overloaded
+from streamd.server.requests import Answer, Done, Overloaded, Recommend, Request
 from streamd.settings import ServerSettings
 
 
@@ -13,14 +14,16 @@ from streamd.settings import ServerSettings
 class Waiting:
     """Requests that one version answers together. since, deadline: of the monotonic clock."""
 
-    asked: list[Asked]
+    requests: Sequence[Request]
     since: float
     deadline: float
     done: Done
 
     @property
-    def is_exact(self) -> bool:
-        return any(a.exact for a in self.asked)
+    def searches(self) -> list[Recommend]:
+        """All of them, where one asks for the best of all nodes; else none."""
+        asked = [r for r in self.requests if isinstance(r, Recommend)]
+        return asked if any(r.exact for r in asked) else []
 
 
 class RequestQueue:
@@ -33,9 +36,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return sum(len(w.asked) for w in self._waiting)
+        return sum(len(w.requests) for w in self._waiting)
 
-    async def answers(self, asked: list[Asked]) -> list[Answer]:
+    async def answers(self, requests: Sequence[Request]) -> list[Answer]:
         """Put requests and wait. Raises: Overloaded, TimeoutError, and what they are told instead of answers."""
         if len(self) >= self._settings.max_queue:
             raise Overloaded
@@ -50,7 +53,7 @@ class RequestQueue:
                 future.set_result(result)
 
         now, patience = time.monotonic(), self._settings.deadline_seconds
-        self._waiting.append(Waiting(asked, now, now + patience, done))
+        self._waiting.append(Waiting(requests, now, now + patience, done))
         self._wake.set()
         async with asyncio.timeout(patience):
             return await future
@@ -58,7 +61,7 @@ class RequestQueue:
     def take(self) -> list[Waiting]:
         """The next pass: some `server.max_batch` requests, less those whose callers gave up."""
         batch: list[Waiting] = []
-        while self._waiting and sum(len(w.asked) for w in batch) < self._settings.max_batch:
+        while self._waiting and sum(len(w.requests) for w in batch) < self._settings.max_batch:
             batch.append(self._waiting.popleft())
         now = time.monotonic()
         return [w for w in batch if w.deadline > now]

@@ -1,7 +1,6 @@
 """The server's own view of the log: graph, facts and node features, sub-second fresh."""
 
 import threading
-import time
 
 import numpy as np
 import structlog
@@ -14,13 +13,13 @@ from streamd.models import Memory
 from streamd.registry.registry import Manifest
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.segments.reader import LogReader
+from streamd.server.candidates import Candidates
 from streamd.server.checkpoint import forget_memory, store_memory, stored_memory
 from streamd.server.served import UNKNOWN, Served
 from streamd.settings import ModelSettings, Settings
 
 log = structlog.get_logger()
 SLICE_EDGES = 20_000
-KEEP_SECONDS, MAX_KINDS, MAX_SECOND = 1.0, 1000, 256
 MEMORY_EVERY = 20_000
 ROLE, FACTS = "serve", "serve/facts"
 
@@ -34,6 +33,7 @@ class LogView:
         self._began_at = reader.first_edge
         begin_hold(settings.data_dir, ROLE, reader.first_edge)
         self.live = LiveGraph(reader, make_graph(settings, choose_device(settings.server.device), reader.first_edge), model)
+        self.candidates = Candidates(self.live, settings.server.max_candidates)
         self._data_dir = settings.data_dir
         self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
         self._hold = Hold(-1, -1)
@@ -42,9 +42,6 @@ class LogView:
         self._storing: threading.Thread | None = None
         self.newest_us = 0
         self._began = False
-        self._kinds: dict[str, list[int]] = {}
-        self._keys_sorted = 0
-        self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
 
     def suits(self, model: ModelSettings) -> bool:
         """Whether a version of such settings can be answered for with these facts."""
@@ -142,59 +139,3 @@ class LogView:
         """Dense ids, UNKNOWN for a key never seen."""
         known = self.log.ids
         return np.array([known.get(k, UNKNOWN) for k in keys], np.int64)
-
-    def of_kind(self, kind: str | None) -> Int64:
-        """Ids of nodes whose key begins with `kind:`, or of all that were a destination."""
-        if kind is None:
-            return self.live.destinations()
-        for node in range(self._keys_sorted, len(self.log.keys)):
-            key = self.log.keys[node]
-            if isinstance(key, str) and ":" in key:
-                self._kinds.setdefault(key.split(":", 1)[0], []).append(node)
-        self._keys_sorted = len(self.log.keys)
-        nodes = np.array(self._kinds.get(kind, []), np.int64)
-        return nodes[~self.log.deletions.is_gone(nodes)]
-
-    def candidates(self, source: int, kind: str | None, limit: int, served: Served | None) -> Int64:
-        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three hops away, the popular ones
-        of each half-life, and those with an embedding like its own."""
-        pool = self.of_kind(kind)
-        if len(pool) <= limit:
-            return pool
-        near = self.facts.partners(source)
-        close = np.concatenate([near, self._three_hops_away(near)])
-        close = close[np.isin(close, pool)][: limit // 2]
-        lists = self._popular(kind, pool, limit)
-        if served is not None:
-            lists = [*lists, served.nearest(source, pool, limit, self.live)]
-        table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
-        for column, found in enumerate(lists):
-            table[: len(found), column] = found
-        ranked = np.concatenate([close, table.ravel()])
-        ranked = ranked[ranked >= 0]
-        return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
-
-    def _three_hops_away(self, near: Int64) -> Int64:
-        """Partners of those who met the same partners, those with the most paths to them first."""
-        if not len(near):
-            return near
-        second = np.unique(np.concatenate([self.facts.partners(int(p)) for p in near]))[:MAX_SECOND]
-        ends = [near[:0], *(self.facts.partners(int(q)) for q in second)]
-        third, paths = np.unique(np.concatenate(ends), return_counts=True)
-        return third[np.argsort(-paths, kind="stable")]
-
-    def _popular(self, kind: str | None, pool: Int64, count: int) -> list[Int64]:
-        """The most popular of a pool, most popular first, for each half-life; as of up to a second ago."""
-        made, found = self._most_popular.get(kind, (0.0, []))
-        if time.monotonic() - made < KEEP_SECONDS:
-            return found
-        share = self.facts.log_shares(pool, self.newest_us + 1)
-        count = min(count, len(pool) - 1)
-        found = []
-        for column in -share.T:
-            top = np.argpartition(column, count)[:count]
-            found.append(pool[top[np.argsort(column[top], kind="stable")]])
-        if len(self._most_popular) > MAX_KINDS:
-            self._most_popular.clear()
-        self._most_popular[kind] = (time.monotonic(), found)
-        return found
