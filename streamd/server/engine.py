@@ -133,7 +133,7 @@ class Engine:
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
         view = LogView(self._settings, reader, model)
-        self._rebuild = Rebuild(None if manifest is None else view.memory_edge(manifest))
+        self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
         return view
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
@@ -160,7 +160,7 @@ class Engine:
 
     def _follow_versions(self, view: LogView) -> LogView:
         """Returns: the view that answers from now on."""
-        state = self._swap.step(view, self._served and self._served.manifest.name)
+        state = self._swap.step(view, self._served.manifest.name if self._served else None)
         if not isinstance(state, Swapped):
             return view
         self._served, self._view = state.served, state.view
@@ -179,7 +179,7 @@ class Engine:
         """Now and then let the view store what a restart needs."""
         if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
-            view.keep(self._served)
+            view.keeping.keep(self._served)
 
     # What is said of it
 

@@ -36,6 +36,8 @@ SMALL = {"stream__edge_feature_dim": 2, "stream__node_feature_dim": 2, "stream__
          "server__max_candidates": 8, "server__max_batch": 4}
 TGN = SMALL | {"model__labels": "classification"}
 TGAT = SMALL | {"model__name": "tgat", "model__half_lives_seconds": (10, 100, 1000, 5000, 9000)}
+PATIENCE_SECONDS = 120
+"""Kernels may have to be compiled on the way."""
 VOLATILE = {"now", "events_per_second", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
 
 
@@ -207,22 +209,22 @@ def play(path):
     ask_all(world, "rule", [*questions(later), *wrong()], sequence)
 
     first = publish(path, TGN, 300)
-    wait(lambda: world.engine.status.version == first)
+    wait(lambda: world.engine.status.version == first, PATIENCE_SECONDS)
     ask_all(world, "tgn", questions(later), sequence)
 
     append(path, src, dst, time)
-    wait(lambda: world.engine.status.edge == EDGES)
+    wait(lambda: world.engine.status.edge == EDGES, PATIENCE_SECONDS)
     for body in ({"src": "u:3", "dst": ["i:0", "i:7"]}, {"src": "u:3", "dst": ["i:0", "i:7"], "time": later}):
         sequence.append({"phase": "new events", **told(world.client.post("/v1/score", json=body))})
 
     second = publish(path, TGAT, 400, beside=first)
     moved = world.client.post(f"/v1/models/{second}/promote", json={"why": "to see it"})
-    wait(lambda: world.engine.status.version == second)
+    wait(lambda: world.engine.status.version == second, PATIENCE_SECONDS)
     sequence.append({"phase": "promoted", **told(moved)})
     ask_all(world, "tgat", questions(later), sequence)
 
     moved = world.client.post("/v1/models/rollback", json={"why": "and back"})
-    wait(lambda: world.engine.status.version == first)
+    wait(lambda: world.engine.status.version == first, PATIENCE_SECONDS)
     sequence.append({"phase": "rolled back", **told(moved)})
     ask_all(world, "tgn again", answers(later), sequence)
     described = world.client.get("/openapi.json").json()["paths"]
