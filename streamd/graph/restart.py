@@ -4,16 +4,19 @@ from pathlib import Path
 
 from streamd.graph.facts import PairFacts
 from streamd.graph.live import LiveGraph, save_facts
+from streamd.roles import FACTS, folder_of, take_over
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 
 
 class RestartPoint:
     """Facts are durable before the hold that relies on them names their place. Owner: the role."""
 
-    def __init__(self, data_dir: Path, role: str, folder: Path, live: LiveGraph) -> None:
-        """role: whose hold it is. folder: of its facts."""
-        self._data_dir, self._role, self._folder, self._live = data_dir, role, folder, live
-        begin_hold(data_dir, role, live.log.first_edge)
+    def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
+        """name: of the role. Takes over what an older release left."""
+        self._data_dir, self._name, self._live = data_dir, name, live
+        self._folder = folder_of(data_dir, name) / FACTS
+        take_over(data_dir, name)
+        begin_hold(data_dir, name, live.log.first_edge)
         self._facts_edge = live.edge
         self._hold = Hold(-1, -1)
 
@@ -39,5 +42,5 @@ class RestartPoint:
         """Say what of the log a restart needs: what is behind `edge`, and behind the facts. clean_edge: as of `Hold`."""
         hold = Hold(min(self._facts_edge, edge), clean_edge)
         if hold.edge != self._hold.edge or (hold != self._hold and self.wish() is not None):
-            write_hold(self._data_dir, self._role, hold)
+            write_hold(self._data_dir, self._name, hold)
             self._hold = hold

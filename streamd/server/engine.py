@@ -132,7 +132,7 @@ class Engine:
             return None
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
-        view = LogView(self._settings, reader, model)
+        view = LogView(self._settings, reader, model, self._beat.name)
         self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
         return view
 

@@ -1,6 +1,7 @@
 """What a server stores for its next start: facts, the hold behind them, and the memory of the version that serves."""
 
 import threading
+from pathlib import Path
 
 import structlog
 
@@ -9,25 +10,25 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.models import Memory
 from streamd.registry.registry import Manifest
-from streamd.server.checkpoint import forget_memory, store_memory, stored_memory
+from streamd.roles import folder_of
+from streamd.server.checkpoint import StoredMemory, forget_memory, store_memory, stored_memory
 from streamd.server.served import Served
-from streamd.settings import Settings
 
 log = structlog.get_logger()
 MEMORY_EVERY = 20_000
 """Edges: a restart replays no more of them into memory, and a store of a million nodes takes a second."""
-ROLE, FACTS = "serve", "serve/facts"
 
 
 class Keeping:
     """Stores from copies by a thread of its own, since requests do not wait for a disk. Owner: the view of the log."""
 
-    def __init__(self, settings: Settings, live: LiveGraph) -> None:
-        """Takes over the facts that were stored last."""
-        self._data_dir, self._live = settings.data_dir, live
-        self._restart = RestartPoint(settings.data_dir, ROLE, settings.data_dir / FACTS, live)
+    def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
+        """name: of this server. Takes over the facts that were stored last."""
+        self.name, self._live = name, live
+        self._folder = folder_of(data_dir, name)
+        self._restart = RestartPoint(data_dir, name, live)
         self._restart.resume(live.log.num_edges)
-        stored = stored_memory(self._data_dir)
+        stored = self.memory()
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
         self._storing: threading.Thread | None = None
 
@@ -44,13 +45,17 @@ class Keeping:
             return
         wish = self._restart.wish()
         if wish is not None and self._memory_stored[1] < wish:
-            forget_memory(self._data_dir)
+            forget_memory(self._folder)
             self._memory_stored = ("", -1)
         elif served is not None and self._memory_is_due(served):
             name, memory = served.manifest.name, served.memory.copy()
             self._storing = threading.Thread(target=self.store_memory, args=(name, memory), name="memory", daemon=True)
             self._storing.start()
         self._restart.hold(edge, edge)
+
+    def memory(self) -> StoredMemory | None:
+        """What was stored last of the version that served then."""
+        return stored_memory(self._folder)
 
     def memory_edge(self, manifest: Manifest) -> int:
         """Edge at which a version's memory is stored last: by the version itself, or here since."""
@@ -63,7 +68,7 @@ class Keeping:
     def store_memory(self, version: str, memory: Memory) -> None:
         """Store a copy of a version's memory; what fails is said."""
         try:
-            store_memory(self._data_dir, version, memory)
+            store_memory(self._folder, version, memory)
         except OSError as error:
             log.error("memory_not_stored", error=str(error), meaning="a restart replays more; tried again in a second")
         else:

@@ -11,7 +11,6 @@ from streamd.errors import StreamdError
 from streamd.gpu import choose_device
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
-from streamd.server.checkpoint import stored_memory
 from streamd.server.served import Served
 from streamd.server.view import LogView
 from streamd.settings import Settings
@@ -131,22 +130,22 @@ class Swap:
             try:
                 device = choose_device(self._settings.server.device)
                 served = Served.restored(self._registry.load(name), device)
-                served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
+                served.take_memory(view.keeping.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
-                future.set_result((served, view if suits else self._other_view(served)))
+                future.set_result((served, view if suits else self._other_view(served, view.keeping.name)))
             except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
                 future.set_exception(error)
 
         threading.Thread(target=load, name="load-version", daemon=True).start()
         return future
 
-    def _other_view(self, served: Served) -> LogView:
+    def _other_view(self, served: Served, name: str) -> LogView:
         """One with facts as the version's settings have them, which takes the present one's place with it."""
         log.warning("facts_made_anew", version=served.manifest.name,
                     reason="other model.half_lives_seconds or max_pairs")
         reader = LogReader(self._settings.data_dir)
         reader.refresh()
-        return LogView(self._settings, reader, served.model.settings)
+        return LogView(self._settings, reader, served.model.settings, name)
 
     def _loaded(self, state: Loading) -> State:
         if not state.loaded.done():

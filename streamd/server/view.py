@@ -18,13 +18,13 @@ SLICE_EDGES = 20_000
 class LogView:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
 
-    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings) -> None:
-        """model: of the version that is served; half-lives and bound of the facts are its."""
+    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings, name: str) -> None:
+        """model: of the version that is served; half-lives and bound of the facts are its. name: of this server."""
         self.log, self.model = reader, model
         self._began_at = reader.first_edge
         graph = make_graph(settings, choose_device(settings.server.device), reader.first_edge)
         self.live = LiveGraph(reader, graph, model)
-        self.keeping = Keeping(settings, self.live)
+        self.keeping = Keeping(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
         self._began = False

@@ -8,7 +8,7 @@ from streamd.graph.restart import RestartPoint
 from streamd.settings import Settings
 from streamd.training.versions import Versions
 
-ROLE, FACTS = "train", "train/facts"
+NAME = "train"
 
 
 class Keeping:
@@ -16,7 +16,7 @@ class Keeping:
 
     def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
         self._versions, self._live = versions, live
-        self._restart = RestartPoint(settings.data_dir, ROLE, settings.data_dir / FACTS, live)
+        self._restart = RestartPoint(settings.data_dir, NAME, live)
         self.done = 0.0
         """When `keep` was last called, by the monotonic clock."""
 

@@ -20,7 +20,7 @@ def live(tmp_path):
 
 
 def point_of(tmp_path, live):
-    return RestartPoint(tmp_path, "train", tmp_path / "facts", live)
+    return RestartPoint(tmp_path, "train", live)
 
 
 def test_what_is_read_for_the_first_time_is_held_from_the_start(tmp_path, live):

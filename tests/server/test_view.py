@@ -17,7 +17,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
     def opened():
         reader = LogReader(tmp_path)
         reader.refresh()
-        return LogView(s, reader, s.model)
+        return LogView(s, reader, s.model, "serve")
 
     def read(server):
         while not server.caught_up or server.follow()[0]:
