@@ -42,19 +42,25 @@ def _settings(config: Path | None, data_dir: Path | None) -> Settings:
 @app.command()
 def run(
     config: ConfigOption = None, data_dir: DataOption = None,
-    role: Annotated[str | None, typer.Option(help="Run only ingest, train or serve, in this process.")] = None
+    role: Annotated[str | None, typer.Option(help="Run only ingest, train or serve, in this process.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")] = None
 ) -> None:
     """Run the daemon: ingest, train and serve, until a signal."""
-    from streamd.daemon import ROLES, Supervisor, run_role
+    from streamd.daemon import Supervisor, run_role
+    from streamd.roles import ROLES, check_name
     from streamd.telemetry.logs import configure_logs
 
     settings = _settings(config, data_dir)
     if role is None:
+        if name is not None:
+            raise SettingsError("--name is of a server alone.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
         raise typer.Exit(Supervisor(settings).run())
     if role not in ROLES:
         raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
-    raise typer.Exit(run_role(settings, role))
+    if name is not None:
+        check_name(role, name)
+    raise typer.Exit(run_role(settings, role, name or ""))
 
 
 @app.command()

@@ -21,6 +21,7 @@ import structlog
 from streamd.clock import SystemClock
 from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
 from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent, raise_file_limit
+from streamd.roles import LOCK, ROLES, make_folder, take_over
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
@@ -30,7 +31,6 @@ from streamd.telemetry.port import open_port
 
 log = structlog.get_logger()
 Held = TypeVar("Held")
-ROLES = ("ingest", "train", "serve")
 STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
@@ -163,11 +163,13 @@ def make_data_dir(path: Path) -> None:
                             "give that user rights to it, or set data_dir to another.")
 
 
-def run_role(settings: Settings, role: str) -> int:
-    """Run one role in this process until a signal. Returns: exit status."""
+def run_role(settings: Settings, role: str, name: str = "") -> int:
+    """Run one role in this process until a signal. name: under which it writes, its own where empty. Returns: exit
+    status."""
+    name = name or role
     _die_with_parent()
     raise_file_limit()
-    configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, role)
+    configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, name)
     metrics.say_build()
     stop, at_once = threading.Event(), threading.Event()
 
@@ -180,7 +182,7 @@ def run_role(settings: Settings, role: str) -> int:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
         if role == "serve":
-            _run_serve(settings, stop, at_once)
+            _run_serve(settings, name, stop, at_once)
         else:
             {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
     except StreamdError as error:
@@ -189,7 +191,7 @@ def run_role(settings: Settings, role: str) -> int:
             return REFUSED
         if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
             return 1
-        Heartbeat(settings.data_dir, role).touch(REFUSED_STATE, why=str(error))
+        Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
         return ROLE_REFUSED
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         log.error("path_not_usable", path=str(error.filename), error=error.strerror,
@@ -210,6 +212,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     if writer is None:
         return
     try:
+        take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
         keeper = Keeper(writer, settings.retention, letters.purge)
         open_port(settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows)
@@ -251,9 +254,9 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         os.close(lock)
 
 
-def _once_unlocked(take: Callable[[], Held], beat: Heartbeat, stop: threading.Event) -> Held | None:
+def _once_unlocked(take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event) -> Held | None:
     """What `take` returns, once the role of a killed supervisor has ended that holds its lock; None where told to stop
-    meanwhile."""
+    meanwhile. beat: says so, None where it is the other's."""
     told = False
     while True:
         try:
@@ -262,13 +265,14 @@ def _once_unlocked(take: Callable[[], Held], beat: Heartbeat, stop: threading.Ev
             if not told:
                 log.warning("waiting_for_lock", error=str(error))
             told = True
-        beat.touch("waiting for another process")
+        if beat is not None:
+            beat.touch("waiting for another process")
         if stop.wait(0.1):
             return None
 
 
-def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Event) -> None:
-    """at_once: a stop does not wait for `server.drain_seconds`."""
+def _run_serve(settings: Settings, name: str, stop: threading.Event, at_once: threading.Event) -> None:
+    """at_once: a stop does not wait for `server.drain_seconds`. Raises: LockedError where a server of that name runs."""
     import uvicorn
 
     from streamd.gpu import choose_device
@@ -295,9 +299,12 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
         at_once.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve"), end_process)
-    state = ServerState(settings, engine, registry)
     listening = _listen(settings.server.host, settings.server.port)
+    lock = _lock_name(settings.data_dir, name, stop)
+    if lock is None:
+        return
+    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve", name), end_process)
+    state = ServerState(settings, engine, registry)
     server = Server(web_config(state))
 
     def end_with_stop() -> None:
@@ -313,6 +320,18 @@ def _run_serve(settings: Settings, stop: threading.Event, at_once: threading.Eve
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
+
+
+def _lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
+    """Hold a server's name until this process ends. Under a supervisor it waits: the server of one that was killed may
+    still be ending. None where told to stop meanwhile. Raises: LockedError."""
+    from streamd.segments.recovery import lock_directory
+
+    def take() -> int:
+        return lock_directory(make_folder(data_dir, name) / LOCK,
+                              "stop that process, or start this server with a --name of its own, such as serve-2.")
+
+    return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def _listen(host: str, port: int) -> socket.socket:

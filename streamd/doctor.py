@@ -18,7 +18,7 @@ import numpy as np
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON
 from streamd.settings import Settings, schema_of
-from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.heartbeat import read_beats
 
 if TYPE_CHECKING:
     from streamd.ingest.watch import Topics
@@ -39,7 +39,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     """Run all checks, yielding each as it is done."""
     for name, look in (("broker", _broker), ("data directory", _data_directory), ("feature widths", _widths),
                        ("clock", _clock), ("ports", _ports), ("file limit", _file_limit), ("crc32c", _crc32c),
-                       ("model", _model), ("device", _device), ("kernels", _kernels)):
+                       ("model", _model), ("device", _device), ("kernels", _kernels), ("roles", _roles)):
         yield _checked(name, look, settings)
 
 
@@ -150,18 +150,18 @@ def _ports(settings: Settings) -> str:
     for role, port in (("serve", settings.server.port), ("ingest", own.ingest_port), ("train", own.train_port)):
         if not port:
             continue
-        beat = read_beat(settings.data_dir, role)
+        running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
                 said.append(f"{port} free for {role}")
             except OSError as error:
-                if beat is None or not beat.alive:
+                if not running:
                     name = "server.port" if role == "serve" else f"telemetry.{role}_port"
                     raise StreamdError(f"{role} cannot listen on {host}:{port}: {error.strerror}.",
                                        f"free the port or set {name}.") from None
-                said.append(f"{port} used by {role}, which runs")
+                said.append(f"{port} used by {' or '.join(running)}, which runs")
     return ", ".join(said)
 
 
@@ -215,6 +215,20 @@ def _device(settings: Settings) -> str:
 def _kernels(_: Settings) -> str:
     seconds = warm_up()
     return f"compiled or loaded in {seconds:.1f} s"
+
+
+def _roles(settings: Settings) -> str:
+    """Those that ever wrote in the directory, which hold its log whether or not they run."""
+    from streamd.segments.holds import read_holds
+
+    holds, beats = read_holds(settings.data_dir), {beat.name: beat for beat in read_beats(settings.data_dir)}
+    said = []
+    for name in sorted({*holds, *beats}):
+        beat = beats.get(name)
+        runs = beat.state if beat is not None and beat.alive else "does not run"
+        holding = f", holds the log from edge {holds[name].edge:,}" if name in holds else ""
+        said.append(f"{name}: {runs}{holding}")
+    return "; ".join(said) or "none has run here"
 
 
 def warm_up() -> float:

@@ -38,7 +38,8 @@ class DataDirectoryError(StreamdError):
 
 
 class LockedError(DataDirectoryError):
-    """When another process holds the directory. The operator stops it or names another directory."""
+    """When another process holds the directory. The operator stops it, names another directory, or gives a further server
+    another `--name`."""
 
 
 class JournalError(DataDirectoryError):

@@ -18,8 +18,9 @@ from streamd.events import Schema
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.ingest.load import Loader
 from streamd.ingest.tables import Columns, Misfit, Times, count_rows, read_events
+from streamd.roles import COMPACT
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
-from streamd.segments.keeper import COMPACT, Keeper
+from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tail import JournalTail
@@ -66,7 +67,7 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
         read_cursor(settings.data_dir / "train" / "checkpoints")
     except StreamdError as error:
         yield str(error)
-    for pattern in ("train/facts/*", "serve/facts/*", "serve/*", "train/replay/*"):
+    for pattern in ("roles/*/facts/*", "roles/*/*", "train/facts/*", "serve/facts/*", "serve/*", "train/replay/*"):
         for path in sorted(settings.data_dir.glob(f"{pattern}.safetensors")):
             try:
                 unpack(path)

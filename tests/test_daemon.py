@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from structlog.testing import capture_logs
 import streamd
 from streamd import daemon
 from streamd.daemon import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir, run_role
-from streamd.errors import SettingsError
+from streamd.errors import LockedError, SettingsError
 from streamd.processes import PYTHON
+from streamd.roles import ROLES, make_folder
 from tests.builders import settings
 
 BEAT = """
@@ -36,7 +38,7 @@ class Roles:
             statuses = self.ends.get(role, [])
             code = BEAT if beats and self.started.count(role) == 1 else ""
             code += f"raise SystemExit({statuses.pop(0)})" if statuses else "import time; time.sleep(600)"
-            return popen([sys.executable, "-c", code], env=env | {"BEAT": str(beats / f"run/{role}.json") if beats else ""})
+            return popen([sys.executable, "-c", code], env=env | {"BEAT": str(beats / f"roles/{role}/heartbeat.json") if beats else ""})
 
         monkeypatch.setattr(daemon.subprocess, "Popen", start)
         monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
@@ -77,7 +79,8 @@ def test_where_all_roles_refuse_the_daemon_ends(tmp_path, monkeypatch):
 
 
 def test_a_role_that_dies_after_it_was_well_is_started_again(tmp_path, monkeypatch):
-    (tmp_path / "run").mkdir()
+    for role in ROLES:
+        make_folder(tmp_path, role)
     roles = Roles(monkeypatch, tmp_path, train=[1, -9, 1, 1])
     supervisor = Supervisor(settings(tmp_path))
     status = watched(supervisor, lambda: roles.started.count("train") == 5, 100)
@@ -109,12 +112,26 @@ def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
     monkeypatch.setattr(daemon, "configure_logs", lambda *_: None)
     monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
     monkeypatch.setattr(daemon, "_die_with_parent", lambda: None)
-    (tmp_path / "run").write_text("in the way")
+    (tmp_path / "roles").write_text("in the way")
     with capture_logs() as said:
         assert run_role(settings(tmp_path), "ingest") == 1
-        assert run_role(settings(tmp_path / "run"), "ingest") == REFUSED
-    assert (said[-2]["event"], said[-2]["path"]) == ("path_not_usable", str(tmp_path / "run"))
+        assert run_role(settings(tmp_path / "roles"), "ingest") == REFUSED
+    assert (said[-2]["event"], said[-2]["path"]) == ("path_not_usable", str(tmp_path / "roles/ingest"))
     assert "cannot be made" in said[-1]["error"]
+
+
+def test_a_second_server_of_a_name_is_refused_and_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
+    stop = threading.Event()
+    held = [daemon._lock_name(tmp_path, name, stop) for name in ("serve", "serve-2")]
+    with pytest.raises(LockedError, match=rf"roles/serve-2 .* process {os.getpid()}.*--name of its own"):
+        daemon._lock_name(tmp_path, "serve-2", stop)
+    monkeypatch.setenv(daemon.SUPERVISED_BY, "1")
+    threading.Timer(0.3, stop.set).start()
+    assert daemon._lock_name(tmp_path, "serve", stop) is None, "under a supervisor it waits for one that ends"
+    for lock in held:
+        os.close(lock)
+    os.close(daemon._lock_name(tmp_path, "serve", threading.Event()))
 
 
 EVIL = "import pathlib; pathlib.Path('was_here').touch(); raise SystemExit(77)"

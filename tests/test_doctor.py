@@ -16,7 +16,8 @@ from tests.builders import SECOND, settings, stream, write_log
 
 def checked(name, s):
     return doctor._checked(name, {"broker": doctor._broker, "data": doctor._data_directory, "widths": doctor._widths,
-                                  "clock": doctor._clock, "ports": doctor._ports, "files": doctor._file_limit}[name], s)
+                                  "clock": doctor._clock, "ports": doctor._ports, "files": doctor._file_limit,
+                                  "roles": doctor._roles}[name], s)
 
 
 def kafka_says(monkeypatch, topics=None, newest_us=0):

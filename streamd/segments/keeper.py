@@ -7,6 +7,7 @@ import structlog
 
 from streamd.errors import CorruptionError
 from streamd.events import Key
+from streamd.roles import COMPACT
 from streamd.segments.compact import Compaction, compaction, deleted_keys
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
 from streamd.segments.journal import SegmentState
@@ -19,8 +20,6 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 log = structlog.get_logger()
 STEP_SECONDS = 0.05
-COMPACT = "compact"
-"""Of the heartbeat that says how far a pass is, for a `streamd compact` in another process."""
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 
@@ -109,7 +108,7 @@ class Keeper:
             log.info("segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge)
         if blocked and not self._blocked:
             log.warning("retention_blocked", num_bytes=blocked, held_at_edge=held,
-                        action="start the role whose file in holds/ names that edge, or remove the file")
+                        action="start the role whose hold in roles/ names that edge, or remove its folder")
         self._blocked = blocked
         metrics.log_bytes.set(total + blocked)
         metrics.retention_blocked.set(blocked)

@@ -91,8 +91,9 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
         disk.unlink(path)
 
 
-def lock_directory(path: Path) -> int:
-    """Take the directory of a lock file for this process. Raises: LockedError naming the owner."""
+def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
+    """Take the directory of a lock file for this process. action: what else its operator can do. Raises: LockedError
+    naming the owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -101,7 +102,7 @@ def lock_directory(path: Path) -> int:
         owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
         os.close(fd)
         raise LockedError(f"{path.parent} is being written by process {owner}.",
-                          "stop that process or set another data_dir.") from None
+                          action) from None
     except OSError as error:
         os.close(fd)
         raise DataDirectoryError(f"{path.parent} lies on a volume that gives no locks (flock): {error}.",

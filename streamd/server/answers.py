@@ -1,94 +1,77 @@
-"""What can be asked and what is answered, computed for many requests in one pass."""
+"""Answers, computed for many requests in one pass."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from streamd.events import Float32, Int64, Key
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.server.requests import (
+    Answer,
+    Embedding,
+    Label,
+    NotFinite,
+    Recommend,
+    Request,
+    Score,
+)
 from streamd.server.served import UNKNOWN, Served
 from streamd.server.view import LogView
 
 
-class Overloaded(Exception):
-    """More requests wait than `server.max_queue`; the caller answers 429."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What an answer is computed from. served: with its memory as of then, None for the rule. as_of_us: the time of the
+    query, behind every event there is."""
 
-
-class NotReady(Exception):
-    """The engine cannot answer yet; the caller answers 503."""
-
-
-class NotFinite(Exception):
-    """A version says what is no number; it must not serve."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request. dst: candidate keys, or None to let the engine choose `k` of a `kind`, from all nodes where exact.
-    time_us: None for now."""
-
-    src: Key
-    dst: tuple[Key, ...] | None = None
-    time_us: int | None = None
-    k: int = 10
-    kind: str | None = None
-    exclude_seen: bool = False
-    exact: bool = False
-    embedding: bool = False
-    labels: bool = False
-
-    @property
-    def is_search(self) -> bool:
-        """Whether the engine chooses the destinations."""
-        return self.dst is None and not self.embedding and not self.labels
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times in microseconds."""
-
-    version: str
-    trained_until_us: int | None
-    edge: int
+    view: LogView
+    served: Served | None
     as_of_us: int
-    newest_us: int
-    src_known: bool
-    dst: tuple[Key, ...] = ()
-    scores: tuple[float, ...] = ()
-    known: tuple[bool, ...] = ()
-    embedding: tuple[float, ...] = ()
-    memory_edge: int = 0
-    labels: tuple[float, ...] | None = None
+
+    def answer(self, source: int, **found: Any) -> Answer:
+        """What every answer says, and what was found. source: its id, or UNKNOWN."""
+        view, served = self.view, self.served
+        is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
+        return Answer(
+            version=served.manifest.name if served else RULE,
+            trained_until_us=served.manifest.window_end_us if served else None,
+            edge=view.edge,
+            as_of_us=self.as_of_us,
+            newest_us=view.newest_us,
+            memory_edge=served.memory.edge if served else view.edge,
+            src_known=is_known,
+            **found,
+        )
 
 
-Done = Callable[[list[Answer] | BaseException], None]
-"""Told the answers, in the order of what was asked together, or why there are none."""
+def moments_of(view: LogView, served: Served | None, requests: Sequence[Request]) -> list[Moment]:
+    """When each request is answered: at its own time, or now. A chunk of memory that its time closes is closed for it."""
+    as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
+    by_time = {t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)}
+    return [by_time[t] for t in as_of]
 
 
-def answers_of(
-    view: LogView, served: Served | None, asked: list[Asked], as_of: list[int], limit: int
-) -> list[Answer]:
-    """Answers in order, by one version. as_of: microseconds, one each. limit: most destinations of a search."""
-    sources = view.ids([a.src for a in asked])
-    targets = [_targets(view, served, a, int(s), limit) for a, s in zip(asked, sources, strict=True)]
-    scores = scores_of(view, served, sources, targets, as_of)
-    answers = []
-    for i, a in enumerate(asked):
-        z = served.embedding_of(int(sources[i]), view.live).tolist() if a.embedding and served is not None else ()
-        labels = served.labels(int(sources[i]), view.live) if a.labels and served is not None else None
-        if not np.isfinite([*z, *(labels or ())]).all():
-            raise NotFinite("an embedding or label is not finite")
-        answers.append(answer_of(view, served, a, int(sources[i]), targets[i], scores[i], as_of[i], tuple(z), labels))
-    return answers
+def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
+    """Answers in order, by one version. Those that see memory at different cuts are a pass each. Raises: NotFinite."""
+    answers: dict[int, Answer] = {}
+    for served in {id(m.served): m.served for m in moments}.values():
+        places = [i for i, m in enumerate(moments) if m.served is served]
+        group = _one_pass([requests[i] for i in places], [moments[i] for i in places])
+        answers.update(zip(places, group, strict=True))
+    return [answers[i] for i in range(len(requests))]
 
 
-def scores_of(view: LogView, served: Served | None, sources: Int64, targets: list[Int64], as_of: list[int]) -> list[Float32]:
-    """Scores of each source's targets."""
+def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64]) -> list[Float32]:
+    """Scores of each source's targets, by one version with its memory at one cut. Raises: NotFinite."""
+    if not len(targets):
+        return []
+    view, served = moments[0].view, moments[0].served
     counts = [len(d) for d in targets]
-    rows = np.concatenate([view.facts.rows(np.array([s]), np.array([t]), d[None])[0]
-                           for s, t, d in zip(sources, as_of, targets, strict=True)])
+    rows = np.concatenate([view.facts.rows(np.array([s]), np.array([m.as_of_us]), d[None])[0]
+                           for s, m, d in zip(sources, moments, targets, strict=True)])
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
@@ -100,27 +83,76 @@ def scores_of(view: LogView, served: Served | None, sources: Int64, targets: lis
     return np.split(scores, np.cumsum(counts)[:-1])
 
 
-def answer_of(
-    view: LogView, served: Served | None, asked: Asked, source: int, targets: Int64, scores: Float32, as_of: int,
-    embedding: tuple[float, ...] = (), labels: tuple[float, ...] | None = None
-) -> Answer:
-    """The answer to a request whose targets have these scores; of a search, the best k."""
-    known = view.facts.is_known(targets)
-    keys = asked.dst or ()
-    if asked.is_search:
-        best = np.lexsort((targets, -scores))[: asked.k]
-        targets, scores, known = targets[best], scores[best], known[best]
-        keys = tuple(view.log.keys[t] for t in targets)
-    return Answer(
-        served.manifest.name if served else RULE, served.manifest.window_end_us if served else None, view.edge, as_of,
-        view.newest_us, source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0]), keys,
-        tuple(scores.tolist()), tuple(known.tolist()), embedding, served.memory.edge if served else view.edge, labels)
+def recommended(moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32) -> Answer:
+    """The best of a pool that was scored."""
+    best = np.lexsort((pool, -scores))[: request.k]
+    view, nodes = moment.view, pool[best]
+    return moment.answer(
+        source,
+        dst=tuple(view.log.keys[node] for node in nodes),
+        scores=tuple(scores[best].tolist()),
+        known=tuple(view.facts.is_known(nodes).tolist()),
+    )
 
 
-def _targets(view: LogView, served: Served | None, asked: Asked, source: int, limit: int) -> Int64:
-    if asked.dst is not None:
-        return view.ids(list(asked.dst))
-    if not asked.is_search:
-        return np.zeros(0, np.int64)
-    found = view.candidates(source, asked.kind, limit, served)
-    return np.setdiff1d(found, view.facts.partners(source)) if asked.exclude_seen else found
+def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
+    """All moments are of one version with its memory at one cut."""
+    view = moments[0].view
+    sources = view.ids([_node_of(r) for r in requests])
+
+    # All pairs of all requests are scored at once.
+    targets = {i: _targets(m, r, int(sources[i])) for i, (m, r) in enumerate(zip(moments, requests, strict=True))
+               if isinstance(r, Score | Recommend)}
+    scores = dict(zip(targets, scores_of([moments[i] for i in targets], sources[list(targets)], [*targets.values()]),
+                      strict=True))
+
+    answers = []
+    for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
+        source = int(sources[i])
+        match request:
+            case Score():
+                answers.append(_scored(moment, request, source, targets[i], scores[i]))
+            case Recommend():
+                answers.append(recommended(moment, request, source, targets[i], scores[i]))
+            case Embedding():
+                answers.append(_embedded(moment, source))
+            case Label():
+                answers.append(_labelled(moment, source))
+    return answers
+
+
+def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
+    view = moment.view
+    if isinstance(request, Score):
+        return view.ids(list(request.dst))
+    found = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
+    return view.candidates.unseen(found, source) if request.exclude_seen else found
+
+
+def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:
+    known = moment.view.facts.is_known(targets)
+    return moment.answer(source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist()))
+
+
+def _embedded(moment: Moment, source: int) -> Answer:
+    if moment.served is None:
+        return moment.answer(source)
+    z = moment.served.embedding_of(source, moment.view.live).tolist()
+    if not np.isfinite(z).all():
+        raise NotFinite("an embedding is not finite")
+    return moment.answer(source, embedding=tuple(z))
+
+
+def _labelled(moment: Moment, source: int) -> Answer:
+    labels = None if moment.served is None else moment.served.labels(source, moment.view.live)
+    if labels is not None and not np.isfinite(labels).all():
+        raise NotFinite("a label is not finite")
+    return moment.answer(source, labels=labels)
+
+
+def _node_of(request: Request) -> Key:
+    return request.src if isinstance(request, Score | Recommend) else request.node
+
+
+def _time_of(request: Request) -> int | None:
+    return request.time_us if isinstance(request, Score | Recommend) else None

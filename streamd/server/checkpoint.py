@@ -8,11 +8,11 @@ import torch
 
 from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
+from streamd.roles import MEMORY
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack
 
 log = structlog.get_logger()
-FILE = "serve/memory.safetensors"
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,16 @@ class StoredMemory:
     memory: Memory
 
 
-def store_memory(data_dir: Path, version: str, memory: Memory) -> None:
-    """Write it durably in place of the one before. memory: a copy of the caller's."""
-    path = data_dir / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+def store_memory(folder: Path, version: str, memory: Memory) -> None:
+    """Write it durably in place of the one before. folder: of the role. memory: a copy of the caller's."""
+    path = folder / MEMORY
     told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
     write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **told))
 
 
-def stored_memory(data_dir: Path) -> StoredMemory | None:
+def stored_memory(folder: Path) -> StoredMemory | None:
     """The one stored last; None where there is none that can be read."""
-    path = data_dir / FILE
+    path = folder / MEMORY
     try:
         arrays, told = unpack(path)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
@@ -45,6 +44,6 @@ def stored_memory(data_dir: Path) -> StoredMemory | None:
         return None
 
 
-def forget_memory(data_dir: Path) -> None:
+def forget_memory(folder: Path) -> None:
     """Remove it: it may hold what was deleted."""
-    (data_dir / FILE).unlink(missing_ok=True)
+    (folder / MEMORY).unlink(missing_ok=True)

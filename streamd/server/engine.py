@@ -1,4 +1,4 @@
-"""The engine: follows the log, follows the registry, answers requests in batches; nothing waits for a swap.
+"""The engine: follows the log, follows the versions, answers requests in batches; nothing waits for a swap.
 
 It shares the event loop's thread with HTTP and lets it run between two slices of work. In a thread of its own each of its
 many small torch calls gave the interpreter's lock away and waited to get it back: an answer of 0.8 ms took 4.
@@ -6,52 +6,37 @@ many small torch calls gave the interpreter's lock away and waited to get it bac
 
 import asyncio
 import gc
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 import torch
 
 from streamd.errors import StreamdError
-from streamd.gpu import choose_device
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
-from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, Overloaded, answers_of
-from streamd.server.checkpoint import stored_memory
+from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness
+from streamd.server.queue import RequestQueue, Waiting
+from streamd.server.rebuild import Rebuild
+from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
 from streamd.server.search import Searches
 from streamd.server.served import Served
+from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
 from streamd.server.view import LogView
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.telemetry.progress import Reading, RoleProgress
+from streamd.telemetry.progress import Reading
 
 log = structlog.get_logger()
 IDLE_SECONDS = 0.01
-REGISTRY_SECONDS = 0.1
+"""Rest where nothing waits: how stale an answer may be after a commit."""
 KEEP_SECONDS = 1.0
-SLICE_CHUNKS = 1
-
-
-@dataclass
-class _Waiting:
-    """Requests that are answered together, by one version."""
-
-    asked: list[Asked]
-    since: float
-    deadline: float
-    done: Done
-
-    @property
-    def is_exact(self) -> bool:
-        return any(a.exact for a in self.asked)
+"""Between two looks at what should be stored."""
 
 
 @dataclass
@@ -80,54 +65,33 @@ class Engine:
     ) -> None:
         """on_failure: called when `run` ends by an error, so that the process can end with it."""
         self._settings, self._registry, self._beat, self._on_failure = settings, registry, beat, on_failure
-        self._queue: deque[_Waiting] = deque()
-        self._wake = asyncio.Event()
-        self._served: Served | None = None
-        self._building: tuple[Served, LogView] | None = None
-        self._carried_from: int | None = None
-        """Edge from which the first served version's memory is carried to now; None without one."""
-        self._rebuild: RoleProgress | None = None
-        self._loading: Future[tuple[Served, LogView]] | None = None
-        self._noticed = 0.0
-        self._refused: set[str] = set()
-        """Versions that cannot be served, as far as was tried."""
-        self._checked = self._kept = 0.0
         self.status = EngineStatus()
         self._view: LogView | None = None
+        """None until ingest has made a log."""
+        self._served: Served | None = None
+        """None while the rule answers."""
+        self._swap = Swap(settings, registry)
+        self._rebuild = Rebuild(None)
+        self._queue = RequestQueue(settings.server)
         self._searches = Searches(settings.server)
         self._rate, self._freshness = EventRate(), Freshness()
+        self._kept = 0.0
         self._stopping = False
 
     def stop(self) -> None:
         """Let `run` answer what waits, then end."""
         self._stopping = True
-        self._wake.set()
+        self._queue.wake()
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def ask(self, request: Request) -> Answer:
         """Put a request and wait. Raises: Overloaded, NotReady, TimeoutError."""
-        return (await self.ask_all([asked]))[0]
+        return (await self.ask_all([request]))[0]
 
-    async def ask_all(self, asked: list[Asked]) -> list[Answer]:
+    async def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
         """Put requests that one version answers, and wait. Raises: Overloaded, NotReady, TimeoutError."""
         if not self.status.ready:
             raise NotReady(self.status.why)
-        if sum(len(w.asked) for w in self._queue) >= self._settings.server.max_queue:
-            raise Overloaded
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-
-        def done(result: list[Answer] | BaseException) -> None:
-            if future.done():
-                return
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        now, wait = time.monotonic(), self._settings.server.deadline_seconds
-        self._queue.append(_Waiting(asked, now, now + wait, done))
-        self._wake.set()
-        async with asyncio.timeout(wait):
-            return await future
+        return await self._queue.answers(requests)
 
     async def run(self) -> None:
         """Until `stop`."""
@@ -139,28 +103,24 @@ class Engine:
                 busy = self._view is not None and self._step(self._view)
                 self._answer()
                 self._search()
-                await self._rest(0.0 if busy or self._queue or self._searches else IDLE_SECONDS)
+                await self._queue.rest(0.0 if busy or self._queue or self._searches else IDLE_SECONDS)
         except Exception as error:
             log.exception("engine_failed", error=str(error))
             self.status.ready, self.status.why = False, f"the engine failed: {error}"
             self.status.rebuild = None
             self._on_failure()
 
-    def _search(self) -> None:
-        """One slice of the searches over all nodes."""
-        try:
-            self.status.answered += self._searches.step()
-        except NotFinite as error:
-            self._stop_serving(str(error))
+    def _step(self, view: LogView) -> bool:
+        """One slice of all but answering. Returns: whether more of it waits."""
+        self.status.beat = time.monotonic()
+        took = self._follow_log(view)
+        view = self._follow_versions(view)
+        self._say_whether_ready(view)
+        self._report(view)
+        self._keep(view)
+        return took > 0 or isinstance(self._swap.state, CatchingUp)
 
-    async def _rest(self, seconds: float) -> None:
-        """Let the loop do what else is due; for longer where nothing waits, until something is asked."""
-        await asyncio.sleep(0)
-        if seconds and not self._queue:
-            self._wake.clear()
-            timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
+    # The log and the versions
 
     def _open(self) -> LogView | None:
         """The log, once ingest has made it, with the facts that were stored of it: read aside, it can take seconds."""
@@ -172,43 +132,9 @@ class Engine:
             return None
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
-        view = LogView(self._settings, reader, model)
-        self._carried_from = None if manifest is None else view.memory_edge(manifest)
+        view = LogView(self._settings, reader, model, self._beat.name)
+        self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
         return view
-
-    def _step(self, view: LogView) -> bool:
-        """One slice of following log and registry. Returns: whether more of it waits."""
-        self.status.beat = time.monotonic()
-        took = self._follow_log(view)
-        self._follow_registry(view)
-        building = self._build(view)
-        if not self.status.ready and view.caught_up and not self._loading and not self._building:
-            self.status.ready, self.status.why, self.status.rebuild = True, "answering", None
-            metrics.rebuild_ratio.set(1)
-            gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
-            log.info("server_ready", edges=view.edge, version=self.status.version)
-        elif not self.status.ready:
-            self._say_how_far(view)
-        self._report(view)
-        if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
-            self._kept = time.monotonic()
-            view.keep(self._served)
-        return took > 0 or building
-
-    def _say_how_far(self, view: LogView) -> None:
-        """Until it is ready: edges in graph and facts, and edges that memory was carried over."""
-        done, total = view.taken_in
-        if self._carried_from is not None:
-            total += max(0, view.log.num_edges - self._carried_from)
-        if self._building is not None:
-            served, own = self._building
-            done += served.memory.edge - (self._carried_from or 0)
-            if own is not view:
-                done, total = done + own.taken_in[0], total + own.taken_in[1]
-        if self._rebuild is None:
-            self._rebuild = RoleProgress("rebuilding", metrics.rebuild_ratio)
-        self.status.rebuild = self._rebuild.at(done, total)
-        self.status.why = f"reading the log, {self.status.rebuild.text('edges')}"
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
         """With its settings, so that its facts are not made twice; where it cannot be read, loading
@@ -222,6 +148,7 @@ class Engine:
             return None, self._settings.model
 
     def _follow_log(self, view: LogView) -> int:
+        """Returns: edges taken in."""
         took, deleted = view.follow()
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
@@ -231,83 +158,43 @@ class Engine:
             self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
         return took
 
-    def _follow_registry(self, view: LogView) -> None:
-        now = time.monotonic()
-        if self._loading is not None or self._building is not None or now - self._checked < REGISTRY_SECONDS:
-            return
-        self._checked = now
-        name = self._wanted()
-        if name is None or (self._served is not None and self._served.manifest.name == name):
-            return
-        self._noticed = now
-        future: Future[tuple[Served, LogView]] = Future()
-        self._loading = future
-
-        def load() -> None:
-            try:
-                served = Served.restored(self._registry.load(name), choose_device(self._settings.server.device))
-                served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
-                future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
-            except Exception as error:  # noqa: BLE001 - raised in `_build`: lost here, nothing would end the wait
-                future.set_exception(error)
-
-        self._loading_name = name
-        threading.Thread(target=load, name="load-version", daemon=True).start()
-
-    def _wanted(self) -> str | None:
-        """The version to serve: the champion, or the last proven one where that cannot be; None where neither can."""
-        names = [self._registry.champion(), self._registry.shadow()]
-        metrics.champion_not_served.set(names[0] in self._refused)
-        return next((name for name in names if name and name not in self._refused), None)
-
-    def _refuse(self, name: str, error: str) -> None:
-        """Serve a version no more, nor try to."""
-        if name not in self._refused:
-            log.error("version_not_served", version=name, error=error,
-                      action="promote another version, or restore this one and start the server again")
-        self._refused.add(name)
+    def _follow_versions(self, view: LogView) -> LogView:
+        """Returns: the view that answers from now on."""
+        state = self._swap.step(view, self._served.manifest.name if self._served else None)
+        if not isinstance(state, Swapped):
+            return view
+        self._served, self._view = state.served, state.view
+        manifest = state.served.manifest
+        self.status.version, self.status.trained_until_us = manifest.name, manifest.window_end_us
+        return state.view
 
     def _stop_serving(self, error: str) -> None:
         """Answer by the rule until another version is loaded than the one that serves."""
         if self._served is not None:
-            self._refuse(self._served.manifest.name, error)
+            self._swap.refuse(self._served.manifest.name, error)
         self._served = None
         self.status.version, self.status.trained_until_us = RULE, None
 
-    def _other_view(self, served: Served) -> LogView:
-        """A view with facts as the version's settings have them, which takes the present one's place with the version."""
-        log.warning("facts_made_anew", version=served.manifest.name, reason="other model.half_lives_seconds or max_pairs")
-        reader = LogReader(self._settings.data_dir)
-        reader.refresh()
-        return LogView(self._settings, reader, served.model.settings)
+    def _keep(self, view: LogView) -> None:
+        """Now and then let the view store what a restart needs."""
+        if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._kept = time.monotonic()
+            view.keeping.keep(self._served)
 
-    def _build(self, view: LogView) -> bool:
-        """Carry a loaded version's memory to now, a slice at a time, then swap. Returns: whether more is to do."""
-        if self._loading is not None and self._loading.done():
-            try:
-                self._building = self._loading.result()
-                self._carried_from = self._building[0].memory.edge
-            except (StreamdError, OSError, RuntimeError, ValueError) as error:
-                if self._wanted() == self._loading_name:  # else it was dropped meanwhile, which harms nobody
-                    self._refuse(self._loading_name, str(error))
-            self._loading = None
-        if self._building is None:
-            return False
-        building, own = self._building
-        name = building.manifest.name
-        if not view.log.first_edge <= building.manifest.edge <= view.log.num_edges:
-            self._refuse(name, "the log does not hold its place")
-            self._building = None
-            return False
-        if own is not view and (own.follow()[0] or not own.caught_up):
-            return True
-        if building.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS) or building.memory.edge > own.edge:
-            return True
-        self._served, self._view, self._building = building, own, None
-        self.status.version, self.status.trained_until_us = name, building.manifest.window_end_us
-        metrics.swaps.inc()
-        metrics.swap_seconds.observe(time.monotonic() - self._noticed)
-        return False
+    # What is said of it
+
+    def _say_whether_ready(self, view: LogView) -> None:
+        status = self.status
+        if status.ready:
+            return
+        if view.caught_up and not self._swap.is_under_way:
+            status.ready, status.why, status.rebuild = True, "answering", None
+            self._rebuild.done()
+            gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
+            log.info("server_ready", edges=view.edge, version=status.version)
+        else:
+            status.rebuild = self._rebuild.at(view, self._swap.state)
+            status.why = f"reading the log, {status.rebuild.text('edges')}"
 
     def _report(self, view: LogView) -> None:
         status = self.status
@@ -317,63 +204,58 @@ class Engine:
         status.events_per_second = self._rate.per_second
         metrics.seen_edges.set(view.edge)
         metrics.memory_lag.set(view.edge - status.memory_edge)
-        metrics.queue_requests.set(sum(len(w.asked) for w in self._queue))
+        metrics.queue_requests.set(len(self._queue))
         self._beat.touch("ready" if status.ready else "rebuilding", edges=view.edge, version=status.version,
                          newest=view.newest_us, answered=status.answered,
                          **(status.rebuild.fields() if status.rebuild else {}))
 
-    def _answer(self) -> None:
-        batch: list[_Waiting] = []
-        while self._queue and sum(len(w.asked) for w in batch) < self._settings.server.max_batch:
-            batch.append(self._queue.popleft())
-        now = time.monotonic()
-        live = [w for w in batch if w.deadline > now]
-        if not live or self._view is None:
-            return
-        for waiting in live:
-            if waiting.is_exact:
-                self._search_all(self._view, waiting)
-        self._answer_now(self._view, [w for w in live if not w.is_exact])
+    # Requests
 
-    def _answer_now(self, view: LogView, live: list[_Waiting]) -> None:
+    def _answer(self) -> None:
+        """One pass over what waits; requests from all nodes only begin here."""
+        taken = self._queue.take()
+        if not taken or self._view is None:
+            return
+        for waiting in taken:
+            if searches := waiting.searches:
+                moments = moments_of(self._view, self._served, searches)
+                self._searches.begin(searches, moments, waiting.deadline, waiting.done)
+        self._answer_now(self._view, [w for w in taken if not w.searches])
+
+    def _search(self) -> None:
+        """One slice of the searches over all nodes."""
+        try:
+            self.status.answered += self._searches.step()
+        except NotFinite as error:
+            self._stop_serving(str(error))
+
+    def _answer_now(self, view: LogView, taken: list[Waiting]) -> None:
         begun = time.monotonic()
         try:
-            answers: list[Answer] | Exception = self._compute(view, [a for w in live for a in w.asked])
+            answers: list[Answer] | Exception = self._compute(view, [r for w in taken for r in w.requests])
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
             answers = error
         at, took = 0, time.monotonic() - begun
-        for waiting in live:
+        for waiting in taken:
             metrics.engine_seconds.labels("wait").observe(begun - waiting.since)
             metrics.engine_seconds.labels("answer").observe(took)
-            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.asked)])
-            at += len(waiting.asked)
+            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.requests)])
+            at += len(waiting.requests)
         self.status.answered += at
 
-    def _search_all(self, view: LogView, waiting: _Waiting) -> None:
-        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in waiting.asked]
-        served = [self._served and self._served.ahead(view.log, view.edge, t) for t in as_of]
-        self._searches.begin(view, served, waiting.asked, as_of, waiting.deadline, waiting.done)
-
-    def _compute(self, view: LogView, asked: list[Asked]) -> list[Answer]:
-        """Answers in order. Those of different times may see memory at different cuts; each such group is one pass."""
+    def _compute(self, view: LogView, requests: list[Request]) -> list[Answer]:
+        """By the version that serves, or by the rule where that says what is no number."""
         try:
-            return self._computed(view, asked)
+            return self._computed(view, requests)
         except NotFinite as error:
             self._stop_serving(str(error))
-            return self._computed(view, asked)
+            return self._computed(view, requests)
 
-    def _computed(self, view: LogView, asked: list[Asked]) -> list[Answer]:
-        as_of = [max(view.newest_us + 1, a.time_us or 0) for a in asked]
-        by_time = {t: self._served and self._served.ahead(view.log, view.edge, t) for t in set(as_of)}
-        seen_by = [by_time[t] for t in as_of]
-        answers: dict[int, Answer] = {}
-        limit = self._settings.server.max_candidates
-        for served in {id(s): s for s in seen_by}.values():
-            places = [i for i, s in enumerate(seen_by) if s is served]
-            group = answers_of(view, served, [asked[i] for i in places], [as_of[i] for i in places], limit)
-            for i, answer in zip(places, group, strict=True):
-                if asked[i].is_search and len(view.of_kind(asked[i].kind)) > limit:
-                    self._searches.measure(view, served, asked[i], as_of[i], answer)
-            answers.update(zip(places, group, strict=True))
-        return [answers[i] for i in range(len(asked))]
+    def _computed(self, view: LogView, requests: list[Request]) -> list[Answer]:
+        moments = moments_of(view, self._served, requests)
+        answers = answers_of(requests, moments)
+        for request, moment, answer in zip(requests, moments, answers, strict=True):
+            if isinstance(request, Recommend):
+                self._searches.measure(request, moment, answer)
+        return answers

@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field
 from streamd import __version__
 from streamd.events import MICROSECONDS, Key
 from streamd.server import binary
-from streamd.server.answers import Answer, Asked
 from streamd.server.compression import compressed, expanded
 from streamd.server.direct import DirectRoute, Model, is_json, media_type, parsed, whole
+from streamd.server.requests import Answer, Score
 from streamd.server.schemas import INT64
 from streamd.server.state import ServerState, State, require_key
 
@@ -229,7 +229,7 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
             raise HTTPException(400, f"there is no output {wish.name!r}; there are score and known")
         _refuse_unserved(wish.name, wish.parameters)
     return await state.engine.ask_all([
-        Asked(s, tuple(dst[i * columns: (i + 1) * columns]), times[i] if times else None)
+        Score(s, tuple(dst[i * columns: (i + 1) * columns]), times[i] if times else None)
         for i, s in enumerate(src)]), columns
 
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
-from streamd.server.answers import NotReady, Overloaded
+from streamd.server.requests import NotReady, Overloaded
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}

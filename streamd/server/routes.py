@@ -9,8 +9,8 @@ from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.registry import read_manifests
-from streamd.server.answers import Answer, Asked
 from streamd.server.direct import DirectRoute
+from streamd.server.requests import Answer, Embedding, Label, Recommend, Score
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
@@ -69,14 +69,14 @@ async def recommend_batch(body: RecommendBatch, state: State) -> Response:
 async def embedding(node: NodePath, state: State, integer: bool = False) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
     key = _key(node, integer)
-    return _embedded(state, key, await state.engine.ask(Asked(key, embedding=True)))
+    return _embedded(state, key, await state.engine.ask(Embedding(key)))
 
 
 @router.post("/embeddings", tags=["answers"])
 async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse]:
     """Embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
-    answers = await state.engine.ask_all([Asked(node, embedding=True) for node in body.nodes])
+    answers = await state.engine.ask_all([Embedding(node) for node in body.nodes])
     return [_embedded(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
 
 
@@ -84,14 +84,14 @@ async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse
 async def labels(node: NodePath, state: State, integer: bool = False) -> LabelsResponse:
     """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
     key = _key(node, integer)
-    return _labelled(state, key, await state.engine.ask(Asked(key, labels=True)))
+    return _labelled(state, key, await state.engine.ask(Label(key)))
 
 
 @router.post("/labels", tags=["answers"])
 async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsResponse]:
     """What the model predicts of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
-    answers = await state.engine.ask_all([Asked(node, labels=True) for node in body.nodes])
+    answers = await state.engine.ask_all([Label(node) for node in body.nodes])
     return [_labelled(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
 
 
@@ -135,15 +135,22 @@ def models(state: State) -> ModelsResponse:
         passed_over=passed_over(state.registry))
 
 
-def _to_score(state: ServerState, body: ScoreRequest) -> Asked:
+def _to_score(state: ServerState, body: ScoreRequest) -> Score:
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
         raise HTTPException(422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)")
-    return Asked(body.src, tuple(body.dst), _time_us(state, body.time))
+    return Score(body.src, tuple(body.dst), _time_us(state, body.time))
 
 
-def _to_recommend(state: ServerState, body: RecommendRequest) -> Asked:
-    return Asked(body.src, None, _time_us(state, body.time), body.k, body.kind, body.exclude_seen, body.exact)
+def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
+    return Recommend(
+        src=body.src,
+        k=body.k,
+        kind=body.kind,
+        exclude_seen=body.exclude_seen,
+        exact=body.exact,
+        time_us=_time_us(state, body.time),
+    )
 
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:

@@ -7,22 +7,22 @@ import numpy as np
 import structlog
 
 from streamd.events import Float32, Int64
-from streamd.server.answers import Answer, Asked, Done, NotFinite, NotReady, answer_of, scores_of
-from streamd.server.served import Served
-from streamd.server.view import LogView
+from streamd.server.answers import Moment, recommended, scores_of
+from streamd.server.requests import Answer, Done, NotFinite, NotReady, Recommend
 from streamd.settings import ServerSettings
 from streamd.telemetry import metrics
 
 log = structlog.get_logger()
 MEASURE_EVERY = 50
+"""Of so many recommendations among likely nodes one is compared with the exact one."""
 
 
 @dataclass
 class _Search:
-    view: LogView
-    served: Served | None
-    asked: Asked
-    as_of_us: int
+    """A request that is under way. at: nodes of the pool that are scored."""
+
+    moment: Moment
+    request: Recommend
     pool: Int64
     deadline: float
     done: Done
@@ -41,9 +41,7 @@ class Searches:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def begin(
-        self, view: LogView, served: list[Served | None], asked: list[Asked], as_of: list[int], deadline: float, done: Done
-    ) -> None:
+    def begin(self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done) -> None:
         """Search for several requests that are answered together, once all are done."""
         found: list[Answer] = []
 
@@ -52,17 +50,21 @@ class Searches:
                 done(result)
                 return
             found.extend(result)
-            if len(found) == len(asked):
+            if len(found) == len(requests):
                 done(found)
 
-        for one, by, when in zip(asked, served, as_of, strict=True):
-            pool = view.of_kind(one.kind)
-            if one.exclude_seen:
-                pool = np.setdiff1d(pool, view.facts.partners(int(view.ids([one.src])[0])))
-            self._waiting.append(_Search(view, by, one, when, pool, deadline, one_done))
+        for request, moment in zip(requests, moments, strict=True):
+            view = moment.view
+            pool = view.candidates.of_kind(request.kind)
+            if request.exclude_seen:
+                pool = view.candidates.unseen(pool, int(view.ids([request.src])[0]))
+            self._waiting.append(_Search(moment, request, pool, deadline, one_done))
 
-    def measure(self, view: LogView, served: Served | None, asked: Asked, as_of: int, answer: Answer) -> None:
+    def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
         """Now and then compare a recommendation among likely candidates with the same from all nodes."""
+        candidates = moment.view.candidates
+        if len(candidates.of_kind(request.kind)) <= candidates.limit:
+            return
         self._recommended += 1
         if self._recommended % MEASURE_EVERY != 1 or self._waiting or not answer.dst:
             return
@@ -71,22 +73,22 @@ class Searches:
             if not isinstance(result, BaseException):
                 metrics.recommend_recall.observe(len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst)))
 
-        self.begin(view, [served], [asked], [as_of], time.monotonic() + self._patience, done)
+        self.begin([request], [moment], time.monotonic() + self._patience, done)
 
     def step(self) -> int:
         """One slice of the oldest. Returns: how many requests that answered. Raises: NotFinite."""
         if not self._waiting:
             return 0
         search = self._waiting[0]
-        view = search.view
+        moment, request = search.moment, search.request
         part = search.pool[search.at: search.at + self._slice]
         if time.monotonic() > search.deadline:
             self._waiting.pop(0).done(TimeoutError("the search took longer than server.deadline_seconds"))
             return 0
-        source = view.ids([search.asked.src])
+        source = moment.view.ids([request.src])
         try:
             if len(part):
-                search.scores += scores_of(view, search.served, source, [part], [search.as_of_us])
+                search.scores += scores_of([moment], source, [part])
                 search.at += len(part)
         except NotFinite:
             self._waiting.pop(0).done(NotReady("the version that was asked cannot be served"))
@@ -98,6 +100,5 @@ class Searches:
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        self._waiting.pop(0).done([
-            answer_of(view, search.served, search.asked, int(source[0]), search.pool, scores, search.as_of_us)])
+        self._waiting.pop(0).done([recommended(moment, request, int(source[0]), search.pool, scores)])
         return 1

@@ -6,12 +6,12 @@ from typing import Any
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.registry import Manifest, read_manifests
+from streamd.roles import ROLES
 from streamd.server.engine import Engine
 from streamd.settings import Settings
-from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.heartbeat import read_beats
 from streamd.windows.history import HistoryReader
 
-ROLES = ("ingest", "train", "serve")
 MAX_WINDOWS = 1000
 MAX_MOVES = 20
 
@@ -26,11 +26,10 @@ class StatusPage:
     def content(self) -> dict[str, Any]:
         """The content of `/status.json`."""
         status = self._engine.status
-        roles = {}
-        for role in ROLES:
-            beat = read_beat(self._settings.data_dir, role)
-            roles[role] = None if beat is None else {
-                "state": beat.state, "alive": beat.alive, "age_seconds": round(beat.age_seconds, 1),
+        roles: dict[str, Any] = dict.fromkeys(ROLES)
+        for beat in read_beats(self._settings.data_dir):
+            roles[beat.name] = {
+                "role": beat.role, "state": beat.state, "alive": beat.alive, "age_seconds": round(beat.age_seconds, 1),
                 "detail": beat.detail}
         records = self._history.refresh()
         moves = self._registry.journal.moves()

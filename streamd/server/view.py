@@ -1,52 +1,34 @@
 """The server's own view of the log: graph, facts and node features, sub-second fresh."""
 
-import threading
-import time
-
 import numpy as np
-import structlog
 
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
-from streamd.graph.live import LiveGraph, read_back, save_facts
-from streamd.models import Memory
-from streamd.registry.registry import Manifest
-from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
+from streamd.graph.live import LiveGraph, read_back
 from streamd.segments.reader import LogReader
-from streamd.server.checkpoint import forget_memory, store_memory, stored_memory
-from streamd.server.served import UNKNOWN, Served
+from streamd.server.candidates import Candidates
+from streamd.server.keeping import Keeping
+from streamd.server.served import UNKNOWN
 from streamd.settings import ModelSettings, Settings
 
-log = structlog.get_logger()
 SLICE_EDGES = 20_000
-KEEP_SECONDS, MAX_KINDS, MAX_SECOND = 1.0, 1000, 256
-MEMORY_EVERY = 20_000
-ROLE, FACTS = "serve", "serve/facts"
 
 
 class LogView:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
 
-    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings) -> None:
-        """model: of the version that is served; half-lives and bound of the facts are its."""
+    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings, name: str) -> None:
+        """model: of the version that is served; half-lives and bound of the facts are its. name: of this server."""
         self.log, self.model = reader, model
         self._began_at = reader.first_edge
-        begin_hold(settings.data_dir, ROLE, reader.first_edge)
         graph = make_graph(settings, choose_device(settings.server.device), reader.first_edge, model.direction,
                            read_back(reader))
         self.live = LiveGraph(reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000)
-        self._data_dir = settings.data_dir
-        self._facts_edge = self.live.restore_facts(self._data_dir / FACTS, reader.num_edges)
-        self._hold = Hold(-1, -1)
-        stored = stored_memory(self._data_dir)
-        self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
-        self._storing: threading.Thread | None = None
+        self.keeping = Keeping(settings.data_dir, name, self.live)
+        self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
         self._began = False
-        self._kinds: dict[str, list[int]] = {}
-        self._keys_sorted = 0
-        self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
 
     def suits(self, model: ModelSettings) -> bool:
         """Whether a version of such settings can be answered for with this graph and these facts."""
@@ -69,6 +51,15 @@ class LogView:
         """Edges in the graph, which the facts follow, and in the log, since this view began."""
         return self.live.graph.next_event - self._began_at, self.log.num_edges - self._began_at
 
+    @property
+    def caught_up(self) -> bool:
+        return self.edge == self.log.num_edges == self.live.graph.next_event
+
+    @property
+    def watermark(self) -> int:
+        """Event time up to which what was taken in is complete."""
+        return self.log.watermark if self.caught_up else self.newest_us
+
     def follow(self) -> tuple[int, bool]:
         """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes.
 
@@ -85,121 +76,7 @@ class LogView:
         self.live.take_features(self.edge)
         return took, deleted
 
-    def keep(self, served: Served | None) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, facts are stored first. The
-        memory of what serves is stored every MEMORY_EVERY edges.
-
-        Both are stored from copies by a thread of their own, since requests do not wait for a disk.
-        """
-        if self._storing is not None and self._storing.is_alive():
-            return
-        wish = asked_to_compact(self._data_dir)
-        if self._facts_edge < max(self.log.sealed_until(self.edge), min(wish or 0, self.edge)):
-            self._storing = threading.Thread(target=self._store, args=(self.facts.copy(),), name="facts", daemon=True)
-            self._storing.start()
-            return
-        if wish is not None and self._memory_stored[1] < wish:
-            forget_memory(self._data_dir)
-            self._memory_stored = ("", -1)
-        elif served is not None and self._memory_is_due(served):
-            name, memory = served.manifest.name, served.memory.copy()
-            self._storing = threading.Thread(target=self._store_memory, args=(name, memory), name="memory", daemon=True)
-            self._storing.start()
-        hold = Hold(self._facts_edge, self.edge)
-        if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
-            write_hold(self._data_dir, ROLE, hold)
-            self._hold = hold
-
-    def memory_edge(self, manifest: Manifest) -> int:
-        """Edge at which a version's memory is stored last: by the version itself, or here since."""
-        version, edge = self._memory_stored
-        return max(manifest.edge, edge if version == manifest.name else -1)
-
-    def _memory_is_due(self, served: Served) -> bool:
-        return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
-
-    def _store_memory(self, version: str, memory: Memory) -> None:
-        try:
-            store_memory(self._data_dir, version, memory)
-        except OSError as error:
-            log.error("memory_not_stored", error=str(error), meaning="a restart replays more; tried again in a second")
-        else:
-            self._memory_stored = (version, memory.edge)
-
-    def _store(self, facts: PairFacts) -> None:
-        try:
-            save_facts(facts, self._data_dir / FACTS)
-        except OSError as error:
-            log.error("facts_not_stored", error=str(error), meaning="the log is kept for longer; tried again in a second")
-        else:
-            self._facts_edge = facts.edge
-
-    @property
-    def caught_up(self) -> bool:
-        return self.edge == self.log.num_edges == self.live.graph.next_event
-
-    @property
-    def watermark(self) -> int:
-        """Event time up to which what was taken in is complete."""
-        return self.log.watermark if self.caught_up else self.newest_us
-
     def ids(self, keys: list[Key]) -> Int64:
         """Dense ids, UNKNOWN for a key never seen."""
         known = self.log.ids
         return np.array([known.get(k, UNKNOWN) for k in keys], np.int64)
-
-    def of_kind(self, kind: str | None) -> Int64:
-        """Ids of nodes whose key begins with `kind:`, or of all that were a destination."""
-        if kind is None:
-            return self.live.destinations()
-        for node in range(self._keys_sorted, len(self.log.keys)):
-            key = self.log.keys[node]
-            if isinstance(key, str) and ":" in key:
-                self._kinds.setdefault(key.split(":", 1)[0], []).append(node)
-        self._keys_sorted = len(self.log.keys)
-        nodes = np.array(self._kinds.get(kind, []), np.int64)
-        return nodes[~self.log.deletions.is_gone(nodes)]
-
-    def candidates(self, source: int, kind: str | None, limit: int, served: Served | None) -> Int64:
-        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three hops away, the popular ones
-        of each half-life, and those with an embedding like its own."""
-        pool = self.of_kind(kind)
-        if len(pool) <= limit:
-            return pool
-        near = self.facts.partners(source)
-        close = np.concatenate([near, self._three_hops_away(near)])
-        close = close[np.isin(close, pool)][: limit // 2]
-        lists = self._popular(kind, pool, limit)
-        if served is not None:
-            lists = [*lists, served.nearest(source, pool, limit, self.live)]
-        table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
-        for column, found in enumerate(lists):
-            table[: len(found), column] = found
-        ranked = np.concatenate([close, table.ravel()])
-        ranked = ranked[ranked >= 0]
-        return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
-
-    def _three_hops_away(self, near: Int64) -> Int64:
-        """Partners of those who met the same partners, those with the most paths to them first."""
-        if not len(near):
-            return near
-        second = np.unique(np.concatenate([self.facts.partners(int(p)) for p in near]))[:MAX_SECOND]
-        ends = [near[:0], *(self.facts.partners(int(q)) for q in second)]
-        third, paths = np.unique(np.concatenate(ends), return_counts=True)
-        return third[np.argsort(-paths, kind="stable")]
-
-    def _popular(self, kind: str | None, pool: Int64, count: int) -> list[Int64]:
-        """The most popular of a pool, most popular first, for each half-life; as of up to a second ago."""
-        made, found = self._most_popular.get(kind, (0.0, []))
-        if time.monotonic() - made < KEEP_SECONDS:
-            return found
-        share = self.facts.log_shares(pool, self.newest_us + 1)
-        count = min(count, len(pool) - 1)
-        found = []
-        for column in -share.T:
-            top = np.argpartition(column, count)[:count]
-            found.append(pool[top[np.argsort(column[top], kind="stable")]])
-        if len(self._most_popular) > MAX_KINDS:
-            self._most_popular.clear()
-        self._most_popular[kind] = (time.monotonic(), found)
-        return found

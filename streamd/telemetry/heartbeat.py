@@ -12,19 +12,21 @@ from typing import Any
 
 import structlog
 
+from streamd.roles import HEARTBEAT, ROLES, folder_of, make_folder, names_in
+
 log = structlog.get_logger()
 STALLED_SECONDS = 60.0
 """A loop that has not turned for so long stands still: nothing it does on purpose takes half of that."""
 WATCHDOG_SECONDS = 1.0
-FOLDER = "run"
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
     """A role's last sign of life. age_seconds: since it was written; alive: written lately by a process that exists."""
 
+    name: str
     role: str
     state: str
     pid: int
@@ -38,10 +40,10 @@ class Heartbeat:
     `interval_seconds`: a rename takes milliseconds, which a loop that answers requests does not have. One that cannot be
     written is said, and harms no loop."""
 
-    def __init__(self, data_dir: Path, role: str, interval_seconds: float = 0.2) -> None:
-        self.role = role
-        self._path = data_dir / FOLDER / f"{role}.json"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, data_dir: Path, role: str, name: str = "", interval_seconds: float = 0.2) -> None:
+        """name: under which the role writes; its own where there is one of it."""
+        self.role, self.name = role, name or role
+        self._path = make_folder(data_dir, self.name) / HEARTBEAT
         self._interval = interval_seconds
         self._turned = time.monotonic()
         self._state = ""
@@ -108,10 +110,10 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
         time.sleep(WATCHDOG_SECONDS)
 
 
-def read_beat(data_dir: Path, role: str) -> Beat | None:
-    """The last heartbeat of a role, None if it never ran here."""
+def read_beat(data_dir: Path, name: str) -> Beat | None:
+    """The last heartbeat under a name, None if it never ran here."""
     try:
-        content = json.loads((data_dir / FOLDER / f"{role}.json").read_text())
+        content = json.loads((folder_of(data_dir, name) / HEARTBEAT).read_text())
     except (OSError, ValueError):
         return None
     age = max(0.0, time.time() - content["time"])
@@ -122,7 +124,22 @@ def read_beat(data_dir: Path, role: str) -> Beat | None:
         exists = False
     except PermissionError:
         exists = True
-    return Beat(role, content["state"], content["pid"], age, exists and age < STALLED_SECONDS, content["detail"])
+    return Beat(
+        name=name,
+        role=content["role"],
+        state=content["state"],
+        pid=content["pid"],
+        age_seconds=age,
+        alive=exists and age < STALLED_SECONDS,
+        detail=content["detail"],
+    )
+
+
+def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
+    """The last heartbeats of all that ever ran here, or of a role under whatever names; in order of roles and names."""
+    wanted = ROLES if role is None else (role,)
+    beats = [beat for name in names_in(data_dir) if (beat := read_beat(data_dir, name)) and beat.role in wanted]
+    return sorted(beats, key=lambda beat: ROLES.index(beat.role))
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:

@@ -9,10 +9,11 @@ from streamd.events import Float32, Int64
 from streamd.gpu import choose_device
 from streamd.models import Memory, build_model
 from streamd.models.candidate import StoredVersion
+from streamd.roles import FACTS, folder_of
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings, Settings
 from streamd.training.carry import Carrier
-from streamd.training.keeping import FACTS
+from streamd.training.keeping import NAME
 from streamd.training.recorder import Recorder
 from streamd.training.shadow import Shadow
 from streamd.windows import Window, next_window
@@ -50,7 +51,8 @@ class Incumbent:
         memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, carrier.device)
         self._shadow = Shadow(name, model.eval(), memory, carrier)
         self._recorder = Recorder(own, log)
-        self._recorder.live.restore_facts(settings.data_dir / FACTS, stored.edge)
+        facts = folder_of(settings.data_dir, NAME) / FACTS
+        self._recorder.live.restore_facts(facts, stored.edge)
         self._recorder.rebuild(stored.edge, on_slice=on_slice)
         self._ours = self._theirs = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)
 

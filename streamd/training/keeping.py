@@ -1,49 +1,43 @@
-"""What of the log a restart of the trainer needs: facts stored now and then, and the hold that says
-from where on."""
+"""What of the log a restart of the trainer needs, beside its own place: the windows that versions
+with a name were learned from."""
 
 import time
 
-from streamd.graph.live import LiveGraph, save_facts
-from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
+from streamd.graph.live import LiveGraph
+from streamd.graph.restart import RestartPoint
 from streamd.settings import Settings
 from streamd.training.versions import Versions
 
-ROLE, FACTS = "train", "train/facts"
+NAME = "train"
 
 
 class Keeping:
     """Owner: the trainer."""
 
     def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
-        self._data_dir, self._versions, self._live = settings.data_dir, versions, live
-        self._facts_edge = live.edge
-        self._hold = Hold(-1, -1)
+        self._versions, self._live = versions, live
+        self._restart = RestartPoint(settings.data_dir, NAME, live)
         self.done = 0.0
         """When `keep` was last called, by the monotonic clock."""
 
     def resume(self, edge: int) -> None:
         """Take over the facts last stored before `edge`, where there are any."""
-        begin_hold(self._data_dir, ROLE, self._live.log.first_edge)
-        self._facts_edge = self._live.restore_facts(self._data_dir / FACTS, edge)
+        self._restart.resume(edge)
 
     def wish(self) -> int | None:
         """The edge before which compaction was asked for."""
-        return asked_to_compact(self._data_dir)
+        return self._restart.wish()
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Say what of the log a restart needs; once a segment is behind, or compaction asks, the
-        facts are stored first."""
+        """Store facts where it is time to, and say what of the log a restart needs. Facts are at
+        `edge`."""
         self.done = time.monotonic()
-        wish = self.wish()
-        if (self._facts_edge < self._live.log.sealed_until(edge)
-                or (wish is not None and self._facts_edge < min(wish, edge))):
-            save_facts(self._live.facts, self._data_dir / FACTS)
-            self._facts_edge = edge
-        if wish is not None:
+        if self._restart.is_due(edge):
+            self._restart.store(self._live.facts)
+        if (wish := self.wish()) is not None:
             self._versions.drop_before(wish)
         named = self._versions.named_windows()
-        hold = Hold(min([self._facts_edge, edge, *(end for _, end in named)]),
-                    min([window_edge, *(first for first, _ in named)]))
-        if hold.edge != self._hold.edge or (wish is not None and hold != self._hold):
-            write_hold(self._data_dir, ROLE, hold)
-            self._hold = hold
+        self._restart.hold(
+            min([edge, *(end for _, end in named)]),
+            min([window_edge, *(first for first, _ in named)]),
+        )

@@ -14,7 +14,7 @@ from streamd.settings import ModelName
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server",
          "evaluation")
-SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes"}
+SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes", "roles"}
 TOP = {"cli", "daemon", "doctor", "health", "maintenance", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}
 

@@ -81,8 +81,8 @@ def test_what_a_role_still_needs_is_not_dropped_but_reported(writer):
 
 
 def test_a_damaged_hold_stops_housekeeping_and_nothing_is_dropped(writer):
-    (writer.data_dir / "holds").mkdir()
-    (writer.data_dir / "holds/train").write_bytes(b"{")
+    write_hold(writer.data_dir, "train", Hold(40, 40))
+    (writer.data_dir / "roles/train/hold").write_bytes(b"{")
     keeper(writer, max_bytes=1).step()
     assert writer.state.first_edge == 0
 

@@ -152,15 +152,15 @@ def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damag
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
     view = world.engine._view
-    view._store(view.facts.copy())
-    view._store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
+    view.keeping.store_facts(view.facts.copy())
+    view.keeping.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
     world.stop()
-    damaged = [*world.path.glob("train/facts/*.safetensors"), *world.path.glob("serve/facts/*.safetensors"),
-               *world.path.glob("serve/*.safetensors"), *world.path.glob("train/replay/*.safetensors")]
+    damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),
+               *world.path.glob("train/replay/*.safetensors")]
     assert len(damaged) >= 4
     for path in damaged:
         damage(path)
-    (world.path / "serve/facts/strange.safetensors").write_bytes(b"?")
+    (world.path / "roles/serve/facts/strange.safetensors").write_bytes(b"?")
     again = World(world.path)
     again.train()
     again.start()

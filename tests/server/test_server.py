@@ -32,20 +32,23 @@ SCHEMA = Schema(2, 0, 0)
 class World:
     """A server on a log that tests can grow and train."""
 
+    name = "serve"
+
     def __init__(self, path, **values):
         self.open(path, settings(path, stream__edge_feature_dim=2, **values))
 
     @classmethod
-    def of(cls, path, chosen):
+    def of(cls, path, chosen, name="serve"):
         """With settings of the test's own."""
         world = cls.__new__(cls)
+        world.name = name
         world.open(path, chosen)
         return world
 
     def open(self, path, chosen):
         self.path, self.settings = path, chosen
         self.registry = Registry(self.settings)
-        self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve"))
+        self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve", self.name))
         self.state = ServerState(self.settings, self.engine, self.registry)
         self.client = TestClient(create_app(self.state), "http://localhost")
         self.running = ExitStack()
@@ -377,17 +380,18 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
 
 
 def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
-    from streamd.server import view
-    from streamd.server.checkpoint import FILE, stored_memory
+    from streamd.roles import MEMORY, folder_of
+    from streamd.server import keeping
+    from streamd.server.checkpoint import stored_memory
 
-    monkeypatch.setattr(view, "MEMORY_EVERY", 50)
+    monkeypatch.setattr(keeping, "MEMORY_EVERY", 50)
     world.train(2)
     world.start()
-    version = world.registry.champion()
-    wait(lambda: world.engine.status.version == version and (world.path / FILE).exists())
-    wait(lambda: (found := stored_memory(world.path)) is not None and found.version == version)
+    version, folder = world.registry.champion(), folder_of(world.path, "serve")
+    wait(lambda: world.engine.status.version == version and (folder / MEMORY).exists())
+    wait(lambda: (found := stored_memory(folder)) is not None and found.version == version)
     answer = ask(world)
-    stored = stored_memory(world.path)
+    stored = stored_memory(folder)
     assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
     again = World(world.path)
     followed = []
@@ -397,5 +401,5 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     wait(lambda: again.engine.status.version == version)
     assert ask(again) == answer and all(edge >= stored.memory.edge for edge in followed)
     again.stop()
-    (world.path / FILE).write_bytes(b"damaged")
-    assert stored_memory(world.path) is None, "said, and replayed from the version instead"
+    (folder / MEMORY).write_bytes(b"damaged")
+    assert stored_memory(folder) is None, "said, and replayed from the version instead"

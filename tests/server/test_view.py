@@ -18,7 +18,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
     def opened():
         reader = LogReader(tmp_path)
         reader.refresh()
-        return LogView(s, reader, s.model)
+        return LogView(s, reader, s.model, "serve")
 
     def read(server):
         while not server.caught_up or server.follow()[0]:
@@ -26,7 +26,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     before = opened()
     read(before)
-    before._store(before.facts.copy())
+    before.keeping.store_facts(before.facts.copy())
     restarted = opened()
     assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
     writer = LogWriter(tmp_path, Schema(), 64)

@@ -60,7 +60,7 @@ def live(daemon, producer):
     wait(daemon.is_ready, "it answers")
     wait(lambda: (daemon.get("/status.json")["windows"] or [{}])[-1].get("end_us", 0) >= 5 * HOUR, "all windows are learned")
     wait(lambda: ask(daemon, *ASKED[0])["as_of"]["version"] == registry.champion(), "the newest version serves")
-    wait(lambda: list((daemon.path / "train/facts").glob("*")) and list((daemon.path / "serve/facts").glob("*")), "facts are stored")
+    wait(lambda: list((daemon.path / "roles").glob("train/facts/*")) and list((daemon.path / "roles").glob("serve/facts/*")), "facts are stored")
     answers = [ask(daemon, *asked) for asked in ASKED]
     assert daemon.stop() == 0
     log = reader_of(daemon)

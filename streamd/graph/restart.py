@@ -1,0 +1,46 @@
+"""From where a role goes on after a stop: facts it stored, and the hold that keeps the log behind them."""
+
+from pathlib import Path
+
+from streamd.graph.facts import PairFacts
+from streamd.graph.live import LiveGraph, save_facts
+from streamd.roles import FACTS, folder_of, take_over
+from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
+
+
+class RestartPoint:
+    """Facts are durable before the hold that relies on them names their place. Owner: the role."""
+
+    def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
+        """name: of the role. Takes over what an older release left."""
+        self._data_dir, self._name, self._live = data_dir, name, live
+        self._folder = folder_of(data_dir, name) / FACTS
+        take_over(data_dir, name)
+        begin_hold(data_dir, name, live.log.first_edge)
+        self._facts_edge = live.edge
+        self._hold = Hold(-1, -1)
+
+    def resume(self, until_edge: int) -> None:
+        """Take over the facts last stored at or before an edge, where there are any."""
+        self._facts_edge = self._live.restore_facts(self._folder, until_edge)
+
+    def wish(self) -> int | None:
+        """The edge before which compaction was asked for."""
+        return asked_to_compact(self._data_dir)
+
+    def is_due(self, edge: int) -> bool:
+        """Whether facts should be stored, which are at `edge`: once a segment is behind, or compaction asks."""
+        behind = max(self._live.log.sealed_until(edge), min(self.wish() or 0, edge))
+        return self._facts_edge < behind
+
+    def store(self, facts: PairFacts) -> None:
+        """Store the facts, or a copy of them, durably. Safe in a thread of its own. Raises: OSError."""
+        save_facts(facts, self._folder)
+        self._facts_edge = facts.edge
+
+    def hold(self, edge: int, clean_edge: int) -> None:
+        """Say what of the log a restart needs: what is behind `edge`, and behind the facts. clean_edge: as of `Hold`."""
+        hold = Hold(min(self._facts_edge, edge), clean_edge)
+        if hold.edge != self._hold.edge or (hold != self._hold and self.wish() is not None):
+            write_hold(self._data_dir, self._name, hold)
+            self._hold = hold

@@ -1,0 +1,91 @@
+"""Which nodes may be recommended, and which of them are likely enough to be scored."""
+
+import time
+
+import numpy as np
+
+from streamd.events import Int64
+from streamd.graph.live import LiveGraph
+from streamd.server.served import Served
+
+POPULAR_SECONDS = 1.0
+"""For so long the most popular nodes of a kind are not looked for again: it takes a pass over all of them."""
+MAX_KINDS = 1000
+"""Kinds whose most popular nodes are remembered: a caller may name as many as it likes."""
+MAX_SECOND = 256
+"""Nodes two hops away from which a third hop is taken."""
+
+
+class Candidates:
+    """Nodes by kind, less deleted ones. Owner: the view of the log that it belongs to."""
+
+    def __init__(self, live: LiveGraph, limit: int) -> None:
+        """limit: most nodes that `likely` gives."""
+        self._live, self.limit = live, limit
+        self._kinds: dict[str, list[int]] = {}
+        self._keys_sorted = 0
+        self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
+
+    def of_kind(self, kind: str | None) -> Int64:
+        """Ids of nodes whose key begins with `kind:`, or of all that were a destination."""
+        if kind is None:
+            return self._live.destinations()
+        keys = self._live.log.keys
+        for node in range(self._keys_sorted, len(keys)):
+            key = keys[node]
+            if isinstance(key, str) and ":" in key:
+                self._kinds.setdefault(key.split(":", 1)[0], []).append(node)
+        self._keys_sorted = len(keys)
+        nodes = np.array(self._kinds.get(kind, []), np.int64)
+        return nodes[~self._live.log.deletions.is_gone(nodes)]
+
+    def unseen(self, nodes: Int64, source: int) -> Int64:
+        """Of some nodes those that are not among a source's last partners, ascending."""
+        return np.setdiff1d(nodes, self._live.facts.partners(source))
+
+    def likely(self, source: int, kind: str | None, as_of_us: int, served: Served | None) -> Int64:
+        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three hops away, the popular
+        ones of each half-life, and those with an embedding like its own. as_of_us: just after the newest event."""
+        pool, limit = self.of_kind(kind), self.limit
+        if len(pool) <= limit:
+            return pool
+        near = self._live.facts.partners(source)
+        close = np.concatenate([near, self._three_hops_away(near)])
+        close = close[np.isin(close, pool)][: limit // 2]
+        lists = self._popular(kind, pool, as_of_us)
+        if served is not None:
+            lists = [*lists, served.nearest(source, pool, limit, self._live)]
+
+        # Take turns between the lists, so that none crowds out another.
+        table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
+        for column, found in enumerate(lists):
+            table[: len(found), column] = found
+        ranked = np.concatenate([close, table.ravel()])
+        ranked = ranked[ranked >= 0]
+        return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
+
+    def _three_hops_away(self, near: Int64) -> Int64:
+        """Partners of those who met the same partners, those with the most paths to them first."""
+        if not len(near):
+            return near
+        partners = self._live.facts.partners
+        second = np.unique(np.concatenate([partners(int(p)) for p in near]))[:MAX_SECOND]
+        ends = [near[:0], *(partners(int(q)) for q in second)]
+        third, paths = np.unique(np.concatenate(ends), return_counts=True)
+        return third[np.argsort(-paths, kind="stable")]
+
+    def _popular(self, kind: str | None, pool: Int64, as_of_us: int) -> list[Int64]:
+        """The most popular of a pool, most popular first, for each half-life; as of up to a second ago."""
+        made, found = self._most_popular.get(kind, (0.0, []))
+        if time.monotonic() - made < POPULAR_SECONDS:
+            return found
+        share = self._live.facts.log_shares(pool, as_of_us)
+        count = min(self.limit, len(pool) - 1)
+        found = []
+        for column in -share.T:
+            top = np.argpartition(column, count)[:count]
+            found.append(pool[top[np.argsort(column[top], kind="stable")]])
+        if len(self._most_popular) > MAX_KINDS:
+            self._most_popular.clear()
+        self._most_popular[kind] = (time.monotonic(), found)
+        return found

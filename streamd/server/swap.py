@@ -1,0 +1,171 @@
+"""From one version to the next: loaded aside, carried to now a slice at a time, handed over whole."""
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import structlog
+
+from streamd.errors import StreamdError
+from streamd.gpu import choose_device
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.server.served import Served
+from streamd.server.view import LogView
+from streamd.settings import Settings
+from streamd.telemetry import metrics
+
+log = structlog.get_logger()
+REGISTRY_SECONDS = 0.1
+"""Between two looks at who is champion: a file is read for it."""
+SLICE_CHUNKS = 1
+"""Chunks of memory carried on before requests are answered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What should serve does, or nothing can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A version is read by a thread of its own. since: when it was noticed, by the monotonic clock."""
+
+    name: str
+    since: float
+    loaded: Future[tuple[Served, LogView]]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """A version whose memory, from `from_edge` on, and perhaps whose facts are carried to now."""
+
+    served: Served
+    view: LogView
+    since: float
+    from_edge: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """A version that is to serve from now on, and the view it answers with."""
+
+    served: Served
+    view: LogView
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A version that cannot serve, and why."""
+
+    name: str
+    error: str
+
+
+State = Idle | Loading | CatchingUp | Swapped | Refused
+
+
+class Swap:
+    """Moves from state to state, and knows the versions that cannot be served. Owner: the engine.
+
+        Idle --> Loading --> CatchingUp --> Swapped --> Idle
+                    |            |
+                    +------------+--------> Refused --> Idle
+
+    `step` moves it. Swapped and Refused last for one step; the engine takes over what was swapped.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self._settings, self._registry = settings, registry
+        self.state: State = Idle()
+        self._refused: set[str] = set()
+        """Versions that cannot be served, as far as was tried."""
+        self._looked = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        return isinstance(self.state, Loading | CatchingUp)
+
+    def step(self, view: LogView, serving: str | None) -> State:
+        """Move on by one slice. serving: name of the version that answers. Returns: the state."""
+        state = self.state
+        if isinstance(state, Idle | Swapped | Refused):
+            state = self._looked_up(view, serving)
+        if isinstance(state, Loading):
+            state = self._loaded(state)
+        if isinstance(state, CatchingUp):
+            state = self._carried(state, view)
+        self.state = state
+        return state
+
+    def refuse(self, name: str, error: str) -> Refused:
+        """Serve a version no more, nor try to."""
+        if name not in self._refused:
+            log.error("version_not_served", version=name, error=error,
+                      action="promote another version, or restore this one and start the server again")
+        self._refused.add(name)
+        return Refused(name, error)
+
+    def _looked_up(self, view: LogView, serving: str | None) -> Idle | Loading:
+        now = time.monotonic()
+        if now - self._looked < REGISTRY_SECONDS:
+            return Idle()
+        self._looked = now
+        name = self._wanted()
+        if name is None or name == serving:
+            return Idle()
+        return Loading(name, now, self._load(name, view))
+
+    def _wanted(self) -> str | None:
+        """The champion, or the last proven one where that cannot be served; None where neither can."""
+        names = [self._registry.champion(), self._registry.shadow()]
+        metrics.champion_not_served.set(names[0] in self._refused)
+        return next((name for name in names if name and name not in self._refused), None)
+
+    def _load(self, name: str, view: LogView) -> Future[tuple[Served, LogView]]:
+        future: Future[tuple[Served, LogView]] = Future()
+
+        def load() -> None:
+            try:
+                device = choose_device(self._settings.server.device)
+                served = Served.restored(self._registry.load(name), device)
+                served.take_memory(view.keeping.memory(), view.log.num_edges)
+                suits = view.suits(served.model.settings)
+                future.set_result((served, view if suits else self._other_view(served, view.keeping.name)))
+            except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
+                future.set_exception(error)
+
+        threading.Thread(target=load, name="load-version", daemon=True).start()
+        return future
+
+    def _other_view(self, served: Served, name: str) -> LogView:
+        """One with facts as the version's settings have them, which takes the present one's place with it."""
+        log.warning("facts_made_anew", version=served.manifest.name,
+                    reason="other model.half_lives_seconds or max_pairs")
+        reader = LogReader(self._settings.data_dir)
+        reader.refresh()
+        return LogView(self._settings, reader, served.model.settings, name)
+
+    def _loaded(self, state: Loading) -> State:
+        if not state.loaded.done():
+            return state
+        try:
+            served, view = state.loaded.result()
+        except (StreamdError, OSError, RuntimeError, ValueError) as error:
+            # One that nobody wants any more may have been dropped meanwhile, which harms nobody.
+            return self.refuse(state.name, str(error)) if self._wanted() == state.name else Idle()
+        return CatchingUp(served, view, state.since, served.memory.edge)
+
+    def _carried(self, state: CatchingUp, view: LogView) -> CatchingUp | Swapped | Refused:
+        """Facts first where the version has its own, then memory. view: the one that answers now."""
+        served, own = state.served, state.view
+        if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
+            return self.refuse(served.manifest.name, "the log does not hold its place")
+        if own is not view and (own.follow()[0] or not own.caught_up):
+            return state
+        if served.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS) or served.memory.edge > own.edge:
+            return state
+        metrics.swaps.inc()
+        metrics.swap_seconds.observe(time.monotonic() - state.since)
+        return Swapped(served, own)

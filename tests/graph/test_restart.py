@@ -1,0 +1,74 @@
+"""Facts are durable before the hold that relies on them moves on."""
+
+import pytest
+
+from streamd.graph import BlockGraph, restart
+from streamd.graph.live import LiveGraph
+from streamd.graph.restart import RestartPoint
+from streamd.segments.holds import Hold, ask_to_compact, read_holds
+from streamd.segments.reader import LogReader
+from tests.builders import settings, stream, write_log
+
+
+@pytest.fixture
+def live(tmp_path):
+    """At edge 0 of a log of four full segments of 64 edges and one begun."""
+    write_log(tmp_path, *stream(300), segment_edges=64)
+    reader = LogReader(tmp_path)
+    reader.refresh()
+    return LiveGraph(reader, BlockGraph(), settings(tmp_path).model)
+
+
+def point_of(tmp_path, live):
+    return RestartPoint(tmp_path, "train", live)
+
+
+def test_what_is_read_for_the_first_time_is_held_from_the_start(tmp_path, live):
+    point_of(tmp_path, live)
+    assert read_holds(tmp_path) == {"train": Hold(0, 0)}
+
+
+def test_the_hold_stays_behind_facts_until_they_are_stored(tmp_path, live):
+    point = point_of(tmp_path, live)
+    live.step(200, 1000)
+    point.hold(200, 200)
+    assert read_holds(tmp_path)["train"].edge == 0 and point.is_due(200)
+    point.store(live.facts)
+    assert not point.is_due(200)
+    point.hold(200, 150)
+    assert read_holds(tmp_path)["train"] == Hold(200, 150)
+    point.hold(120, 150)
+    assert read_holds(tmp_path)["train"].edge == 120, "what else the role replays from counts too"
+
+
+def test_facts_that_cannot_be_stored_move_no_hold(tmp_path, live, monkeypatch):
+    point = point_of(tmp_path, live)
+    live.step(200, 1000)
+
+    def full(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(restart, "save_facts", full)
+    with pytest.raises(OSError, match="full"):
+        point.store(live.facts)
+    point.hold(200, 200)
+    assert read_holds(tmp_path)["train"].edge == 0 and point.is_due(200)
+
+
+def test_a_wish_to_compact_makes_facts_due_before_a_segment_is_behind(tmp_path, live):
+    live.step(30, 1000)
+    point = point_of(tmp_path, live)
+    point.store(live.facts)
+    live.step(20, 1000)
+    assert not point.is_due(50)
+    ask_to_compact(tmp_path, 40)
+    assert point.is_due(50) and point.wish() == 40
+
+
+def test_a_restart_goes_on_with_the_facts_that_were_stored(tmp_path, live):
+    live.step(200, 1000)
+    point_of(tmp_path, live).store(live.facts)
+    again = LiveGraph(live.log, BlockGraph(), settings(tmp_path).model)
+    point = point_of(tmp_path, again)
+    point.resume(300)
+    assert again.edge == 200 and not point.is_due(200)

@@ -1,0 +1,63 @@
+"""Two servers on one directory: each has its own hold, facts, memory and heartbeat."""
+
+import shutil
+
+import pytest
+
+from streamd import doctor
+from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
+from streamd.segments.holds import read_holds
+from streamd.server import keeping
+from streamd.telemetry.heartbeat import read_beat
+from tests.builders import HOUR, settings, stream, write_log
+from tests.server.test_server import SCHEMA, World, ask, wait
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """Servers `serve` and `serve-2` of a log of several segments, with a version."""
+    monkeypatch.setattr(keeping, "MEMORY_EVERY", 50)
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR, segment_edges=200)
+    chosen = settings(tmp_path, stream__edge_feature_dim=2)
+    first, second = (World.of(tmp_path, chosen, name) for name in ("serve", "serve-2"))
+    first.train(2)
+    for world in (first, second):
+        world.start()
+        wait(lambda world=world: world.engine.status.version == world.registry.champion())
+        folder = folder_of(tmp_path, world.name)
+        wait(lambda folder=folder: (folder / MEMORY).exists() and list((folder / FACTS).glob("*")))
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+def test_two_servers_of_different_names_do_not_disturb_one_another(two):
+    first, second = two
+    path = first.path
+    wait(lambda: {n: h.edge for n, h in read_holds(path).items() if n != "train"} == {"serve": 500, "serve-2": 500})
+    answer = ask(first)
+    assert ask(second)["scores"] == answer["scores"]
+
+    # Both are shown, each by its own heartbeat.
+    roles = first.client.get("/status.json").json()["roles"]
+    assert roles["serve"]["alive"] and roles["serve-2"]["alive"] and roles["serve-2"]["role"] == "serve"
+    seen = doctor._roles(first.settings)
+    assert "serve: ready, holds the log from edge 500; serve-2: ready, holds the log from edge 500" in seen
+
+    # What one loses, the other keeps; and what is gone for good holds nothing.
+    second.stop()
+    before = {p: p.read_bytes() for p in folder_of(path, "serve").rglob("*") if p.is_file() and p.name != HEARTBEAT}
+    assert {p.name for p in before} >= {HOLD, MEMORY}
+    shutil.rmtree(folder_of(path, "serve-2"))
+    assert {p: p.read_bytes() for p in before} == before and "serve-2" not in read_holds(path)
+    assert read_beat(path, "serve").alive and ask(first)["scores"] == answer["scores"]
+    assert "serve-2" not in first.client.get("/status.json").json()["roles"]
+
+
+def test_a_further_server_that_is_down_still_holds_the_log(two):
+    _, second = two
+    second.stop()
+    assert read_holds(second.path)["serve-2"].edge <= 500
+    fresh = World.of(second.path, second.settings, "serve-3").start()
+    fresh.stop()
+    assert set(read_holds(second.path)) == {"serve", "serve-2", "serve-3", "train"}
