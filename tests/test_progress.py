@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from streamd import doctor
 from streamd.cli import app
-from streamd.clock import ManualClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import jit
 from streamd.ingest.tables import count_rows
@@ -21,7 +20,7 @@ from streamd.segments.keeper import STEP_SECONDS, Keeper
 from streamd.segments.log import LogWriter
 from streamd.settings import RetentionSettings
 from streamd.telemetry import progress
-from tests.builders import stream, write_log
+from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")

@@ -24,7 +24,6 @@ class PlayerStatus:
     sent: int = 0
     hours: int = 0
     total: int = 0
-    waits_for_trainer: float = 0.0
     finished: float = 0.0
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -73,10 +72,8 @@ class Player:
             for number, batch in enumerate(hours):
                 if self._rate:
                     self._stop.wait(max(0.0, begun + number / self._rate - time.monotonic()))
-                paused = time.monotonic()
                 while not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND:
                     self._stop.wait(0.02)
-                self.status.waits_for_trainer += time.monotonic() - paused
                 if self._stop.is_set():
                     return
                 self._send(producer, batch)

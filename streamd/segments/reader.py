@@ -63,10 +63,6 @@ class LogReader:
         return len(self.keys)
 
     @property
-    def num_commits(self) -> int:
-        return self.state.seq if self.state else 0
-
-    @property
     def committed_at(self) -> float:
         """Wall time of the newest commit, in seconds, also of one that is not taken in yet."""
         return self._tail.published_at()

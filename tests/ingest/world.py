@@ -6,7 +6,6 @@ from pathlib import Path
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from streamd.clock import ManualClock
 from streamd.events import Position, Progress
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
@@ -14,7 +13,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import schema_of
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import settings
+from tests.builders import ManualClock, settings
 
 
 class FakeSource:

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
-from streamd.segments.compact import rewrite_deleted
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
+from tests.builders import compact
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(1, 1, 1)
@@ -136,10 +136,8 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def compact(self, share):
-        reader = LogReader(self.path)
-        if reader.refresh():
-            self.survive(lambda: rewrite_deleted(self.log, reader, int(share * self.log.num_edges)))
-            self.nodes = self.log.num_nodes
+        self.survive(lambda: compact(self.log, int(share * self.log.num_edges)))
+        self.nodes = self.log.num_nodes
 
     @precondition(lambda self: len(self.log.state.segments) > 1)
     @rule(keep=st.integers(1, 3))

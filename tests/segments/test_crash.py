@@ -8,10 +8,10 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
-from streamd.segments.compact import rewrite_deleted
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
+from tests.builders import compact
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(2, 1, 1)
@@ -46,7 +46,7 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
             acknowledged.append(i + 1)
         if housekeeping and i == 9:
             log.seal()
-            rewrite_deleted(log, LogReader(log.data_dir), log.num_edges)
+            compact(log)
         if housekeeping and i == 13:
             log.drop_before(int(log.state.segments[1].first_edge))
 
