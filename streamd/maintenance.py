@@ -22,7 +22,6 @@ from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_
 from streamd.segments.keeper import COMPACT, Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.segments.tail import JournalTail
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 from streamd.storage import write_durably
@@ -40,8 +39,8 @@ REWRITING = "rewriting segments"
 
 def open_log(data_dir: Path) -> LogReader:
     """A reader of the log in a directory. Raises: StreamdError where there is none."""
-    reader = LogReader(data_dir)
-    if not reader.refresh():
+    reader = LogReader.open(data_dir)
+    if reader is None:
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
     return reader
 
@@ -76,7 +75,8 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
 
 def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> tuple[bool, str]:
     """Ask for compaction, and do it here where no ingest runs. Returns: whether all is gone, and what to tell the user."""
-    places = open_log(settings.data_dir).deletions.places
+    log = open_log(settings.data_dir)
+    places = log.deletions.places
     if not len(places):
         return True, "nothing was deleted"
     wish = int(places.max())
@@ -85,7 +85,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
-        if holds != tried and _try_here(settings, line):
+        if holds != tried and _try_here(settings, log.state.schema, line):
             tried = holds
         waiting = _waiting_for(settings.data_dir, wish)
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
@@ -96,13 +96,10 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     return True, "compacted: what was deleted is gone from the log and from all that was learned"
 
 
-def _try_here(settings: Settings, line: ProgressLine) -> bool:
+def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
     """A pass by this process; False where an ingest has the directory, which then does it."""
-    tail = JournalTail(settings.data_dir)
-    tail.refresh()
-    assert tail.state is not None
     try:
-        writer = LogWriter(settings.data_dir, tail.state.schema, settings.ingest.segment_edges)
+        writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
     except LockedError:
         return False
     try:

@@ -30,9 +30,7 @@ def invoke(*args, **env):
 
 
 def log_of(path):
-    reader = LogReader(path)
-    reader.refresh()
-    return reader
+    return LogReader.open(path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from streamd.demo.streams import DemoStream
 from streamd.errors import DemoError
@@ -15,6 +15,7 @@ from streamd.settings import Settings
 
 MAX_WINDOWS_BEHIND = 24
 PATIENCE_SECONDS = 120.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -63,11 +64,13 @@ class Player:
         hours = list(self._stream.hours(self._days))
         self.status.total = sum(map(len, hours))
         producer = make_producer(self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4")
-        log = LogReader(self._settings.data_dir)
         try:
             nodes = self._stream.nodes()
             self._send(producer, nodes)
-            self._wait(log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes))
+            log = self._wait("ingest has made the log", lambda: LogReader.open(self._settings.data_dir))
+            if log is None:
+                return
+            self._wait_for(log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes))
             begun = time.monotonic()
             for number, batch in enumerate(hours):
                 if self._rate:
@@ -78,7 +81,7 @@ class Player:
                     return
                 self._send(producer, batch)
                 self.status.sent += len(batch)
-                self._wait(log, f"{self.status.sent} events are in the log", lambda: log.num_edges >= self.status.sent)
+                self._wait_for(log, f"{self.status.sent} events are in the log", lambda: log.num_edges >= self.status.sent)
                 self.status.hours = number + 1
         finally:
             producer.close()
@@ -90,12 +93,20 @@ class Player:
         for future in sent:
             future.get(timeout=60)
 
-    def _wait(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
+    def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
+        def found() -> bool | None:
+            log.refresh()
+            return reached() or None
+
+        self._wait(what, found)
+
+    def _wait(self, what: str, found: Callable[[], T | None]) -> T | None:
+        """What `found` returns once that is not None; None where told to stop before."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._stop.is_set():
-            log.refresh()
-            if reached():
-                return
+            if (value := found()) is not None:
+                return value
             if time.monotonic() > deadline:
                 raise DemoError(f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.", "read daemon.log.")
             time.sleep(0.002)
+        return None

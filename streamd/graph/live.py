@@ -26,7 +26,6 @@ class LiveGraph:
 
     def __init__(self, reader: LogReader, graph: BlockGraph, model: ModelSettings) -> None:
         """graph: empty, from the log's first edge on."""
-        assert reader.state is not None
         self.log, self.graph = reader, graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)

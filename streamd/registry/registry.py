@@ -274,9 +274,8 @@ class Registry:
 
     def _check_servable(self, name: str) -> None:
         self.load(name)
-        edge, tail = self.manifest(name).edge, JournalTail(self._settings.data_dir)
-        tail.refresh()
-        if tail.state is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
+        edge, tail = self.manifest(name).edge, JournalTail.open(self._settings.data_dir)
+        if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
                                f"{tail.state.num_edges}).", "pick another one of `streamd models list`.")
 

@@ -48,7 +48,6 @@ def export_range(
 
     Raises: StreamdError where the range holds nothing, or the file exists; what was written is removed then.
     """
-    assert log.state is not None
     schema = log.state.schema
     first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
     counts, pool = _survey(log, first, end, progress)

@@ -165,8 +165,8 @@ class Engine:
     def _open(self) -> LogView | None:
         """The log, once ingest has made it, with the facts that were stored of it: read aside, it can take seconds."""
         self.status.beat = time.monotonic()
-        reader = LogReader(self._settings.data_dir)
-        if not reader.refresh():
+        reader = LogReader.open(self._settings.data_dir)
+        if reader is None:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None
@@ -277,8 +277,8 @@ class Engine:
     def _other_view(self, served: Served) -> LogView:
         """A view with facts as the version's settings have them, which takes the present one's place with the version."""
         log.warning("facts_made_anew", version=served.manifest.name, reason="other model.half_lives_seconds or max_pairs")
-        reader = LogReader(self._settings.data_dir)
-        reader.refresh()
+        reader = LogReader.open(self._settings.data_dir)
+        assert reader is not None, "a view of it serves"
         return LogView(self._settings, reader, served.model.settings)
 
     def _build(self, view: LogView) -> bool:

@@ -32,7 +32,6 @@ class Incumbent:
         on_slice: Callable[[int], None],
     ) -> None:
         """on_slice: told the edge while graph and facts are made."""
-        assert log.state is not None
         own = settings.model_copy(
             update={
                 "model": ModelSettings(**stored.model),

@@ -41,7 +41,6 @@ class Learner:
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
         """log: of which it needs the schema, the first edge and the deletes; its events come as
         recorded chunks."""
-        assert log.state is not None
         schema = log.state.schema
         self._settings, self._training, self._log = settings, settings.training, log
         self.carrier = Carrier(

@@ -113,7 +113,6 @@ class Ledger:
         learner: Learner,
         epochs: int,
     ) -> Step:
-        assert self._log.state is not None
         return Step(
             do=do,
             windows=tuple(windows),

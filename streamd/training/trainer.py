@@ -55,7 +55,6 @@ class Trainer:
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """on_step: told the name of each step as it begins; tests stop the process there."""
-        assert reader.state is not None
         self._settings, self._log, self._versions = settings, reader, versions
         self._clock, self._beat, self._on_step = clock, beat, on_step
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -379,7 +378,6 @@ class Trainer:
             self._ledger.begin_anew(cursor)
             self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
             return ""
-        assert self._log.state is not None
         self._ledger.load(cursor, self._learner, self._log.state)
         self.edge, self._window_edge = cursor.edge, cursor.window_edge
         num_events, *sums = cursor.compared

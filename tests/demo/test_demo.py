@@ -78,8 +78,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
     assert abs(table[-1].means["live"][0] - known) < 1e-12 and table[-1].means["live"][1] is None
     assert render(table, "t").row_count == 5
-    reader = LogReader(tmp_path)
-    reader.refresh()
+    reader = LogReader.open(tmp_path)
     assert reader.num_edges == 900
 
 

@@ -22,8 +22,7 @@ HOURS = 60
 
 def world(path, num_edges=900, **values):
     write_log(path, *stream(num_edges, hours=HOURS), Schema(2, 0, 0))
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     return settings(path, stream__edge_feature_dim=2, **values), log
 
 

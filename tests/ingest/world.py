@@ -126,9 +126,7 @@ class World:
         return [(log.keys[u], log.keys[v], int(t)) for u, v, t, gone in zip(src, dst, when, hidden, strict=True) if not gone]
 
     def reader(self):
-        log = LogReader(self.path)
-        log.refresh()
-        return log
+        return LogReader.open(self.path)
 
     def dead_letters(self):
         self.letters.flush()

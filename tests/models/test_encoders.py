@@ -27,8 +27,7 @@ SCHEMA = Schema(2, 0, 0)
 def live(tmp_path_factory):
     path = tmp_path_factory.mktemp("log")
     write_log(path, *stream(600), SCHEMA)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     graph = LiveGraph(log, BlockGraph(), settings(path).model)
     while graph.step(600, 1000):
         pass

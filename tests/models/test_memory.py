@@ -26,7 +26,8 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
     from tests.builders import batch
 
     src, dst, time = arrays
-    writer, reader = LogWriter(path, SCHEMA, 250), LogReader(path)
+    writer = LogWriter(path, SCHEMA, 250)
+    reader = LogReader.open(path)
     served = Served(manifest(s), model, model.new_memory())
     at = turn = 0
     while at < len(src):
@@ -42,8 +43,7 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
         if restart and turn % 5 == 0:
             kept = {k: v.clone() for k, v in served.memory.tensors().items()}
             memory = Memory.restored(kept, served.memory.edge, served.memory.now_us)
-            reader = LogReader(path)
-            reader.refresh()
+            reader = LogReader.open(path)
             served = Served(manifest(s), model, memory)
     writer.close()
     return served.memory

@@ -53,9 +53,8 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
 
 def contents(path):
     """All that a fresh reader sees."""
-    reader = LogReader(path)
-    reader.refresh()
-    if reader.state is None:
+    reader = LogReader.open(path)
+    if reader is None:
         return 0, {}
     first, end = reader.first_edge, reader.num_edges
     src, dst, time = reader.edges(first, end) if end else (np.zeros(0),) * 3
@@ -102,10 +101,12 @@ class Watcher:
     """A tail reader that looks before every system call: what it saw must never vanish."""
 
     def __init__(self, path):
-        self.reader, self.edges = LogReader(path), 0
+        self.path, self.reader, self.edges = path, None, 0
 
     def __call__(self):
-        if self.reader.refresh():
+        if self.reader is None:
+            self.reader = LogReader.open(self.path)
+        elif self.reader.refresh():
             assert self.reader.num_edges >= self.edges, "a row that a reader saw is gone"
             self.edges = self.reader.num_edges
 

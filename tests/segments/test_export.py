@@ -35,9 +35,7 @@ def log(tmp_path):
     rows["src"], rows["dst"] = GONE, -1
     writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), writer.watermark)
     writer.close()
-    reader = LogReader(tmp_path / "log")
-    reader.refresh()
-    return reader
+    return LogReader.open(tmp_path / "log")
 
 
 @pytest.mark.parametrize("chunk", [64, 10**6])

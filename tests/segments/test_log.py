@@ -25,9 +25,7 @@ SCHEMA = Schema(2, 3, 0)
 
 
 def read(path):
-    reader = LogReader(path)
-    assert reader.refresh()
-    return reader
+    return LogReader.open(path)
 
 
 def test_what_is_committed_is_read_back_across_segments(tmp_path):
@@ -47,7 +45,7 @@ def test_what_is_committed_is_read_back_across_segments(tmp_path):
 
 def test_a_tail_reader_follows_every_commit(tmp_path):
     writer = LogWriter(tmp_path, SCHEMA, 100)
-    reader = LogReader(tmp_path)
+    reader = LogReader.open(tmp_path)
     for i in range(40):
         ids = np.array([i % 9, 3])
         writer.commit(batch(SCHEMA, ids, ids + 1, np.array([i, i]) * 10), Progress(), i * 10)
@@ -235,7 +233,7 @@ def test_kill_9_at_random_moments_loses_nothing_that_a_reader_saw(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE,
                                  cwd=Path(__file__).parents[2])
         assert child.stdout.readline() == b"ready\n"
-        reader = LogReader(tmp_path)
+        reader = LogReader.open(tmp_path)
         deadline = time.monotonic() + rng.uniform(0.005, 0.12)
         while time.monotonic() < deadline:
             reader.refresh()
