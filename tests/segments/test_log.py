@@ -15,7 +15,7 @@ from streamd.errors import CorruptionError, DataDirectoryError, JournalError, Lo
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
 from streamd.segments.layout import FEATURES, LATE
-from streamd.segments.log import LogWriter
+from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
@@ -93,6 +93,16 @@ def test_the_writer_knows_which_edges_it_holds(tmp_path):
         assert writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]))
         assert not writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]) + 1)
     assert not writer.has_edge(int(src.max()) + 1, int(dst[0]), int(time_E[0]))
+    writer.close()
+
+
+def test_a_commit_larger_than_recovery_would_clear_is_not_begun(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA)
+    many = np.zeros(MAX_COMMIT_ROWS + 1, np.int64)
+    with pytest.raises(AssertionError, match="65537 rows"):
+        writer.commit(batch(SCHEMA, many, many, many), Progress(), 0)
+    writer.commit(batch(SCHEMA, many[1:], many[1:], many[1:]), Progress(), 0)
+    assert read(tmp_path).num_edges == MAX_COMMIT_ROWS
     writer.close()
 
 
