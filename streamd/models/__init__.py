@@ -7,6 +7,7 @@ with a message, D width of an embedding, T width of the time encoding.
 from streamd.models.inputs import LinkInputs
 from streamd.models.link import LinkModel, build_model, link_loss, sampling_of
 from streamd.models.memory import EdgeRows, Memory
+from streamd.models.restored import restored
 
 __all__ = [
     "EdgeRows",
@@ -15,5 +16,6 @@ __all__ = [
     "Memory",
     "build_model",
     "link_loss",
+    "restored",
     "sampling_of",
 ]

@@ -245,7 +245,8 @@ class Engine:
 
         def load() -> None:
             try:
-                served = Served.restored(self._registry.load(name), choose_device(self._settings.server.device))
+                device = choose_device(self._settings.server.device)
+                served = Served.restored(self._registry.load(name), view.log.state.schema, device)
                 served.take_memory(stored_memory(self._settings.data_dir), view.log.num_edges)
                 future.set_result((served, view if view.suits(served.model.settings) else self._other_view(served)))
             except Exception as error:  # noqa: BLE001 - raised in `_build`: lost here, nothing would end the wait

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Bools, Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, sampling_of
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, restored, sampling_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
 from streamd.models.numpy_tgn import NumpyTGN
@@ -45,12 +45,9 @@ class Served:
     """What a query closes, and for which memory, events and time: most queries are of the same."""
 
     @classmethod
-    def restored(cls, version: Version, device: str = "cpu") -> "Served":
-        """Build model and memory, on a device, from what the registry holds."""
-        model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0, device)
-        model.restore(version.weights)
-        model.eval()
-        memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
+    def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "Served":
+        """Build model and memory, on a device, from what the registry holds. schema: of the log. Raises: VersionError."""
+        model, memory = restored(version, schema, device)
         suits = model.settings.name == "tgn" and model.device.type == "cpu"
         return cls(version.manifest, model, memory, NumpyTGN(model) if suits else None)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
 from streamd.segments.journal import LogState
-from streamd.settings import Settings
 from streamd.storage import remove_scratch, write_folder_durably
 from streamd.tensors import file_checksum
 from streamd.training.learner import Learner
@@ -52,14 +51,6 @@ class Cursor:
     tail: list[int] = field(default_factory=list)
     format: int = FORMAT
     checksum: str = ""
-
-
-def fixed_settings(settings: Settings) -> dict[str, Any]:
-    """What must be equal for learning to go on from a checkpoint or a version."""
-    return {
-        "model": settings.model.model_dump(mode="json"),
-        "window": settings.windows.width_seconds,
-    }
 
 
 def build_facts() -> dict[str, Any]:

@@ -4,9 +4,9 @@ from where on."""
 import time
 
 from streamd.graph.live import LiveGraph, save_facts
+from streamd.registry import Registry
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 from streamd.settings import Settings
-from streamd.training.versions import Versions
 
 ROLE, FACTS = "train", "train/facts"
 
@@ -14,7 +14,7 @@ ROLE, FACTS = "train", "train/facts"
 class Keeping:
     """Owner: the trainer."""
 
-    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
+    def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
         self._data_dir, self._versions, self._live = settings.data_dir, versions, live
         self._facts_edge = live.edge
         self._hold = Hold(-1, -1)

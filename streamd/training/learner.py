@@ -14,10 +14,10 @@ from torch import Tensor
 from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
-from streamd.models.candidate import Learned
 from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
+from streamd.registry.candidate import Learned
 from streamd.segments.deletions import Deletions
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings

@@ -10,17 +10,18 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, VersionError
-from streamd.models import Memory
-from streamd.models.candidate import Candidate, Learned, Outcome
+from streamd.models import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Learned, Outcome
+from streamd.registry.registry import fixed_settings
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
 from streamd.training.attempts import MAX_FAILURES
-from streamd.training.checkpoint import fixed_settings
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
@@ -30,7 +31,6 @@ from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures
 from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
-from streamd.training.versions import Versions
 from streamd.windows import Window, next_window
 from streamd.windows.history import WindowRecord
 
@@ -49,7 +49,7 @@ class Trainer:
         self,
         settings: Settings,
         reader: LogReader,
-        versions: Versions,
+        versions: Registry,
         clock: Clock,
         beat: Heartbeat,
         on_step: Callable[[str], None] = lambda _: None,
@@ -392,20 +392,20 @@ class Trainer:
         if name is None:
             return False
         try:
-            stored = self._versions.stored(name)
+            version = self._versions.load(name)
         except VersionError as error:
             log.error("champion_not_followed", version=name, reason=str(error))
             return False
-        own = stored.fixed_settings == fixed_settings(self._settings)
-        if not own or not self._log.first_edge <= stored.edge <= self._log.num_edges:
+        manifest = version.manifest
+        own = manifest.fixed_settings == fixed_settings(self._settings)
+        if not own or not self._log.first_edge <= manifest.edge <= self._log.num_edges:
             log.error(
                 "champion_not_followed", version=name, reason="the log or the settings are others"
             )
             return False
-        device = self._learner.model.device
-        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, device)
-        self._learner.go_on_from(stored.weights, memory)
-        self.edge, self._window_edge = stored.edge, stored.first_edge
+        model, memory = restored(version, self._log.state.schema, self._learner.model.device)
+        self._learner.go_on_from(model.state_dict(), memory)
+        self.edge, self._window_edge = manifest.edge, manifest.first_edge
         self.contest.restore(name, Comparison())
         self._ledger.go_back_to(self.edge)
         return True

@@ -10,7 +10,7 @@ import pytest
 import streamd
 
 ROOT = Path(streamd.__file__).parent
-ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server",
+ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "registry", "models", "training", "server",
          "evaluation")
 SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes"}
 TOP = {"cli", "daemon", "doctor", "health", "maintenance", "__main__", "__init__"}

@@ -13,8 +13,10 @@ SCHEMA = Schema(2, 0, 0)
 
 
 def manifest(s, edge=0, memory_us=0):
-    return Manifest("v", 0, 0, 0, edge, 1, memory_us, "", s.model.model_dump(mode="json"),
-                    {"edge_feature_dim": 2, "node_feature_dim": 0, "label_dim": 0}, 3600, {}, {}, {}, 0.0, "", 0.0)
+    return Manifest(
+        name="v", window_start_us=0, window_end_us=0, first_edge=0, edge=edge, seq=1, memory_us=memory_us, parent="",
+        model=s.model.model_dump(mode="json"), schema={"edge_feature_dim": 2, "node_feature_dim": 0, "label_dim": 0},
+        window_seconds=3600, training={}, scores={}, tail={}, loss=0.0, code="", created=0.0)
 
 
 def fed_in_tails(path, tails, s, model, arrays, restart=False):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from streamd.errors import VersionError
-from streamd.models.candidate import Candidate, Learned
 from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Learned
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
