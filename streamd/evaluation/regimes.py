@@ -21,7 +21,7 @@ import numpy as np
 
 from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
 from streamd.events import Bools, Float32
-from streamd.graph.facts import LOG_SHARE
+from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
@@ -33,7 +33,6 @@ from streamd.training.scores import Measures, measures
 from streamd.windows import Window
 
 DAY_US = 86_400_000_000
-NUM_HALF_LIVES = 5
 SKIPPED = 0.05
 LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
@@ -178,7 +177,7 @@ class Regimes:
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:
     return {"edgebank": edgebank_scores(facts_ECF), RULE: rule_scores(facts_ECF)} | {
-        f"popularity_{h}": facts_ECF[..., LOG_SHARE + h] for h in range(NUM_HALF_LIVES)}
+        f"popularity_{h}": facts_ECF[..., LOG_SHARES][..., h] for h in range(NUM_HALF_LIVES)}
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:

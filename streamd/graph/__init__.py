@@ -1,7 +1,8 @@
 """The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one thread per role."""
 
 from streamd.graph.blocks import BlockGraph, Neighbors
-from streamd.graph.facts import NUM_FACTS, PairFacts
+from streamd.graph.fact_columns import NUM_FACTS, FactColumn
+from streamd.graph.facts import PairFacts
 from streamd.graph.sampler import Layer, TemporalSampler
 
-__all__ = ["NUM_FACTS", "BlockGraph", "Layer", "Neighbors", "PairFacts", "TemporalSampler"]
+__all__ = ["NUM_FACTS", "BlockGraph", "FactColumn", "Layer", "Neighbors", "PairFacts", "TemporalSampler"]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.hashing import mixed as _mixed
 from streamd.graph.jit import inner, kernel
 from streamd.graph.kernels import (
     AHEAD,
@@ -105,14 +106,6 @@ def sample_recent(
             _pad(np.int64(r), found, neighbor, eid, mask)
     _repeat(like, neighbor, eid, mask)
     return True
-
-
-@inner
-def _mixed(x: Any) -> Any:
-    """splitmix64's finaliser."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @inner

@@ -24,7 +24,8 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
+    """A version to be: weights and memory at `edge`, with all that a manifest says about it. facts:
+    names of the fact columns that the weights know."""
 
     window: Window
     edge: int
@@ -33,6 +34,7 @@ class Candidate:
     memory: dict[str, Tensor]
     memory_us: int
     parent: str
+    facts: tuple[str, ...]
     scores: Scores
     learned: Learned
 

@@ -39,6 +39,7 @@ REMOVE = "remove its folder from models/, or restore it from a backup."
 class Manifest:
     """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds.
 
+    facts: names of the fact columns that the weights know, in order; none in versions of a release before they had names.
     tail: MRR before and after on the held-out events, None where the window was too small to hold any out.
     checksums: CRC32C of each file of tensors, by name; none in versions of the release before format 2.
     """
@@ -60,6 +61,7 @@ class Manifest:
     loss: float
     code: str
     created: float
+    facts: tuple[str, ...] = ()
     format: int = 1
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -176,6 +178,7 @@ class Registry:
             loss=learned.loss,
             code=__version__,
             created=time.time(),
+            facts=candidate.facts,
             format=FORMAT,
             checksums=checksums)
 

@@ -10,6 +10,7 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, VersionError
+from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
@@ -230,6 +231,7 @@ class Trainer:
                 memory=learner.memory.tensors(),
                 memory_us=learner.memory.now_us,
                 parent=step.version,
+                facts=FACT_NAMES,
                 scores=scores,
                 learned=learned),
             self.contest.beside)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from streamd.evaluation.backtest import means
-from streamd.evaluation.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
+from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
+from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
 from streamd.windows import next_window

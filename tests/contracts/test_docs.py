@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 import streamd.errors
 from streamd.cli import app
+from streamd.graph.fact_columns import FACT_NAMES, FactColumn
 from streamd.ingest.deadletter import REASONS
 from streamd.settings import leaves, load_settings
 from streamd.telemetry import metrics
@@ -35,6 +36,12 @@ def test_every_setting_is_documented_with_its_default():
             value = getattr(value, name)
         want = "" if value is None or value == () or value == {} else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         assert rows[".".join(path)] == want, path
+
+
+def test_every_fact_is_documented_in_its_place():
+    section = DOCS["how-it-works.md"].split("### Facts\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
+    assert rows == [(name, column.words) for name, column in zip(FACT_NAMES, FactColumn, strict=True)]
 
 
 def test_every_metric_is_documented_under_the_roles_that_export_it():

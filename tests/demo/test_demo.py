@@ -12,8 +12,9 @@ from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
-from streamd.evaluation.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
+from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
+from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
 from streamd.telemetry import progress

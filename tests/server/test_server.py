@@ -133,7 +133,7 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
     from streamd.server.served import Served
-    served = Served.restored(version)
+    served = Served.restored(version, log.state.schema)
     assert served.memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
