@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from streamd.demo.streams import DemoStream
 from streamd.errors import DemoError
+from streamd.exchange.produce import Outgoing
 from streamd.ingest.client import make_producer
-from streamd.ingest.produce import Outgoing
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 

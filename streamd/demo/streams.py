@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from streamd.errors import DemoError
-from streamd.ingest.produce import Outgoing
+from streamd.exchange.produce import Outgoing
 
 DATA = Path(__file__).parent / "data"
 HOUR = 3600

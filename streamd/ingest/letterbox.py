@@ -11,9 +11,8 @@ from kafka import TopicPartition
 
 from streamd.errors import KafkaError
 from streamd.events import MAX_TIME_US
-from streamd.ingest.client import make_consumer, make_producer
+from streamd.ingest.client import make_consumer, make_producer, settle
 from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
-from streamd.ingest.produce import settle
 from streamd.settings import Settings
 from streamd.storage import write_durably
 

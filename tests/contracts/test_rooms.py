@@ -11,7 +11,7 @@ import streamd
 
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "registry", "models", "training", "server",
-         "evaluation")
+         "evaluation", "exchange")
 SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes"}
 TOP = {"cli", "daemon", "doctor", "health", "maintenance", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}

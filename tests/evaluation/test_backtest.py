@@ -9,7 +9,7 @@ from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.regimes import Regimes
 from streamd.evaluation.sights import StaleSight
 from streamd.events import Schema
-from streamd.ingest.tables import Columns
+from streamd.exchange.tables import Columns
 from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
 from streamd.training.recorder import FreshSight, Recorder

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from streamd.errors import SettingsError
-from streamd.ingest.tables import Columns, Times, read_events
+from streamd.exchange.tables import Columns, Times, read_events
 from tests.builders import ManualClock
 
 NOW_S = 1_700_000_000
