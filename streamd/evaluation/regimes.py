@@ -37,7 +37,7 @@ SKIPPED = 0.05
 LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RegimeWindow:
     """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known:
     scored events whose destination was one before. seconds: regime -> wall time."""
@@ -133,7 +133,13 @@ class Regimes:
             self._learners["frozen"].observe()
         known_E = np.concatenate(known)
         table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
-        return RegimeWindow(window, len(known_E), int(known_E.sum()), table, self._seconds)
+        return RegimeWindow(
+            window=window,
+            num_scored=len(known_E),
+            num_known=int(known_E.sum()),
+            scores=table,
+            seconds=self._seconds,
+        )
 
     def _begin_alike(self, edge: int) -> None:
         """Learn all before the cut, and let every regime begin as the model that did."""

@@ -21,7 +21,7 @@ REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
     """A role's last sign of life. age_seconds: since it was written; alive: written lately by a process that exists."""
 
@@ -122,7 +122,13 @@ def read_beat(data_dir: Path, role: str) -> Beat | None:
         exists = False
     except PermissionError:
         exists = True
-    return Beat(role, content["state"], content["pid"], age, exists and age < STALLED_SECONDS, content["detail"])
+    return Beat(
+        role=role,
+        state=content["state"],
+        pid=content["pid"],
+        age_seconds=age,
+        alive=exists and age < STALLED_SECONDS,
+        detail=content["detail"])
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:

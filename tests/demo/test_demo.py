@@ -111,7 +111,7 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
     def twin(edge, best):
         scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
-        return RegimeWindow(Window(0, 1, edge, edge + 1), 1, 1, scores, {})
+        return RegimeWindow(window=Window(0, 1, edge, edge + 1), num_scored=1, num_known=1, scores=scores, seconds={})
 
     assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 20, 30) == 4
     assert best_half_life([], 20, 30) == 2
@@ -120,4 +120,5 @@ def test_the_popularity_half_life_is_chosen_before_the_scored_part():
 def test_a_window_without_scores_has_no_row():
     record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=0, version="", scored_by="rule",
                           promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
-    assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, 0, {}, {})], 0, 5) == []
+    twin = RegimeWindow(window=Window(0, 10, 0, 5), num_scored=0, num_known=0, scores={}, seconds={})
+    assert rows([record], [twin], 0, 5) == []
