@@ -89,8 +89,8 @@ def produce(
 ) -> None:
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
-    from streamd.ingest.produce import send_events
-    from streamd.ingest.tables import Columns, Times, count_rows, read_events
+    from streamd.exchange.produce import send_events
+    from streamd.exchange.tables import Columns, Times, count_rows, read_events
 
     settings = _settings(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
@@ -117,7 +117,7 @@ def backtest(
 ) -> None:
     """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
     from streamd.evaluation.backtest import Plan
-    from streamd.ingest.tables import Columns
+    from streamd.exchange.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
 
     settings = _settings(config, data_dir)
@@ -234,12 +234,17 @@ def tguf_export(
 ) -> None:
     """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
     from streamd.clock import parse_time_us
-    from streamd.maintenance import open_log, write_keys
-    from streamd.segments.export import ExportOptions, export_range
+    from streamd.exchange.export import ExportOptions, export_range, write_keys
+    from streamd.maintenance import open_log
 
     log = open_log(_settings(config, data_dir).data_dir)
-    options = ExportOptions(0 if start is None else parse_time_us(start, "--start"),
-                            2**62 if end is None else parse_time_us(end, "--end"), val_share, test_share, negatives, seed)
+    options = ExportOptions(
+        start_us=0 if start is None else parse_time_us(start, "--start"),
+        end_us=2**62 if end is None else parse_time_us(end, "--end"),
+        val_share=val_share,
+        test_share=test_share,
+        negatives=negatives,
+        seed=seed)
     with ProgressLine(err, f"to {file}", "edges") as line:
         # Each edge is read twice.
         done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
@@ -260,8 +265,8 @@ def tguf_import(
     config: ConfigOption = None, data_dir: DataOption = None
 ) -> None:
     """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer keys."""
-    from streamd.ingest.tables import Columns
-    from streamd.maintenance import import_file
+    from streamd.exchange.importing import import_file
+    from streamd.exchange.tables import Columns
 
     if file.suffix == ".tguf" and time_unit not in (None, "us"):
         raise SettingsError(f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.", "leave it out.")

@@ -35,27 +35,6 @@ class SystemClock:
         time.sleep(seconds)
 
 
-class ManualClock:
-    """A clock that a test moves by hand; owner: the test."""
-
-    def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
-        self._now_us = now_us
-        self._monotonic = 0.0
-
-    def now_us(self) -> int:
-        return self._now_us
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
-
-    def advance(self, seconds: float) -> None:
-        self._now_us += int(seconds * 1e6)
-        self._monotonic += seconds
-
-
 def parse_time_us(text: str, name: str) -> int:
     """Microseconds since the epoch of an ISO 8601 time, UTC where it names no zone. Raises: SettingsError."""
     try:

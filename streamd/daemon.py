@@ -244,8 +244,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         return
     try:
         open_port(settings.telemetry.train_port, settings.server.host, beat, ApiKeys(settings.server).allows)
-        reader = LogReader(settings.data_dir)
-        while not reader.refresh():
+        while (reader := LogReader.open(settings.data_dir)) is None:
             beat.touch("waiting")
             if stop.wait(0.1):
                 return

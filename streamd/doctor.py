@@ -138,8 +138,8 @@ def _newest(settings: Settings) -> tuple[int, str]:
             return newest_us, "Kafka's newest record"
     except StreamdError:
         pass  # the check of the broker says why
-    reader = LogReader(settings.data_dir)
-    if not reader.refresh() or not reader.num_edges:
+    reader = LogReader.open(settings.data_dir)
+    if reader is None or not reader.num_edges:
         return 0, ""
     return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"
 

@@ -79,7 +79,7 @@ class Progress:
     positions: dict[str, dict[int, Position]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EventBatch:
     """Columns of one commit, in log order; ids are dense. Shapes: E edges, L labels, F feature rows, K new keys.
 
@@ -119,6 +119,15 @@ class EventBatch:
 def empty_batch(schema: Schema) -> EventBatch:
     """A batch without rows, for commits that only move positions or the watermark."""
     none = np.zeros(0, np.int64)
-    return EventBatch(none, none, none, np.zeros((0, schema.edge_feature_dim), np.float32), none, none,
-                      np.zeros((0, schema.label_dim), np.float32), none, none, none,
-                      np.zeros((0, schema.node_feature_dim), np.float32))
+    return EventBatch(
+        src_E=none,
+        dst_E=none,
+        time_E=none,
+        msg_ED=np.zeros((0, schema.edge_feature_dim), np.float32),
+        label_node_L=none,
+        label_time_L=none,
+        label_target_L=np.zeros((0, schema.label_dim), np.float32),
+        node_F=none,
+        node_row_F=none,
+        node_edge_F=none,
+        node_values_F=np.zeros((0, schema.node_feature_dim), np.float32))

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batch
+from streamd.segments.holds import Hold, ask_to_compact, write_hold
+from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
-from streamd.settings import Settings, load_settings
+from streamd.settings import RetentionSettings, Settings, load_settings
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -49,6 +51,35 @@ def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,)
         writer.commit(batch(schema, src[at:end], dst[at:end], time[at:end], new, at), Progress(), mark)
         at, turn = end, turn + 1
     writer.close()
+
+
+def compact(log: LogWriter, held: int | None = None):
+    """Make deletes physical in one pass, as ingest does between commits. held: the edge that a role replays from."""
+    if held is not None:
+        write_hold(log.data_dir, "train", Hold(held, held))
+    ask_to_compact(log.data_dir, log.num_edges)
+    return Keeper(log, RetentionSettings(), lambda keys: None).compact()
+
+
+class ManualClock:
+    """A clock that a test moves by hand; owner: the test."""
+
+    def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
+        self._now_us = now_us
+        self._monotonic = 0.0
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self._now_us += int(seconds * 1e6)
+        self._monotonic += seconds
 
 
 def settings(data_dir: Path, **values) -> Settings:

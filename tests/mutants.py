@@ -105,7 +105,6 @@ REASONS = {
     (FACTS, "known[inside] = self._f.seen[node_N[inside]] != 0"): "a count is never negative",
     (KERNELS, "log_total[h] = np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] >= 0 else 0.0"):
         "where the total is 0 nothing was a destination, and no share is read",
-    (KERNELS, "x = (x ^ (x >> np.uint64(27))) * np.uint64( 10723151780598845930)"): "another hash finds the same pairs",
     (KERNELS, "THREE_HOP_PARTNERS = 9"): "a parameter, which the reference takes from here",
     (KERNELS, "if step <= 0:"): "a step is never negative",
     (KERNELS, "while entry != f.size[0]:"): "entry comes to the size one by one",

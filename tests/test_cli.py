@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -6,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli import app, main
 from streamd.events import Schema
+from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from tests.builders import stream, write_log
 
 
@@ -59,8 +61,12 @@ def test_ingest_imports_neither_torch_nor_numba():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
+
+
 def tguf(*args):
-    return CliRunner().invoke(app, ["tguf", *args], env={"COLUMNS": "200"})
+    return invoke("tguf", *args)
 
 
 def test_a_tguf_file_is_described_and_checked(tmp_path):
@@ -78,3 +84,36 @@ def test_a_tguf_file_is_described_and_checked(tmp_path):
     result = tguf("verify", str(segment))
     assert result.exit_code == 1 and "edges [0, 97)" in result.output
     assert tguf("verify", str(tmp_path / "published")).exit_code != 0
+
+
+def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
+    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    for i in range(5):
+        letters.add(DeadLetter("rides", 1, i, 0, "late" if i % 2 else "bad_time", "why [it] is", 7, json.dumps({"n": i}).encode()))
+    letters.flush()
+    shown = invoke("deadletter", "list", "--data-dir", tmp_path).output
+    assert "bad_time 3, late 2" in shown and shown.count("rides/1") == 5 and "why [it] is" in shown
+    few = invoke("deadletter", "list", "--reason", "late", "--limit", 1, "--data-dir", tmp_path).output
+    assert few.count("rides/1") == 1 and '{"n": 3}' in few
+    assert "no dead letters" in invoke("deadletter", "list", "--data-dir", tmp_path / "none").output
+
+
+def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch):
+    monkeypatch.setattr("streamd.cli.out.width", 300)
+    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    evil = "\x1b[2J\r\n\x9b31m\u202e"
+    letters.add(DeadLetter(evil, 1, 0, 0, evil, evil, 7, evil.encode() + b"\xff"))
+    letters.flush()
+    shown = invoke("deadletter", "list", "--data-dir", tmp_path).output
+    assert not {"\x1b", "\r", "\x9b", "\u202e"} & set(shown)
+    assert shown.count("\\x1b[2J\\r\\n\\x9b31m\\u202e") == 5, "topic, reason, error, value, and reason counted"
+    assert "\\xff" in shown
+
+
+def test_an_error_that_quotes_a_file_is_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch, capsys):
+    (tmp_path / "t.csv").write_text("\x1b[31mred,dst,time\n1,2,3\n")
+    monkeypatch.setattr("sys.argv", ["streamd", "produce", str(tmp_path / "t.csv")])
+    with pytest.raises(SystemExit, match="^2$"):
+        main()
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "\\x1b[31mred" in said

@@ -73,8 +73,7 @@ class Life:
         return self
 
     def trainer(self):
-        log = LogReader(self.path)
-        log.refresh()
+        log = LogReader.open(self.path)
         return Trainer(self.settings, log, Registry(self.settings), SystemClock(), Heartbeat(self.path, "train"))
 
     def learn(self, trainer, limit=99):
@@ -127,8 +126,7 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
 
 def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_same(life):
     life.grow(500)
-    log = LogReader(life.path)
-    log.refresh()
+    log = LogReader.open(life.path)
     lived = Recorder(life.settings, log)
     lived.rebuild(300)
     life.delete().grow(900, 100 * HOUR)
@@ -137,8 +135,7 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
     hidden = set(np.flatnonzero((life.src == GONE) | (life.dst == GONE)).tolist())
     roots = np.arange(40)
     for compacted in (False, True):
-        fresh_log = LogReader(life.path)
-        fresh_log.refresh()
+        fresh_log = LogReader.open(life.path)
         fresh = Recorder(life.settings, fresh_log)
         fresh.rebuild(900)
         for before in (450, 900):

@@ -12,16 +12,15 @@ from typer.testing import CliRunner
 
 from streamd import doctor
 from streamd.cli import app
-from streamd.clock import ManualClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.exchange.tables import count_rows
 from streamd.graph import jit
-from streamd.ingest.tables import count_rows
 from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.keeper import STEP_SECONDS, Keeper
 from streamd.segments.log import LogWriter
 from streamd.settings import RetentionSettings
 from streamd.telemetry import progress
-from tests.builders import stream, write_log
+from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")
@@ -45,9 +44,9 @@ def run(*args, **env):
 def every(monkeypatch):
     """A line for whatever is said, of works in small steps."""
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr("streamd.ingest.load.RECORDS", 40)
-    monkeypatch.setattr("streamd.maintenance.IMPORT_ROWS", 40)
-    monkeypatch.setattr("streamd.segments.export.CHUNK_EDGES", 40)
+    monkeypatch.setattr("streamd.exchange.load.RECORDS", 40)
+    monkeypatch.setattr("streamd.exchange.importing.IMPORT_ROWS", 40)
+    monkeypatch.setattr("streamd.exchange.export.CHUNK_EDGES", 40)
 
 
 def rises_to_the_whole(shares):

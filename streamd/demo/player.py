@@ -4,17 +4,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from streamd.demo.streams import DemoStream
 from streamd.errors import DemoError
+from streamd.exchange.produce import Outgoing
 from streamd.ingest.client import make_producer
-from streamd.ingest.produce import Outgoing
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 
 MAX_WINDOWS_BEHIND = 24
 PATIENCE_SECONDS = 120.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -24,7 +25,6 @@ class PlayerStatus:
     sent: int = 0
     hours: int = 0
     total: int = 0
-    waits_for_trainer: float = 0.0
     finished: float = 0.0
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -64,24 +64,24 @@ class Player:
         hours = list(self._stream.hours(self._days))
         self.status.total = sum(map(len, hours))
         producer = make_producer(self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4")
-        log = LogReader(self._settings.data_dir)
         try:
             nodes = self._stream.nodes()
             self._send(producer, nodes)
-            self._wait(log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes))
+            log = self._wait("ingest has made the log", lambda: LogReader.open(self._settings.data_dir))
+            if log is None:
+                return
+            self._wait_for(log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes))
             begun = time.monotonic()
             for number, batch in enumerate(hours):
                 if self._rate:
                     self._stop.wait(max(0.0, begun + number / self._rate - time.monotonic()))
-                paused = time.monotonic()
                 while not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND:
                     self._stop.wait(0.02)
-                self.status.waits_for_trainer += time.monotonic() - paused
                 if self._stop.is_set():
                     return
                 self._send(producer, batch)
                 self.status.sent += len(batch)
-                self._wait(log, f"{self.status.sent} events are in the log", lambda: log.num_edges >= self.status.sent)
+                self._wait_for(log, f"{self.status.sent} events are in the log", lambda: log.num_edges >= self.status.sent)
                 self.status.hours = number + 1
         finally:
             producer.close()
@@ -93,12 +93,20 @@ class Player:
         for future in sent:
             future.get(timeout=60)
 
-    def _wait(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
+    def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
+        def found() -> bool | None:
+            log.refresh()
+            return reached() or None
+
+        self._wait(what, found)
+
+    def _wait(self, what: str, found: Callable[[], T | None]) -> T | None:
+        """What `found` returns once that is not None; None where told to stop before."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._stop.is_set():
-            log.refresh()
-            if reached():
-                return
+            if (value := found()) is not None:
+                return value
             if time.monotonic() > deadline:
                 raise DemoError(f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.", "read daemon.log.")
             time.sleep(0.002)
+        return None

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from streamd.errors import DemoError
-from streamd.ingest.produce import Outgoing
+from streamd.exchange.produce import Outgoing
 
 DATA = Path(__file__).parent / "data"
 HOUR = 3600
 DAY = 86400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStream:
     """A month of events. source_kind, target_kind: what node keys begin with. remark: what to expect of it."""
 
@@ -72,14 +72,24 @@ class DemoStream:
 
 STREAMS = {
     "wikipedia": DemoStream(
-        "wikipedia", "a month of Wikipedia edits: which page will a user edit next?", "user", "page", (), False,
-        "Live state is most of the gain here: users go on with the page they just edited."),
+        name="wikipedia",
+        title="a month of Wikipedia edits: which page will a user edit next?",
+        source_kind="user",
+        target_kind="page",
+        edge_features=(),
+        has_nodes=False,
+        remark="Live state is most of the gain here: users go on with the page they just edited."),
     "taxi": DemoStream(
-        "taxi", "a month of New York green taxi trips: where will a trip from this zone end?", "zone", "zone",
-        ("duration_s", "trip_distance", "passenger_count", "fare_amount", "extra", "mta_tax", "tolls_amount",
-         "improvement_surcharge", "congestion_surcharge", "ratecode_id", "trip_type", "vendor_id",
-         "store_and_fwd", "missing"), True,
-        "Live gains little on this stream: zones change slowly, so a nightly model is nearly as good."),
+        name="taxi",
+        title="a month of New York green taxi trips: where will a trip from this zone end?",
+        source_kind="zone",
+        target_kind="zone",
+        edge_features=(
+            "duration_s", "trip_distance", "passenger_count", "fare_amount", "extra", "mta_tax", "tolls_amount",
+            "improvement_surcharge", "congestion_surcharge", "ratecode_id", "trip_type", "vendor_id",
+            "store_and_fwd", "missing"),
+        has_nodes=True,
+        remark="Live gains little on this stream: zones change slowly, so a nightly model is nearly as good."),
 }
 
 

@@ -43,8 +43,7 @@ class Twins:
             self.error = error
 
     def _follow(self) -> None:
-        log = LogReader(self._settings.data_dir)
-        while not log.refresh() or not log.num_edges:
+        while (log := LogReader.open(self._settings.data_dir)) is None or not log.num_edges:
             if self._stop.wait(0.05):
                 return
         regimes = Regimes(self._settings, log, TWINS, self.cut)

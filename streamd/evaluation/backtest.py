@@ -162,4 +162,4 @@ def _run(
 
 
 def _learned_at_once(window: Window) -> RegimeWindow:
-    return RegimeWindow(window, 0, 0, {}, {})
+    return RegimeWindow(window=window, num_scored=0, num_known=0, scores={}, seconds={})

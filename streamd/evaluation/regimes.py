@@ -21,7 +21,7 @@ import numpy as np
 
 from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
 from streamd.events import Bools, Float32
-from streamd.graph.facts import LOG_SHARE
+from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
@@ -33,12 +33,11 @@ from streamd.training.scores import Measures, measures
 from streamd.windows import Window
 
 DAY_US = 86_400_000_000
-NUM_HALF_LIVES = 5
 SKIPPED = 0.05
 LEARNED = ("live", "nightly", "nightly_live", "frozen")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RegimeWindow:
     """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known:
     scored events whose destination was one before. seconds: regime -> wall time."""
@@ -134,7 +133,13 @@ class Regimes:
             self._learners["frozen"].observe()
         known_E = np.concatenate(known)
         table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
-        return RegimeWindow(window, len(known_E), int(known_E.sum()), table, self._seconds)
+        return RegimeWindow(
+            window=window,
+            num_scored=len(known_E),
+            num_known=int(known_E.sum()),
+            scores=table,
+            seconds=self._seconds,
+        )
 
     def _begin_alike(self, edge: int) -> None:
         """Learn all before the cut, and let every regime begin as the model that did."""
@@ -178,7 +183,7 @@ class Regimes:
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:
     return {"edgebank": edgebank_scores(facts_ECF), RULE: rule_scores(facts_ECF)} | {
-        f"popularity_{h}": facts_ECF[..., LOG_SHARE + h] for h in range(NUM_HALF_LIVES)}
+        f"popularity_{h}": facts_ECF[..., LOG_SHARES][..., h] for h in range(NUM_HALF_LIVES)}
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:

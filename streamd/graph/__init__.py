@@ -2,7 +2,18 @@
 
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Draw, Neighbors, NeighborSampler
-from streamd.graph.facts import NUM_FACTS, PairFacts
+from streamd.graph.fact_columns import NUM_FACTS, FactColumn
+from streamd.graph.facts import PairFacts
 from streamd.graph.sampler import Layer, TemporalSampler
 
-__all__ = ["NUM_FACTS", "BlockGraph", "Draw", "Layer", "NeighborSampler", "Neighbors", "PairFacts", "TemporalSampler"]
+__all__ = [
+    "NUM_FACTS",
+    "BlockGraph",
+    "Draw",
+    "FactColumn",
+    "Layer",
+    "NeighborSampler",
+    "Neighbors",
+    "PairFacts",
+    "TemporalSampler",
+]

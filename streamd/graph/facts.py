@@ -1,10 +1,6 @@
 """Facts about (source, candidate) pairs: exact, bounded functions of the log that move with every event.
 
-The 19 columns of a row: 0-3 weight of the pair at rates .5 .8 .95 .99 per event of the source since they met; 4 met
-before; 5 log(1 + events of the source since); 6, 7 log seconds since source -> candidate and candidate -> source; 8-12
-log share of the candidate among destinations at five half-lives; 13 log seconds since the candidate was a destination,
-14 since the source's last event; 15, 16 log(1 + degree) of each; 17 log(1 + equal entries among their last 16
-partners); 18 log(1 + 3-hop paths from the source over the last 8 partners a hop).
+`streamd.graph.fact_columns` names the columns of a row.
 """
 
 import copy
@@ -15,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
 from streamd.graph.facts_kernels import (
-    FLOOR_LOG_SHARE,
     LN2,
     NEVER,
-    NEVER_LOG_SECONDS,
-    NUM_FACTS,
-    NUM_HALF_LIVES,
+    NUM_RATES,
     PARTNERS,
     POWERS,
     RATES,
@@ -31,10 +25,6 @@ from streamd.graph.facts_kernels import (
     place_all,
 )
 
-MET, LOG_SINCE_SENT, LOG_SHARE = 4, 6, 8
-WEIGHT_80 = 1
-__all__ = ["FLOOR_LOG_SHARE", "LOG_SHARE", "LOG_SINCE_SENT", "MET", "NEVER_LOG_SECONDS", "NUM_FACTS", "WEIGHT_80",
-           "PairFacts"]
 NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark", "rank", "order")
 PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
 NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
@@ -59,7 +49,7 @@ class PairFacts:
             log_pop=np.zeros((0, NUM_HALF_LIVES)), pop_at=np.zeros(0, np.int64),
             ring=np.zeros((0, PARTNERS), np.int32), ring_count=np.zeros(0, np.int64), mark=np.zeros(0, np.int32),
             rank=np.zeros(0, np.int32), order=np.zeros(0, np.int32),
-            key=np.zeros(0, np.uint64), weight=np.zeros((0, 2, 4), np.float32), met_at=np.zeros((0, 2), np.int64),
+            key=np.zeros(0, np.uint64), weight=np.zeros((0, 2, NUM_RATES), np.float32), met_at=np.zeros((0, 2), np.int64),
             sent=np.zeros((0, 2), np.int64), before=np.zeros(0, np.int32), after=np.zeros(0, np.int32),
             slots=np.zeros(2, np.int32), totals=np.zeros(NUM_HALF_LIVES), power=power,
             decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6), size=np.array([0, -1, -1, 0, 0], np.int64))
@@ -85,14 +75,14 @@ class PairFacts:
     ) -> Float32:
         """Take in events, writing for each event asked_R[r] the facts of its candidates from strictly before it.
 
-        Runs of equal times must be whole. Returns: float32[R, C, 19].
+        Runs of equal times must be whole. Returns: float32[R, C, NUM_FACTS].
         """
         row_of = np.full(len(src_E), -1, np.int64)
         row_of[asked_R] = np.arange(len(asked_R))
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     def rows(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
-        """Facts for queries at given times on the state as it stands: float32[R, C, 19]. Ids never seen are fine."""
+        """Facts for queries at given times on the state as it stands: float32[R, C, NUM_FACTS]. Ids never seen are fine."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
         fill_many(self._f, src_R, time_R, candidates_RC, out)
         return out
@@ -128,7 +118,7 @@ class PairFacts:
 
     def log_shares(self, nodes: Int64, time_us: int) -> Float32:
         """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
-        return self.rows(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARE: LOG_SHARE + NUM_HALF_LIVES]
+        return self.rows(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
     def copy(self) -> "PairFacts":
         """An independent copy: a state that may stand still while this one moves on."""

@@ -1,22 +1,38 @@
-"""Kernels of the pair facts, compiled by numba; `streamd.graph.reference.ReferenceFacts` says the same plainly."""
+"""Kernels of the pair facts, compiled by numba; `streamd.graph.facts_reference.ReferenceFacts` says the same plainly."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.fact_columns import NUM_HALF_LIVES, FactColumn
+from streamd.graph.hashing import mixed
 from streamd.graph.jit import inner, kernel
 
 RATES = (0.5, 0.8, 0.95, 0.99)
-NUM_HALF_LIVES = 5
+"""Of the columns PAIR_WEIGHT_50 to _99."""
+NUM_RATES = len(RATES)
 PARTNERS = 16
 THREE_HOP_PARTNERS = 8
-NUM_FACTS = 19
 NEVER_LOG_SECONDS = 20.0
 FLOOR_LOG_SHARE = -14.0
 NEVER = np.int64(-(2**62))
 POWERS = 2048
 LN2 = float(np.log(2.0))
+
+# Columns as plain numbers, which numba compiles in.
+PAIR_WEIGHT = int(FactColumn.PAIR_WEIGHT_50)
+MET = int(FactColumn.MET)
+EVENTS_SINCE_MET = int(FactColumn.LOG_EVENTS_SINCE_MET)
+SINCE_SENT = int(FactColumn.LOG_SECONDS_SINCE_SENT)
+SINCE_RECEIVED = int(FactColumn.LOG_SECONDS_SINCE_RECEIVED)
+SHARE = int(FactColumn.LOG_SHARE_1)
+SINCE_DESTINATION = int(FactColumn.LOG_SECONDS_SINCE_DESTINATION)
+SINCE_SOURCE = int(FactColumn.LOG_SECONDS_SINCE_SOURCE)
+SOURCE_EVENTS = int(FactColumn.LOG_SOURCE_EVENTS)
+CANDIDATE_EVENTS = int(FactColumn.LOG_CANDIDATE_EVENTS)
+COMMON_PARTNERS = int(FactColumn.LOG_COMMON_PARTNERS)
+THREE_HOP_PATHS = int(FactColumn.LOG_THREE_HOP_PATHS)
 
 
 class FactArrays(NamedTuple):
@@ -56,14 +72,6 @@ class FactArrays(NamedTuple):
 
 
 @inner
-def _hash(key: np.uint64) -> np.uint64:
-    x = key
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@inner
 def _pair_key(a: int, b: int) -> np.uint64:
     return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
 
@@ -72,7 +80,7 @@ def _pair_key(a: int, b: int) -> np.uint64:
 def find(f: FactArrays, key: np.uint64) -> Any:
     """Entry of a pair, -1 where there is none."""
     wrap = np.uint64(len(f.slots) - 1)
-    at = _hash(key) & wrap
+    at = mixed(key) & wrap
     while f.slots[at] != 0:
         entry = f.slots[at] - 1
         if f.key[entry] == key:
@@ -85,7 +93,7 @@ def find(f: FactArrays, key: np.uint64) -> Any:
 def place(f: FactArrays, entry: int) -> None:
     """Put an entry that is in no slot into one."""
     wrap = np.uint64(len(f.slots) - 1)
-    at = _hash(f.key[entry]) & wrap
+    at = mixed(f.key[entry]) & wrap
     while f.slots[at] != 0:
         at = (at + np.uint64(1)) & wrap
     f.slots[at] = entry + 1
@@ -102,14 +110,14 @@ def place_all(f: FactArrays) -> None:
 def _displace(f: FactArrays, entry: int) -> None:
     """Take an entry out of its slot, moving those probed past it back."""
     wrap = np.uint64(len(f.slots) - 1)
-    at = _hash(f.key[entry]) & wrap
+    at = mixed(f.key[entry]) & wrap
     while f.slots[at] != entry + 1:
         at = (at + np.uint64(1)) & wrap
     hole = at
     f.slots[hole] = 0
     at = (hole + np.uint64(1)) & wrap
     while f.slots[at] != 0:
-        home = _hash(f.key[f.slots[at] - 1]) & wrap
+        home = mixed(f.key[f.slots[at] - 1]) & wrap
         if ((at - home) & wrap) >= ((at - hole) & wrap):
             f.slots[hole] = f.slots[at]
             f.slots[at] = 0
@@ -161,7 +169,7 @@ def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
     for side in range(2):
         f.met_at[entry, side] = -1
         f.sent[entry, side] = NEVER
-        for r in range(4):
+        for r in range(NUM_RATES):
             f.weight[entry, side, r] = 0.0
     place(f, entry)
     _link_newest(f, entry)
@@ -181,7 +189,7 @@ def _drop(f: FactArrays, entry: int) -> None:
     f.key[entry] = f.key[last]
     for side in range(2):
         f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
-        for r in range(4):
+        for r in range(NUM_RATES):
             f.weight[entry, side, r] = f.weight[last, side, r]
     before, after = f.before[last], f.after[last]
     f.before[entry], f.after[entry] = before, after
@@ -245,7 +253,7 @@ def _power(f: FactArrays, rate: int, age: int) -> Any:
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
     f.seen[node] += 1
     age = f.seen[node] - f.met_at[entry, side]
-    for r in range(4):
+    for r in range(NUM_RATES):
         old = f.weight[entry, side, r] * _power(f, r, age) if f.met_at[entry, side] >= 0 else 0.0
         f.weight[entry, side, r] = old + 1.0
     f.met_at[entry, side] = f.seen[node]
@@ -300,7 +308,7 @@ def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
 
 @inner
 def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]) -> None:
-    """Facts about u and each candidate at `time`, float32[C, 19]; ids outside the table are nodes never seen."""
+    """Facts about u and each candidate at `time`, float32[C, NUM_FACTS]; ids outside the table are nodes never seen."""
     num_nodes = len(f.seen)
     known = 0 <= u < num_nodes
     seen = f.seen[u] if known else 0
@@ -319,7 +327,7 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
         if inside:
             for i in range(min(f.ring_count[v], PARTNERS)):
                 common += f.mark[f.ring[v, i]]
-        out[c, 17] = np.log1p(common)
+        out[c, COMMON_PARTNERS] = np.log1p(common)
     for i in range(partners):
         f.mark[f.ring[u, i]] = 0
     if known:
@@ -327,30 +335,31 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
     for c in range(len(candidates)):
         v = candidates[c]
         inside = 0 <= v < num_nodes
-        out[c, 18] = np.log1p(f.mark[v]) if inside else 0.0
+        out[c, THREE_HOP_PATHS] = np.log1p(f.mark[v]) if inside else 0.0
         entry = find(f, _pair_key(u, v)) if known and inside else -1
         side = 0 if u <= v else 1
         if entry >= 0 and f.met_at[entry, side] >= 0:
             age = seen - f.met_at[entry, side]
-            for r in range(4):
-                out[c, r] = f.weight[entry, side, r] * _power(f, r, age)
-            out[c, 4] = 1.0
-            out[c, 5] = np.log1p(age)
+            for r in range(NUM_RATES):
+                out[c, PAIR_WEIGHT + r] = f.weight[entry, side, r] * _power(f, r, age)
+            out[c, MET] = 1.0
+            out[c, EVENTS_SINCE_MET] = np.log1p(age)
         else:
-            for r in range(5):
-                out[c, r] = 0.0
-            out[c, 5] = log_seen
-        out[c, 6] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
-        out[c, 7] = _log_seconds(time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER)
+            for r in range(NUM_RATES):
+                out[c, PAIR_WEIGHT + r] = 0.0
+            out[c, MET] = 0.0
+            out[c, EVENTS_SINCE_MET] = log_seen
+        out[c, SINCE_SENT] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
+        out[c, SINCE_RECEIVED] = _log_seconds(time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER)
         for h in range(NUM_HALF_LIVES):
             share = FLOOR_LOG_SHARE
             if inside and f.pop_at[v] != NEVER:
                 share = f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h] - log_total[h]
-            out[c, 8 + h] = max(share, FLOOR_LOG_SHARE)
-        out[c, 13] = _log_seconds(time, f.last_dst[v] if inside else NEVER)
-        out[c, 14] = since_source
-        out[c, 15] = log_seen
-        out[c, 16] = np.log1p(f.seen[v]) if inside else 0.0
+            out[c, SHARE + h] = max(share, FLOOR_LOG_SHARE)
+        out[c, SINCE_DESTINATION] = _log_seconds(time, f.last_dst[v] if inside else NEVER)
+        out[c, SINCE_SOURCE] = since_source
+        out[c, SOURCE_EVENTS] = log_seen
+        out[c, CANDIDATE_EVENTS] = np.log1p(f.seen[v]) if inside else 0.0
     if known:
         _mark_three_hops(f, u, np.int64(0))
 
@@ -372,8 +381,8 @@ def advance(
 ) -> None:
     """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from strictly before, first.
 
-    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, 19]. Equal times do not see one another.
-    gone: int64[D] nodes deleted, each before event gone_at (ascending).
+    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Equal times do not see one
+    another. gone: int64[D] nodes deleted, each before event gone_at (ascending).
     """
     i = done = np.int64(0)
     while i < len(src):

@@ -38,7 +38,6 @@ class LiveGraph:
     ) -> None:
         """graph: empty, from the log's first event on. keep_us: microseconds of event time that
         stay in memory, 0 for all."""
-        assert reader.state is not None
         self.log, self.graph = reader, graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.hashing import GOLDEN, mixed
 from streamd.graph.jit import inner, kernel
 from streamd.graph.kernels import (
     AHEAD,
@@ -39,7 +40,7 @@ def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
         size *= 2
     table, found = np.zeros(size, np.int32), 0
     for r in range(len(q.root)):
-        key = (np.uint64(q.root[r]) * np.uint64(0x9E3779B97F4A7C15)
+        key = (np.uint64(q.root[r]) * GOLDEN
                ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F))
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
@@ -117,14 +118,6 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
 
 
 @inner
-def _mixed(x: Any) -> Any:
-    """splitmix64's finaliser."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@inner
 def _below(random: Any, bound: Any) -> Any:
     """A number in [0, bound) from 32 random bits; bias below bound / 2^32."""
     return np.int64(((random >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
@@ -136,7 +129,7 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
     (Floyd 1987). Returns: how many."""
     if replace:
         for i in range(k):
-            chosen[i] = _below(_mixed(state + np.uint64(i)), count)
+            chosen[i] = _below(mixed(state + np.uint64(i)), count)
         return k
     if count <= k:
         for i in range(count):
@@ -144,7 +137,7 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
         return count
     for i in range(k):
         top = count - k + i
-        pick = _below(_mixed(state + np.uint64(i)), top + 1)
+        pick = _below(mixed(state + np.uint64(i)), top + 1)
         for j in range(i):
             if chosen[j] == pick:
                 pick = top
@@ -207,8 +200,8 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True
                 continue
-            state = np.uint64(q.seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(node + 1)
-            state = _mixed(_mixed(state) + np.uint64(q.before[r]))
+            state = np.uint64(q.seed) + GOLDEN * np.uint64(node + 1)
+            state = mixed(mixed(state) + np.uint64(q.before[r]))
             if g.hidden[node]:
                 if len(listed) < count:
                     listed = np.empty(2 * count, np.int64)

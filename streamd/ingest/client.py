@@ -157,6 +157,17 @@ def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
     return _made(KafkaProducer, kafka, settings)
 
 
+def settle(producer: Any, pending: list[Any]) -> None:
+    """Wait for all that was sent, and forget it. Raises: KafkaError where one was not acknowledged."""
+    producer.flush()
+    for future in pending:
+        try:
+            future.get(timeout=60)
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
+            raise KafkaError(f"An event was not acknowledged: {error}.", "check the broker and the topic.") from error
+    pending.clear()
+
+
 def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
     """An admin client under the same client settings; the caller closes it."""
     return _made(KafkaAdminClient, kafka, {"request_timeout_ms": 20_000})

@@ -153,10 +153,21 @@ class BatchBuilder:
             return np.array(values, np.float32).reshape(int(chosen.sum()), dim)
 
         return EventBatch(
-            a[edge], b[edge], time[edge], np.ascontiguousarray(block.values[edge]), a[label], time[label],
-            carried(label, schema.label_dim), a[node], place[node], edges_before[node],
-            carried(node, schema.node_feature_dim), tuple(new_keys), tuple((edges_before[late_edges] - 1).tolist()),
-            tuple(rows["time"][late_edges].tolist()), deletions)
+            src_E=a[edge],
+            dst_E=b[edge],
+            time_E=time[edge],
+            msg_ED=np.ascontiguousarray(block.values[edge]),
+            label_node_L=a[label],
+            label_time_L=time[label],
+            label_target_L=carried(label, schema.label_dim),
+            node_F=a[node],
+            node_row_F=place[node],
+            node_edge_F=edges_before[node],
+            node_values_F=carried(node, schema.node_feature_dim),
+            new_keys=tuple(new_keys),
+            late_edge=tuple((edges_before[late_edges] - 1).tolist()),
+            late_time=tuple(rows["time"][late_edges].tolist()),
+            deletions_X=deletions)
 
 
 def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:

@@ -63,12 +63,18 @@ class Rules:
 def rules_of(settings: Settings, schema: Schema) -> Rules:
     """The rules that the settings make."""
     s = settings.ingest
-    return Rules(schema, settings.stream.time_unit, int(s.max_ahead_seconds * 1e6),
-                 min(s.max_feature, FLOAT32_MAX), s.max_key_bytes, s.max_record_bytes,
-                 s.max_record_events, s.tombstones == "delete")
+    return Rules(
+        schema=schema,
+        time_unit=settings.stream.time_unit,
+        max_ahead_us=int(s.max_ahead_seconds * 1e6),
+        max_feature=min(s.max_feature, FLOAT32_MAX),
+        max_key_bytes=s.max_key_bytes,
+        max_record_bytes=s.max_record_bytes,
+        max_record_events=s.max_record_events,
+        tombstones=s.tombstones == "delete")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
     """An event (or a whole value, index -1) that does not fit, with its raw bytes."""
 
@@ -257,8 +263,13 @@ class _Batch:
 
     def _reject_whole(self, record: Any, bad: BadEvent) -> None:
         value = record.value or b""
-        self._rejected.append(Rejected(record.offset, -1, bad.reason, self._decoder.explain(bad, value), value,
-                                       _content_header(record)))
+        self._rejected.append(Rejected(
+            offset=record.offset,
+            index=-1,
+            reason=bad.reason,
+            error=self._decoder.explain(bad, value),
+            raw=value,
+            content_type=_content_header(record)))
 
     def _record(self, record: Any) -> None:
         value: bytes | None = record.value
@@ -355,8 +366,12 @@ class _Batch:
                 time, kind, a, b, carried = self._event(event, stamp, horizon, scale)
             except BadEvent as bad:
                 sent = raw(item)
-                self._rejected.append(
-                    Rejected(record.offset, index, bad.reason, self._decoder.explain(bad, sent), sent))
+                self._rejected.append(Rejected(
+                    offset=record.offset,
+                    index=index,
+                    reason=bad.reason,
+                    error=self._decoder.explain(bad, sent),
+                    raw=sent))
                 continue
             if self._reader.met_unknown:
                 self._notice_fields([raw(item)])

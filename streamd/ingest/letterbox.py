@@ -11,9 +11,8 @@ from kafka import TopicPartition
 
 from streamd.errors import KafkaError
 from streamd.events import MAX_TIME_US
-from streamd.ingest.client import make_consumer, make_producer
+from streamd.ingest.client import make_consumer, make_producer, settle
 from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
-from streamd.ingest.produce import settle
 from streamd.settings import Settings
 from streamd.storage import write_durably
 
@@ -54,8 +53,18 @@ def _of_files(folder: Path) -> Iterator[Found]:
                 f = msgspec.json.decode(line)
                 value = base64.b64decode(f["value_base64"])
                 key = base64.b64decode(f["key_base64"]) if "key_base64" in f else None
-                letter = DeadLetter(f["topic"], f["partition"], f["offset"], f["index"], f["reason"], f["error"],
-                                    f["time_us"], value, f["content_type"], key, f.get("timestamp_ms", -1))
+                letter = DeadLetter(
+                    topic=f["topic"],
+                    partition=f["partition"],
+                    offset=f["offset"],
+                    index=f["index"],
+                    reason=f["reason"],
+                    error=f["error"],
+                    time_us=f["time_us"],
+                    value=value,
+                    content_type=f["content_type"],
+                    key=key,
+                    timestamp_ms=f.get("timestamp_ms", -1))
             except (ValueError, KeyError, TypeError):
                 continue  # a line that a crash tore
             yield Found(letter, len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0))
@@ -85,9 +94,18 @@ def _from_record(record: Any) -> Found | None:
     headers = {name: (value or b"").decode(errors="replace") for name, value in raw.items()}
     key = raw.get("key")
     try:
-        letter = DeadLetter(headers["topic"], int(headers["partition"]), int(headers["offset"]), int(headers["index"]),
-                            headers["reason"], headers["error"], record.timestamp * 1000, record.value or b"",
-                            headers.get("content-type", ""), key, int(headers.get("timestamp", "-1")))
+        letter = DeadLetter(
+            topic=headers["topic"],
+            partition=int(headers["partition"]),
+            offset=int(headers["offset"]),
+            index=int(headers["index"]),
+            reason=headers["reason"],
+            error=headers["error"],
+            time_us=record.timestamp * 1000,
+            value=record.value or b"",
+            content_type=headers.get("content-type", ""),
+            key=key,
+            timestamp_ms=int(headers.get("timestamp", "-1")))
     except (KeyError, ValueError):
         return None
     return Found(letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES)

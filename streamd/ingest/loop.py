@@ -308,9 +308,20 @@ class IngestLoop:
         raw: bytes, content_type: str = ""
     ) -> None:
         """A dead letter of partition `number`, with the key and timestamp of the record it came in."""
-        tp, origin = source.partitions[number], self._origins[number].of(offset)
-        letter = DeadLetter(tp.topic, tp.partition, offset, index, reason, error, self._clock.now_us(),
-                            raw, content_type, *origin)
+        tp = source.partitions[number]
+        key, timestamp_ms = self._origins[number].of(offset)
+        letter = DeadLetter(
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=offset,
+            index=index,
+            reason=reason,
+            error=error,
+            time_us=self._clock.now_us(),
+            value=raw,
+            content_type=content_type,
+            key=key,
+            timestamp_ms=timestamp_ms)
         self._letters.add(letter)
         self._num_letters += 1
         metrics.dead_letters.labels(letter.reason).inc()

@@ -40,8 +40,12 @@ def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
     found = {t["name"]: t for t in admin.describe_topics(sorted(set(names))) if not t["error_code"] and t["partitions"]}
     ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
     leader = {TopicPartition(n, p["partition_index"]): p["leader_id"] for n, t in found.items() for p in t["partitions"]}
-    return Topics(cluster, ids, tuple(sorted(leader)), frozenset(tp for tp, node in leader.items() if node < 0),
-                  tuple(sorted(set(names) - set(found))))
+    return Topics(
+        cluster_id=cluster,
+        topic_ids=ids,
+        partitions=tuple(sorted(leader)),
+        leaderless=frozenset(tp for tp, node in leader.items() if node < 0),
+        missing=tuple(sorted(set(names) - set(found))))
 
 
 def missing_topic(name: str, bootstrap_servers: str) -> str:

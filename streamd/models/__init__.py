@@ -8,6 +8,7 @@ from streamd.models.architectures import ARCHITECTURES, Architecture, architectu
 from streamd.models.inputs import LinkInputs, sampled_inputs
 from streamd.models.link import LinkModel, build_model, link_loss
 from streamd.models.memory import EdgeRows, Memory
+from streamd.models.restored import restored
 
 __all__ = [
     "ARCHITECTURES",
@@ -19,5 +20,6 @@ __all__ = [
     "architecture_of",
     "build_model",
     "link_loss",
+    "restored",
     "sampled_inputs",
 ]

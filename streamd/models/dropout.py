@@ -1,20 +1,22 @@
 """Dropout as a function of what it falls on: the same whatever chunks, batches or machines the
 events come in."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from streamd.graph.hashing import FIRST, GOLDEN, SECOND, mix
+
 WORD = 64
 """Units that one hash decides about."""
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def dropout_key(seed: int, window: int, epoch: int) -> int:
     """A 64-bit key of one pass over a window. window: its first edge."""
-    key = 0
+    key = np.zeros(1, np.uint64)
     for part in (seed, window, epoch):
-        key = _mix_number((key + part + 1) * _GOLDEN % 2**64)
-    return key
+        key = mix((key + np.uint64(part + 1)) * GOLDEN)
+    return int(key[0])
 
 
 def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
@@ -27,8 +29,8 @@ def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)
     number = torch.arange(1, num_candidates * words + 1, device=x_ECD.device)
-    of_event_E = _mix(event_E * _signed(_GOLDEN) + _signed(key))
-    word_EW = _mix(of_event_E[:, None] + number * _signed(_GOLDEN))
+    of_event_E = mix_tensor(event_E * _signed(GOLDEN) + _signed(key))
+    word_EW = mix_tensor(of_event_E[:, None] + number * _signed(GOLDEN))
     byte_EB = word_EW.view(torch.uint8).view(num_events, -1, 1)
     bit = (byte_EB >> torch.arange(8, dtype=torch.uint8, device=x_ECD.device)) & 1
     kept_ECD = bit.view(num_events, num_candidates, words * WORD)[..., :width]
@@ -36,10 +38,10 @@ def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
     return out
 
 
-def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64 tensors, whose products wrap around."""
-    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
+def mix_tensor(x: Tensor) -> Tensor:
+    """`streamd.graph.hashing.mix` on int64 tensors, whose products wrap around."""
+    x = (x ^ _shifted(x, 30)) * _signed(FIRST)
+    x = (x ^ _shifted(x, 27)) * _signed(SECOND)
     out: Tensor = x ^ _shifted(x, 31)
     return out
 
@@ -50,11 +52,6 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return out
 
 
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
-
-
-def _mix_number(x: int) -> int:
-    x = (x ^ (x >> 30)) * _FIRST % 2**64
-    x = (x ^ (x >> 27)) * _SECOND % 2**64
-    return x ^ (x >> 31)
+def _signed(number: int | np.uint64) -> int:
+    """An unsigned number of 64 bits as the signed one of the same bits."""
+    return int(np.uint64(number).astype(np.int64))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
 from streamd.events import Float32, Int64
-from streamd.graph.facts import NUM_FACTS
+from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import SamplingPlan, look_around
 from streamd.models.inputs import LinkInputs, link_inputs

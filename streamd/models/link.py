@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
-from streamd.graph.facts import NUM_FACTS
+from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.dropout import half_dropout

@@ -4,7 +4,7 @@ nothing else."""
 from torch import nn
 
 from streamd.graph.draws import Draw
-from streamd.graph.facts import NUM_FACTS
+from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.settings import ModelSettings
 

@@ -4,13 +4,8 @@ destinations behind."""
 import numpy as np
 
 from streamd.events import Float32
-from streamd.graph.facts import (
-    FLOOR_LOG_SHARE,
-    LOG_SHARE,
-    LOG_SINCE_SENT,
-    NEVER_LOG_SECONDS,
-    WEIGHT_80,
-)
+from streamd.graph.fact_columns import FactColumn
+from streamd.graph.facts_kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
 
 NAME = "rule"
 POPULARITY_WEIGHT = 3.0
@@ -19,16 +14,16 @@ POPULARITY_WEIGHT = 3.0
 def edgebank_scores(facts_ECF: Float32) -> Float32:
     """EdgeBank (Poursafaei et al. 2022), unlimited: 1 for a pair that was seen before in this
     direction. float32[E, C]."""
-    out: Float32 = (facts_ECF[..., LOG_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
+    out: Float32 = (facts_ECF[..., FactColumn.LOG_SECONDS_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
     return out
 
 
-def rule_scores(facts_ECF: Float32, half_life: int = 2) -> Float32:
+def rule_scores(facts_ECF: Float32) -> Float32:
     """Pair weight at rate .8 plus 3 times the share of popularity at the third half-life:
     float32[E, C].
 
     The rule "partners + popularity" of the benchmark protocol, computed from fact columns.
     """
-    log_share = facts_ECF[..., LOG_SHARE + half_life]
+    log_share = facts_ECF[..., FactColumn.LOG_SHARE_3]
     share = np.where(log_share > FLOOR_LOG_SHARE, np.exp(log_share), 0.0)
-    return (facts_ECF[..., WEIGHT_80] + POPULARITY_WEIGHT * share).astype(np.float32)
+    return (facts_ECF[..., FactColumn.PAIR_WEIGHT_80] + POPULARITY_WEIGHT * share).astype(np.float32)

@@ -14,7 +14,7 @@ from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durabl
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
     """One line. champion: what serves from here on; shadow: the last proven version, kept for a rollback."""
 
@@ -80,7 +80,7 @@ class ModelJournal:
             shadow = shadow or (last.shadow if last else champion)
             if last is not None and (last.champion, last.shadow) == (champion, shadow):
                 return last
-            move = Move(time.time(), action, champion, shadow, who, why)
+            move = Move(time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why)
             append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
             aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
             write_durably(self._aliases, aliases, self._disk)

@@ -17,7 +17,7 @@ from torch import Tensor
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import Schema
-from streamd.models.candidate import Candidate, Outcome, StoredVersion
+from streamd.registry.candidate import Candidate, Outcome
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
@@ -35,10 +35,11 @@ NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 REMOVE = "remove its folder from models/, or restore it from a backup."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds.
 
+    facts: names of the fact columns that the weights know, in order; none in versions of a release before they had names.
     tail: MRR before and after on the held-out events, None where the window was too small to hold any out.
     checksums: CRC32C of each file of tensors, by name; none in versions of the release before format 2.
     """
@@ -60,6 +61,7 @@ class Manifest:
     loss: float
     code: str
     created: float
+    facts: tuple[str, ...] = ()
     format: int = 1
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -76,6 +78,11 @@ class Manifest:
     def log_schema(self) -> Schema:
         return Schema(**self.schema)
 
+    @property
+    def fixed_settings(self) -> dict[str, Any]:
+        """Settings that learning must share to go on from it, as `fixed_settings` has them."""
+        return {"model": self.model, "window": self.window_seconds}
+
 
 @dataclass(frozen=True)
 class Version:
@@ -84,6 +91,24 @@ class Version:
     manifest: Manifest
     weights: dict[str, Tensor]
     memory: dict[str, Tensor]
+
+
+def fixed_settings(settings: Settings) -> dict[str, Any]:
+    """What must be equal for learning to go on from a version or a checkpoint."""
+    return {
+        "model": settings.model.model_dump(mode="json"),
+        "window": settings.windows.width_seconds,
+    }
+
+
+def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
+    """Whether learning can go on from what was learned under stored `fixed_settings`. A setting
+    that the release which stored them did not know has its default."""
+    try:
+        model = ModelSettings(**stored["model"]).model_dump(mode="json")
+    except ValidationError:
+        return False
+    return {**stored, "model": model} == fixed_settings(settings)
 
 
 class Registry:
@@ -140,18 +165,32 @@ class Registry:
         except (VersionError, OSError):
             return False
         found = manifest.checksums or {n: file_checksum(self.folder / name / n) for n in checksums}
-        own = self._settings.model.model_dump(mode="json"), self._settings.windows.width_seconds
-        return found == checksums and (manifest.model, manifest.window_seconds) == own
+        same = learn_alike(manifest.fixed_settings, self._settings)
+        return found == checksums and same
 
     def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
-        s, learned = self._settings, candidate.learned
-        schema = s.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"})
+        s, learned, window = self._settings, candidate.learned, candidate.window
         return Manifest(
-            name, candidate.window.start_us, candidate.window.end_us, candidate.window.first_edge, candidate.edge,
-            candidate.seq, candidate.memory_us, candidate.parent, s.model.model_dump(mode="json"), schema,
-            s.windows.width_seconds, s.training.model_dump(mode="json"), candidate.scores,
-            {"before": learned.tail_before, "after": learned.tail_after, "events": learned.num_tail}, learned.loss,
-            __version__, time.time(), FORMAT, checksums)
+            name=name,
+            window_start_us=window.start_us,
+            window_end_us=window.end_us,
+            first_edge=window.first_edge,
+            edge=candidate.edge,
+            seq=candidate.seq,
+            memory_us=candidate.memory_us,
+            parent=candidate.parent,
+            model=s.model.model_dump(mode="json"),
+            schema=s.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}),
+            window_seconds=s.windows.width_seconds,
+            training=s.training.model_dump(mode="json"),
+            scores=candidate.scores,
+            tail={"before": learned.tail_before, "after": learned.tail_after, "events": learned.num_tail},
+            loss=learned.loss,
+            code=__version__,
+            created=time.time(),
+            facts=candidate.facts,
+            format=FORMAT,
+            checksums=checksums)
 
     def champion(self) -> str | None:
         """Name of the version that serves, None before there is one."""
@@ -238,14 +277,6 @@ class Registry:
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
 
-    def stored(self, name: str) -> StoredVersion:
-        """A version as training takes it up again. Raises: VersionError."""
-        version = self.load(name)
-        m = version.manifest
-        return StoredVersion(
-            weights=version.weights, memory=version.memory, first_edge=m.first_edge, edge=m.edge,
-            memory_us=m.memory_us, model=m.model, window_seconds=m.window_seconds)
-
     def promote(self, name: str, who: str, why: str) -> Move:
         """Make a version champion by hand. Raises: VersionError, also where it is damaged or the log no longer holds its
         position."""
@@ -274,9 +305,8 @@ class Registry:
 
     def _check_servable(self, name: str) -> None:
         self.load(name)
-        edge, tail = self.manifest(name).edge, JournalTail(self._settings.data_dir)
-        tail.refresh()
-        if tail.state is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
+        edge, tail = self.manifest(name).edge, JournalTail.open(self._settings.data_dir)
+        if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
                                f"{tail.state.num_edges}).", "pick another one of `streamd models list`.")
 

@@ -32,12 +32,6 @@ class Compaction:
     total: int = 0
 
 
-def rewrite_deleted(log: LogWriter, reader: LogReader, before_edge: int) -> Compaction:
-    """All of `compaction` in one go."""
-    *_, done = compaction(log, reader, before_edge)
-    return done
-
-
 def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[Compaction]:
     """Overwrite what deletes hide in rows before `before_edge`, and all keys deleted; a segment a step.
 

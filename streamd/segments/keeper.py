@@ -57,8 +57,8 @@ class Keeper:
     def _compact(self, wish: int, held: int, clean: int) -> None:
         """Work towards a wish. held, clean: least edge and clean_edge of all holds."""
         if self._steps is None and self._pass != (wish, held):
-            reader = LogReader(self._writer.data_dir)
-            reader.refresh()
+            reader = LogReader.open(self._writer.data_dir)
+            assert reader is not None, "its writer has made the log"
             self._purge_letters(set(deleted_keys(self._writer, reader).values()))
             self._steps, self._pass, self._counted = compaction(self._writer, reader, held), (wish, held), 0
         begun = time.monotonic()

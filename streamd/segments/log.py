@@ -43,6 +43,7 @@ from streamd.storage import DISK, Disk
 
 log = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
+"""Of edges and of labels, each: as many a crash may leave behind the counts of a segment."""
 
 
 class LogWriter:
@@ -147,6 +148,9 @@ class LogWriter:
         Raises: DiskError where a write or sync failed; the log stays at the commit before and the caller ends the process.
         LockedError where another process writes here too.
         """
+        # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
+        rows = max(batch.num_edges, len(batch.label_node_L))
+        assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; `room` says how many fit"
         with self._steps():
             self._commit(batch, progress, watermark, gaps)
 

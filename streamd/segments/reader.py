@@ -25,14 +25,15 @@ class LogReader:
     log order, `feature_edge` being the number of edges in the log before the update. deletions: what deletes hide.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
-        self._tail = JournalTail(data_dir)
+    def __init__(self, tail: JournalTail) -> None:
+        """tail: owned by the reader from here on; `open` makes it."""
+        self.data_dir = tail.data_dir
+        self._tail = tail
         self.keys: list[Key | None] = []
         self.ids: dict[Key, int] = {}
         self.feature_node = np.zeros(0, np.int64)
         self.feature_edge = np.zeros(0, np.int64)
-        self.feature_values = np.zeros((0, 0), np.float32)
+        self.feature_values = np.zeros((0, self.state.schema.node_feature_dim), np.float32)
         self._segments: list[SegmentState] = []
         self._files: list[TGUFFile] = []
         self._starts = np.zeros(0, np.int64)
@@ -40,31 +41,37 @@ class LogReader:
         self._read_bytes = dict.fromkeys((KEYS, FEATURES, LATE, DELETIONS), 0)
         self._late = np.zeros(0, LATE_ROW)
         self.deletions = Deletions()
+        self._take_in()
+
+    @classmethod
+    def open(cls, data_dir: Path) -> "LogReader | None":
+        """A reader of all that is committed; None where ingest has not made the log yet.
+
+        Raises: JournalError, TGUFError, DataDirectoryError.
+        """
+        tail = JournalTail.open(data_dir)
+        return None if tail is None else cls(tail)
 
     @property
-    def state(self) -> LogState | None:
-        """What is committed, None before the first commit."""
+    def state(self) -> LogState:
+        """What is committed."""
         return self._tail.state
 
     @property
     def num_edges(self) -> int:
-        return self.state.num_edges if self.state else 0
+        return self.state.num_edges
 
     @property
     def first_edge(self) -> int:
-        return self.state.first_edge if self.state else 0
+        return self.state.first_edge
 
     @property
     def watermark(self) -> int:
-        return self.state.watermark if self.state else 0
+        return self.state.watermark
 
     @property
     def num_nodes(self) -> int:
         return len(self.keys)
-
-    @property
-    def num_commits(self) -> int:
-        return self.state.seq if self.state else 0
 
     @property
     def committed_at(self) -> float:
@@ -75,25 +82,28 @@ class LogReader:
         """Take in what was committed since the last call; True if anything was."""
         if not self._tail.refresh():
             return False
-        try:
-            self._take_segments()
-        except TGUFError:
-            if self._tail.is_newest():
-                raise
-            return self.refresh()  # a segment was dropped between the journal's line and our opening its file
+        self._take_in()
+        return True
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                self._take_segments()
+                break
+            except TGUFError:
+                # A segment may have been dropped between the journal's line and our opening its file.
+                if not self._tail.refresh():
+                    raise
         self._take_keys()
         self._take_features()
         self._take_deletions()
-        return True
 
     def sealed_until(self, edge: int) -> int:
         """End of the newest sealed segment that ends at or before an edge, the log's first edge where there is none."""
-        assert self.state is not None
         ends = [s.first_edge + s.num_edges for s in self.state.segments[:-1]]
         return max([e for e in ends if e <= edge], default=self.first_edge)
 
     def _take_segments(self) -> None:
-        assert self.state is not None
         known = {(s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)}
         files = [known.get((s.first_edge, s.revision)) or open_tguf(self.data_dir / s.path, check_rows=False)
                  for s in self.state.segments]
@@ -103,7 +113,6 @@ class LogReader:
         self._starts = np.array([s.first_edge for s in self._segments], np.int64)
 
     def _new_bytes(self, name: str) -> bytes:
-        assert self.state is not None
         at, end = self._read_bytes[name], self.state.files.get(name, NOTHING).num_bytes
         if end == at:
             return b""
@@ -125,11 +134,7 @@ class LogReader:
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_features(self) -> None:
-        assert self.state is not None
-        dim = self.state.schema.node_feature_dim
-        rows = np.frombuffer(self._new_bytes(FEATURES), feature_row(dim))
-        if self.feature_values.shape[1] != dim:
-            self.feature_values = np.zeros((0, dim), np.float32)
+        rows = np.frombuffer(self._new_bytes(FEATURES), feature_row(self.state.schema.node_feature_dim))
         if len(rows):
             self.feature_node = np.concatenate([self.feature_node, rows["node"]])
             self.feature_edge = np.concatenate([self.feature_edge, rows["edge"]])
@@ -182,15 +187,13 @@ class LogReader:
             if self._columns.end != self.num_edges:
                 self._columns = replace(self._columns, end=self.num_edges)
         else:
-            dim = self.state.schema.edge_feature_dim if self.state else 0
             parts = [(s.first_edge, f.column("time"), f.column("msg"))
                      for s, f in zip(self._segments, self._files, strict=True) if s.num_edges]
-            self._columns = EdgeColumns.of(parts, self.num_edges, dim)
+            self._columns = EdgeColumns.of(parts, self.num_edges, self.state.schema.edge_feature_dim)
         return self._columns
 
     def labels(self) -> tuple[Int64, Int64, Float32]:
         """All labels of the log in log order: nodes and times int64[L], targets float32[L, label_dim]."""
-        assert self.state is not None
         dim = self.state.schema.label_dim
         parts = [[f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
                  for s, f in zip(self._segments, self._files, strict=True) if s.num_labels]
@@ -200,7 +203,6 @@ class LogReader:
 
     def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
         """As `labels`, those with times in (after_us, until_us]."""
-        assert self.state is not None
         out = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, self.state.schema.label_dim), np.float32))]
         for segment, file in zip(self._segments, self._files, strict=True):
             time = file.column("label_time", segment.num_labels) if segment.num_labels else np.zeros(0, np.int64)
@@ -224,7 +226,6 @@ class LogReader:
 
     def features_of(self, edge_ids: Int64) -> Float32:
         """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any value."""
-        assert self.state is not None
         out = np.zeros((*edge_ids.shape, self.state.schema.edge_feature_dim), np.float32)
         if out.shape[-1]:
             for file, inside, rows in self._located(edge_ids):

@@ -3,93 +3,100 @@
 import os
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 from streamd.errors import JournalError
 from streamd.segments.journal import LogState, decode_line, journal_files
 
 
-class JournalTail:
-    """Owner: one thread; it holds no lock and writes nothing. state: None before the first commit."""
+class _Place(NamedTuple):
+    """Where the line after those read begins. inode: of the file, whose place another may take."""
 
-    def __init__(self, data_dir: Path) -> None:
+    journal: Path
+    at: int
+    inode: int
+
+
+class JournalTail:
+    """Owner: one thread; it holds no lock and writes nothing. state: after the newest commit taken in."""
+
+    def __init__(self, data_dir: Path, published: int) -> None:
+        """published: a descriptor of the file of that name, owned from here on; `open` has it.
+
+        Raises: JournalError.
+        """
         self.data_dir = data_dir
-        self.state: LogState | None = None
-        self._journal: Path | None = None
-        self._at = self._inode = 0
-        self._taken = -1
-        self._file: int | None = None
+        self._file = published
+        weakref.finalize(self, os.close, self._file)
+        self.state, self._place = self._newest_checkpoint(self._published())
+        self.refresh()
+
+    @classmethod
+    def open(cls, data_dir: Path) -> "JournalTail | None":
+        """A tail at the newest commit; None where ingest has not made the log yet. Raises: JournalError."""
+        try:
+            published = os.open(data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        return cls(data_dir, published)
 
     def refresh(self) -> bool:
         """Read what was committed since the last call; True if anything was. Raises: JournalError."""
-        published = self._published()
-        if self.state is None and published is not None:
-            self._open_newest(published)
-        if self.state is None or published is None:
-            return False
+        published, before = self._published(), self.state.seq
         while self.state.seq < published:
             self._read_on(published)
-        if self.state.seq == self._taken:
-            return False
-        self._taken = self.state.seq
-        return True
-
-    def is_newest(self) -> bool:
-        """Whether no commit was published since the last refresh."""
-        return self._published() == self._taken
+        return self.state.seq > before
 
     def published_at(self) -> float:
-        """Wall time of the newest commit, in seconds: when it was shown to readers. 0 before the first."""
-        return 0.0 if self._file is None else os.fstat(self._file).st_mtime
+        """Wall time of the newest commit, in seconds: when it was shown to readers."""
+        return os.fstat(self._file).st_mtime
 
-    def _published(self) -> int | None:
-        if self._file is None:
-            try:
-                self._file = os.open(self.data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return None
-            weakref.finalize(self, os.close, self._file)
+    def _published(self) -> int:
         return int.from_bytes(os.pread(self._file, 8, 0), "little")
 
-    def _open_newest(self, published: int) -> None:
+    def _newest_checkpoint(self, published: int) -> tuple[LogState, _Place]:
+        """The newest state that a journal file begins with, and the place behind it."""
         for path in reversed(journal_files(self.data_dir / "journal")):
             with path.open("rb") as file:
                 line, inode = file.readline(), os.fstat(file.fileno()).st_ino
             fields = decode_line(line)
             if fields is not None and fields["checkpoint"] <= published:
-                self._journal, self._at, self._inode = path, len(line), inode
-                self.state = LogState.restored(fields)
-                return
+                return LogState.restored(fields), _Place(path, len(line), inode)
         raise JournalError(f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
                            "restore the data_dir from a backup.")
 
     def _read_on(self, published: int) -> None:
-        assert self.state is not None and self._journal is not None
-        start = self.state.seq
+        start, place = self.state.seq, self._place
         try:
-            file = self._journal.open("rb")
+            file = place.journal.open("rb")
         except FileNotFoundError:
-            self._open_newest(published)
+            self.state, self._place = self._newest_checkpoint(published)
             return
         with file:
-            if os.fstat(file.fileno()).st_ino != self._inode:
-                self._open_newest(published)  # a writer that started took the file's place with one of its own
+            if os.fstat(file.fileno()).st_ino != place.inode:
+                # A writer that started took the file's place with one of its own.
+                self.state, self._place = self._newest_checkpoint(published)
                 return
-            file.seek(self._at)
+            file.seek(place.at)
             while self.state.seq < published:
                 line = file.readline()
                 fields = decode_line(line) if line else None
                 if fields is None:
                     break
-                self._at += len(line)
+                self._place = self._place._replace(at=self._place.at + len(line))
                 self.state = self.state.after(fields)
         if self.state.seq < published and self.state.seq == start:
-            following = self.data_dir / "journal" / f"{start + 1:020d}.journal"
-            if following == self._journal or not following.exists():
-                if self._published() != published or journal_files(self.data_dir / "journal")[0] > self._journal:
-                    self._open_newest(published)
-                    return
-                raise JournalError(f"Commit {start + 1} is published, but {self._journal} does not hold it.",
-                                   "restore the data_dir from a backup.")
-            with following.open("rb") as file:
-                self._journal, self._at = following, len(file.readline())
-                self._inode = os.fstat(file.fileno()).st_ino
+            self._follow_roll(published)
+
+    def _follow_roll(self, published: int) -> None:
+        """Go on in the file behind the one that was read to its end."""
+        place, seq = self._place, self.state.seq
+        following = self.data_dir / "journal" / f"{seq + 1:020d}.journal"
+        if following == place.journal or not following.exists():
+            if self._published() != published or journal_files(self.data_dir / "journal")[0] > place.journal:
+                self.state, self._place = self._newest_checkpoint(published)
+                return
+            raise JournalError(f"Commit {seq + 1} is published, but {place.journal} does not hold it.",
+                               "restore the data_dir from a backup.")
+        with following.open("rb") as file:
+            self._place = _Place(following, len(file.readline()), os.fstat(file.fileno()).st_ino)

@@ -125,8 +125,8 @@ class Engine:
     def _open(self) -> LogView | None:
         """The log, once ingest has made it, with the facts that were stored of it: read aside, it can take seconds."""
         self.status.beat = time.monotonic()
-        reader = LogReader(self._settings.data_dir)
-        if not reader.refresh():
+        reader = LogReader.open(self._settings.data_dir)
+        if reader is None:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None

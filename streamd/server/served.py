@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Bools, Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, look_around
-from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, restored
 from streamd.models.architectures import FastInference
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
@@ -45,14 +45,13 @@ class Served:
     """What a query closes, and for which memory, events and time: most queries are of the same."""
 
     @classmethod
-    def restored(cls, version: Version, device: str = "cpu") -> "Served":
-        """Build model and memory, on a device, from what the registry holds."""
-        model = build_model(version.manifest.model_settings(), version.manifest.log_schema(), 0, device)
-        model.restore(version.weights)
-        model.eval()
-        memory = Memory.restored(version.memory, version.manifest.edge, version.manifest.memory_us, device)
+    def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "Served":
+        """Build model and memory, on a device, from what the registry holds. schema: of the log.
+        Raises: VersionError."""
+        model, memory = restored(version, schema, device)
         make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
-        return cls(version.manifest, model, memory, make_fast(model) if make_fast is not None else None)
+        fast = None if make_fast is None else make_fast(model)
+        return cls(version.manifest, model, memory, fast)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
         """Go on from stored memory where it is this version's, and further than the version's own."""

@@ -129,7 +129,7 @@ class Swap:
         def load() -> None:
             try:
                 device = choose_device(self._settings.server.device)
-                served = Served.restored(self._registry.load(name), device)
+                served = Served.restored(self._registry.load(name), view.log.state.schema, device)
                 served.take_memory(view.keeping.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
                 future.set_result((served, view if suits else self._other_view(served, view.keeping.name)))
@@ -143,8 +143,8 @@ class Swap:
         """One with facts as the version's settings have them, which takes the present one's place with it."""
         log.warning("facts_made_anew", version=served.manifest.name,
                     reason="other model.half_lives_seconds or max_pairs")
-        reader = LogReader(self._settings.data_dir)
-        reader.refresh()
+        reader = LogReader.open(self._settings.data_dir)
+        assert reader is not None, "a view of it serves"
         return LogView(self._settings, reader, served.model.settings, name)
 
     def _loaded(self, state: Loading) -> State:

@@ -10,14 +10,12 @@ from typing import Any
 import msgspec
 import torch
 from crc32c import crc32c
-from pydantic import ValidationError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
 from streamd.segments.journal import LogState
-from streamd.settings import ModelSettings, Settings
 from streamd.storage import remove_scratch, write_folder_durably
 from streamd.tensors import file_checksum
 from streamd.training.learner import Learner
@@ -53,24 +51,6 @@ class Cursor:
     tail: list[int] = field(default_factory=list)
     format: int = FORMAT
     checksum: str = ""
-
-
-def fixed_settings(settings: Settings) -> dict[str, Any]:
-    """What must be equal for learning to go on from a checkpoint or a version."""
-    return {
-        "model": settings.model.model_dump(mode="json"),
-        "window": settings.windows.width_seconds,
-    }
-
-
-def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
-    """Whether learning can go on from what was learned under stored `fixed_settings`. A setting
-    that the release which stored them did not know has its default."""
-    try:
-        model = ModelSettings(**stored["model"]).model_dump(mode="json")
-    except ValidationError:
-        return False
-    return {**stored, "model": model} == fixed_settings(settings)
 
 
 def build_facts() -> dict[str, Any]:

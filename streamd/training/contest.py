@@ -1,7 +1,6 @@
 """Who serves: the champion, the shadow or incumbent that it is compared with, and what follows from
 that."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,18 +9,18 @@ import structlog
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64
-from streamd.models import Memory
-from streamd.models.candidate import Outcome
+from streamd.models import restored
+from streamd.registry import Registry
+from streamd.registry.candidate import Outcome
+from streamd.registry.registry import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
-from streamd.training.checkpoint import learn_alike
 from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
 from streamd.training.recorder import RecordedChunk, Recorder
 from streamd.training.scores import ranks
 from streamd.training.shadow import Comparison, Said, Shadow, judge
-from streamd.training.versions import Versions
 from streamd.windows import Window, next_window
 
 log = structlog.get_logger()
@@ -61,7 +60,7 @@ class Contest:
         self,
         settings: Settings,
         reader: LogReader,
-        versions: Versions,
+        versions: Registry,
         learner: Learner,
         recorder: Recorder,
         rebuilding: Callable[[int], Callable[[int], None]],
@@ -218,14 +217,15 @@ class Contest:
     def _stand_beside(self, champion: str) -> bool:
         """Learn beside a champion of other settings, until what is learned here is proven. False
         where it has ours."""
-        stored = self._versions.stored(champion)
-        if learn_alike(stored.fixed_settings, self._settings):
+        version = self._versions.load(champion)
+        edge = version.manifest.edge
+        if learn_alike(version.manifest.fixed_settings, self._settings):
             return False
-        if not self._log.first_edge <= stored.edge <= self._log.num_edges:
+        if not self._log.first_edge <= edge <= self._log.num_edges:
             log.warning(
                 "champion_not_compared",
                 version=champion,
-                reason=f"the log does not hold edge {stored.edge}",
+                reason=f"the log does not hold edge {edge}",
             )
             return False
         log.warning(
@@ -234,19 +234,21 @@ class Contest:
             reason="it has other model or window settings",
         )
         self.incumbent = Incumbent(
-            self._settings, self._log, champion, stored, self._rebuilding(stored.edge))
+            self._settings, self._log, version, self._rebuilding(edge))
         self.shadow, self.compared = None, Comparison()
         return True
 
     def _carried(self, name: str, edge: int) -> Shadow | None:
         """A version with its memory carried to `edge`; None where the log begins behind it or it is
-        further."""
-        stored = self._versions.stored(name)
-        if not self._log.first_edge <= stored.edge <= edge:
+        further. Raises: VersionError."""
+        version = self._versions.load(name)
+        if not self._log.first_edge <= version.manifest.edge <= edge:
             return None
-        model = copy.deepcopy(self._learner.model)
-        model.restore(stored.weights)
-        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, model.device)
+        if not learn_alike(version.manifest.fixed_settings, self._settings):
+            raise VersionError(
+                f"Version {name} has other model or window settings.", "promote one of these settings."
+            )
+        model, memory = restored(version, self._log.state.schema, self._learner.model.device)
         while memory.edge < edge:
             window = next_window(
                 self._log, memory.edge, self._settings.windows.width_seconds * 1_000_000
@@ -254,4 +256,4 @@ class Contest:
             assert window is not None
             for chunk in self._recorder.cut(window):
                 model.advance(memory, chunk, self._log.deletions.of_nodes)
-        return Shadow(name, model.eval(), memory, self._learner.carrier)
+        return Shadow(name, model, memory, self._learner.carrier)

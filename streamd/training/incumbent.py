@@ -7,11 +7,11 @@ import numpy as np
 
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device
-from streamd.models import Memory, build_model
-from streamd.models.candidate import StoredVersion
+from streamd.models import restored
+from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings, Settings
+from streamd.settings import Settings
 from streamd.training.carry import Carrier
 from streamd.training.keeping import NAME
 from streamd.training.recorder import Recorder
@@ -28,32 +28,30 @@ class Incumbent:
         self,
         settings: Settings,
         log: LogReader,
-        name: str,
-        stored: StoredVersion,
+        version: Version,
         on_slice: Callable[[int], None],
     ) -> None:
         """on_slice: told the edge while graph and facts are made."""
-        assert log.state is not None
+        manifest = version.manifest
         own = settings.model_copy(
             update={
-                "model": ModelSettings(**stored.model),
+                "model": manifest.model_settings(),
                 "windows": settings.windows.model_copy(
-                    update={"width_seconds": stored.window_seconds}
+                    update={"width_seconds": manifest.window_seconds}
                 ),
             }
         )
         carrier = Carrier(
             choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
         )
-        model = build_model(own.model, log.state.schema, 0, carrier.device)
-        model.restore(stored.weights)
-        self.name, self._log, self._width_us = name, log, stored.window_seconds * 1_000_000
-        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, carrier.device)
-        self._shadow = Shadow(name, model.eval(), memory, carrier)
+        model, memory = restored(version, log.state.schema, carrier.device)
+        self.name, self._log = manifest.name, log
+        self._width_us = manifest.window_seconds * 1_000_000
+        self._shadow = Shadow(manifest.name, model, memory, carrier)
         self._recorder = Recorder(own, log)
         facts = folder_of(settings.data_dir, NAME) / FACTS
-        self._recorder.live.restore_facts(facts, stored.edge)
-        self._recorder.rebuild(stored.edge, on_slice=on_slice)
+        self._recorder.live.restore_facts(facts, manifest.edge)
+        self._recorder.rebuild(manifest.edge, on_slice=on_slice)
         self._ours = self._theirs = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)
 
     def compare(

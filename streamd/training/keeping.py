@@ -5,8 +5,8 @@ import time
 
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
+from streamd.registry import Registry
 from streamd.settings import Settings
-from streamd.training.versions import Versions
 
 NAME = "train"
 
@@ -14,7 +14,7 @@ NAME = "train"
 class Keeping:
     """Owner: the trainer."""
 
-    def __init__(self, settings: Settings, versions: Versions, live: LiveGraph) -> None:
+    def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
         self._versions, self._live = versions, live
         self._restart = RestartPoint(settings.data_dir, NAME, live)
         self.done = 0.0

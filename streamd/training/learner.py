@@ -14,10 +14,10 @@ from torch import Tensor
 from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
-from streamd.models.candidate import Learned
 from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
+from streamd.registry.candidate import Learned
 from streamd.segments.deletions import Deletions
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -41,7 +41,6 @@ class Learner:
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
         """log: of which it needs the schema, the first edge and the deletes; its events come as
         recorded chunks."""
-        assert log.state is not None
         schema = log.state.schema
         self._settings, self._training, self._log = settings, settings.training, log
         self.carrier = Carrier(

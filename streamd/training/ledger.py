@@ -10,7 +10,9 @@ from typing import Literal
 import structlog
 
 from streamd.graph.live import LiveGraph
-from streamd.models.candidate import Candidate, Outcome
+from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Outcome
+from streamd.registry.registry import fixed_settings
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -18,7 +20,6 @@ from streamd.training import attempts, bootstrap
 from streamd.training.checkpoint import (
     Cursor,
     build_facts,
-    fixed_settings,
     load_checkpoint,
     read_cursor,
     save_checkpoint,
@@ -26,7 +27,6 @@ from streamd.training.checkpoint import (
 from streamd.training.contest import Contest, Proof
 from streamd.training.keeping import Keeping
 from streamd.training.learner import Learner
-from streamd.training.versions import Versions
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord, append_record, history_until, truncate_records
 
@@ -68,7 +68,7 @@ class Ledger:
     may go."""
 
     def __init__(
-        self, settings: Settings, reader: LogReader, versions: Versions, live: LiveGraph
+        self, settings: Settings, reader: LogReader, versions: Registry, live: LiveGraph
     ) -> None:
         self._settings, self._log, self._versions = settings, reader, versions
         self._folder = settings.data_dir / FOLDER
@@ -113,7 +113,6 @@ class Ledger:
         learner: Learner,
         epochs: int,
     ) -> Step:
-        assert self._log.state is not None
         return Step(
             do=do,
             windows=tuple(windows),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from streamd.events import Bools, Int64
 from streamd.graph import PairFacts
+from streamd.graph.hashing import GOLDEN, mix
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100
@@ -17,7 +18,6 @@ SCORED = slice(0, 1 + NUM_SCORED)
 LEARNED = np.r_[0, 1 + NUM_SCORED: 1 + NUM_SCORED + NUM_LEARNED]
 """Columns of those that it is learned with."""
 SCORED_SEED, LEARNED_SEED = 0, 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Pool:
         with np.errstate(over="ignore"):
             number = np.arange(1, count + 1, dtype=np.uint64)
             counter: UInt64 = event_E.astype(np.uint64)[:, None] * np.uint64(NUM_SCORED) + number
-            start: UInt64 = np.array([seed], np.uint64) + _GOLDEN
-            h = _mix(np.add(_mix(start), counter * _GOLDEN, dtype=np.uint64))
+            start: UInt64 = np.array([seed], np.uint64) + GOLDEN
+            h = mix(np.add(mix(start), counter * GOLDEN, dtype=np.uint64))
         in_pool = self.holds(dst_E, known_E)
         left_E = (self._alive(known_E) - in_pool).astype(np.uint64)
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
@@ -108,9 +108,3 @@ class Pool:
         out[before] = self.facts.sighted[place[before]]
         out[~before] = self.new_N[place[~before] - self.num_before]
         return out
-
-
-def _mix(x: UInt64) -> UInt64:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

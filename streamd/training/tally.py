@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.facts import LOG_SHARE
+from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
 from streamd.training.recorder import RecordedChunk
 from streamd.training.scores import Measures, label_measures, measures
 
-POPULARITY_HALF_LIFE = 3
 LabelScores = tuple[Float32, Float32, Float32]
 """What the head said, what a constant would, and the targets, float32[L, T] each."""
 
@@ -82,6 +81,6 @@ class Tally:
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
     """Two baselines that cost nothing, from facts: EdgeBank (seen before) and popularity decayed
-    over 12 h."""
-    popularity = facts_ECF[..., LOG_SHARE + POPULARITY_HALF_LIFE]
+    by the fourth half-life, 12 h as `model.half_lives_seconds` has it by default."""
+    popularity = facts_ECF[..., FactColumn.LOG_SHARE_4]
     return {"edgebank": edgebank_scores(facts_ECF), "popularity": popularity}

@@ -10,17 +10,19 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, VersionError
-from streamd.models import Memory
-from streamd.models.candidate import Candidate, Learned, Outcome
+from streamd.graph.fact_columns import FACT_NAMES
+from streamd.models import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Learned, Outcome
+from streamd.registry.registry import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
 from streamd.training.attempts import MAX_FAILURES
-from streamd.training.checkpoint import learn_alike
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
@@ -30,7 +32,6 @@ from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures
 from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
-from streamd.training.versions import Versions
 from streamd.windows import Window, next_window
 from streamd.windows.history import WindowRecord
 
@@ -49,13 +50,12 @@ class Trainer:
         self,
         settings: Settings,
         reader: LogReader,
-        versions: Versions,
+        versions: Registry,
         clock: Clock,
         beat: Heartbeat,
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """on_step: told the name of each step as it begins; tests stop the process there."""
-        assert reader.state is not None
         self._settings, self._log, self._versions = settings, reader, versions
         self._clock, self._beat, self._on_step = clock, beat, on_step
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -231,6 +231,7 @@ class Trainer:
                 memory=learner.memory.tensors(),
                 memory_us=learner.memory.now_us,
                 parent=step.version,
+                facts=FACT_NAMES,
                 scores=scores,
                 learned=learned),
             self.contest.beside)
@@ -379,7 +380,6 @@ class Trainer:
             self._ledger.begin_anew(cursor)
             self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
             return ""
-        assert self._log.state is not None
         self._ledger.load(cursor, self._learner, self._log.state)
         self.edge, self._window_edge = cursor.edge, cursor.window_edge
         num_events, *sums = cursor.compared
@@ -394,20 +394,20 @@ class Trainer:
         if name is None:
             return False
         try:
-            stored = self._versions.stored(name)
+            version = self._versions.load(name)
         except VersionError as error:
             log.error("champion_not_followed", version=name, reason=str(error))
             return False
-        own = learn_alike(stored.fixed_settings, self._settings)
-        if not own or not self._log.first_edge <= stored.edge <= self._log.num_edges:
+        manifest = version.manifest
+        own = learn_alike(manifest.fixed_settings, self._settings)
+        if not own or not self._log.first_edge <= manifest.edge <= self._log.num_edges:
             log.error(
                 "champion_not_followed", version=name, reason="the log or the settings are others"
             )
             return False
-        device = self._learner.model.device
-        memory = Memory.restored(stored.memory, stored.edge, stored.memory_us, device)
-        self._learner.go_on_from(stored.weights, memory)
-        self.edge, self._window_edge = stored.edge, stored.first_edge
+        model, memory = restored(version, self._log.state.schema, self._learner.model.device)
+        self._learner.go_on_from(model.state_dict(), memory)
+        self.edge, self._window_edge = manifest.edge, manifest.first_edge
         self.contest.restore(name, Comparison())
         self._ledger.go_back_to(self.edge)
         return True

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from streamd.evaluation.backtest import means
-from streamd.evaluation.regimes import NUM_HALF_LIVES, Regimes, RegimeWindow, best_half_life
+from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
+from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
 from streamd.windows import next_window
@@ -60,8 +61,7 @@ def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[R
             "data_dir": path, "stream.edge_feature_dim": features.shape[1], "windows.width_seconds": width,
             "windows.max_events": 10**9, "training.tail_share": 0, "training.replay_events": 0, "training.replay_capacity_events": 0,
             "model.half_lives_seconds": half_lives} | {k.replace("__", "."): v for k, v in values.items()}, environ={})[0]
-        log = LogReader(path)
-        log.refresh()
+        log = LogReader.open(path)
         begun = time.perf_counter()
         run, out, edge = Regimes(settings, log, regimes, cut, 10, stale), [], 0
         while (window := next_window(log, edge, width * 1_000_000)) is not None:

@@ -77,8 +77,7 @@ def asked(path: Path, g: dict, warm: int, edges: int) -> Iterator[tuple[list[Ten
     src, dst = g["src"][span], g["dst"][span]
     when = np.maximum.accumulate((g["t"][span] * 1e6).astype(np.int64)) + np.arange(len(src))
     write_edges(path, list(range(g["num_nodes"])), src, dst, when, np.zeros((len(src), 1), np.float32), int(when[-1]) + 10**12)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     recorder = Recorder(settings(path, stream__edge_feature_dim=1, model__neighbors=10, model__memory_chunk=min(600, edges),
                                  windows__max_events=10**6), log)
     recorder.rebuild(warm)

@@ -126,8 +126,7 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
     msg = np.random.default_rng(0).normal(size=(len(src), features)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         write_edges(Path(folder), list(range(g["num_nodes"])), src, dst, when, msg, int(when[-1]) + 10**12)
-        log = LogReader(Path(folder))
-        log.refresh()
+        log = LogReader.open(Path(folder))
         for model in ("tgn", "tgat"):
             s = settings(Path(folder), stream__edge_feature_dim=features, model__name=model, model__dim=dim, model__time_dim=dim,
                          model__neighbors=10, model__memory_chunk=600, training__epochs=EPOCHS, training__replay_events=0,

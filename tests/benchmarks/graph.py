@@ -9,12 +9,14 @@ import sys
 
 import numpy as np
 
-from streamd.graph import BlockGraph, PairFacts, TemporalSampler, reference
+from streamd.graph import BlockGraph, PairFacts, TemporalSampler
+from streamd.graph.facts_reference import ReferenceFacts
 from streamd.segments.columns import EdgeColumns
+from streamd.settings import ModelSettings
 from tests.benchmarks.measure import Row, best_seconds, load_synth
 from tests.builders import stream
 
-HALF_LIVES = (90, 1800, 8640, 43200, 691200)
+HALF_LIVES = ModelSettings().half_lives_seconds
 TGL = {("reddit", "recent", 1): (15.0, 16.7), ("reddit", "recent", 2): (13.1, 16.1), ("reddit", "uniform", 1): (8.0, 13.3),
        ("reddit", "uniform", 2): (9.2, 10.5), ("gdelt", "recent", 1): (13.7, 16.6), ("gdelt", "recent", 2): (13.3, 18.7),
        ("gdelt", "uniform", 1): (9.3, 8.4), ("gdelt", "uniform", 2): (9.8, 14.8), ("netflix", "recent", 1): (8.4, 12.3),
@@ -129,7 +131,7 @@ def facts_rows() -> list[Row]:
         facts.advance_scoring(src[:20_000], dst[:20_000], time[:20_000], np.arange(20_000), candidates)
 
     def plain():
-        facts = reference.ReferenceFacts(HALF_LIVES, 2_000_000)
+        facts = ReferenceFacts(HALF_LIVES, 2_000_000)
         for i in range(200):
             for c in candidates[i, :20].tolist():
                 facts.row(int(src[i]), c, int(time[i]))

@@ -81,8 +81,7 @@ def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:
 
 
 def resident_at(pid: int, path: Path, edges: int) -> float:
-    tail = JournalTail(path)
-    while not tail.refresh() or tail.state.num_edges < edges:
+    while (tail := JournalTail.open(path)) is None or tail.state.num_edges < edges:
         time.sleep(0.05)
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1e3

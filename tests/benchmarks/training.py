@@ -44,8 +44,7 @@ def run() -> list[Row]:
         s = settings(path, stream__edge_feature_dim=FEATURES, model__dim=100, model__time_dim=100, model__neighbors=10,
                      model__memory_chunk=BATCH, model__max_pairs=2_000_000, training__epochs=1, training__replay_events=0,
                      training__tail_share=0.0, windows__max_events=10**6)
-        log = LogReader(path)
-        log.refresh()
+        log = LogReader.open(path)
         return _beside_pyg(s, log) + _window_cost(s, log)
 
 

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 import streamd.errors
 from streamd.cli import app
+from streamd.graph.fact_columns import FACT_NAMES, FactColumn
 from streamd.ingest.deadletter import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
 from streamd.settings import leaves, load_settings
@@ -44,6 +45,12 @@ def test_every_model_is_documented_with_the_settings_it_uses():
         name: row.settings for name, row in ARCHITECTURES.items()}
     common, = re.findall(r"^\| model \| uses, beside (.*?) \|$", DOCS["settings.md"], re.M)
     assert set(re.findall(r"`(\w+)`", common)) == COMMON
+
+
+def test_every_fact_is_documented_in_its_place():
+    section = DOCS["how-it-works.md"].split("### Facts\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
+    assert rows == [(name, column.words) for name, column in zip(FACT_NAMES, FactColumn, strict=True)]
 
 
 def test_every_metric_is_documented_under_the_roles_that_export_it():

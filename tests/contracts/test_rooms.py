@@ -12,8 +12,8 @@ import streamd
 from streamd.settings import ModelName
 
 ROOT = Path(streamd.__file__).parent
-ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "models", "training", "registry", "server",
-         "evaluation")
+ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "registry", "models", "training", "server",
+         "evaluation", "exchange")
 SHARED = {"settings", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes", "roles"}
 TOP = {"cli", "daemon", "doctor", "health", "maintenance", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}

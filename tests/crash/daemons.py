@@ -35,7 +35,7 @@ class Daemon:
         values = {"ingest__idle_timeout_seconds": 0, "stream__time_unit": "us", "kafka__client": SMALL_FETCHES, **values}
         self.settings = settings(path, kafka__bootstrap_servers=broker, kafka__topics=[topic], server__port=free_port(), **values)
         self.path, self.process = path, None
-        self.reader = LogReader(path)
+        self.reader = None
 
     def start(self, *role):
         clean = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")}
@@ -57,13 +57,15 @@ class Daemon:
         return (self.path.parent / f"{self.path.name}.log").read_text()
 
     def edges(self):
+        if self.reader is None:
+            self.reader = LogReader.open(self.path)
+            return self.reader.num_edges if self.reader else 0
         self.reader.refresh()
         return self.reader.num_edges
 
     def events(self):
         """What the log holds, as (src key, dst key, time)."""
-        reader = LogReader(self.path)
-        reader.refresh()
+        reader = LogReader.open(self.path)
         src, dst, when = reader.edges(0, reader.num_edges)
         return [(reader.keys[u], reader.keys[v], t) for u, v, t in zip(src.tolist(), dst.tolist(), when.tolist(), strict=True)]
 

@@ -47,7 +47,7 @@ def test_a_writer_killed_at_random_moments_keeps_what_it_acknowledged(tmp_path, 
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], cwd=ROOT, stdout=subprocess.PIPE,
                                  stdin=subprocess.PIPE)
         assert child.stdout.readline() == b"0\n"
-        reader, seen, deadline = LogReader(path), 0, time.monotonic() + rng.uniform(0, 0.12)
+        reader, seen, deadline = LogReader.open(path), 0, time.monotonic() + rng.uniform(0, 0.12)
         while time.monotonic() < deadline:
             reader.refresh()
             assert reader.num_edges >= seen, "a row that a reader saw is gone"

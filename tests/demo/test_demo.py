@@ -12,8 +12,9 @@ from streamd.demo.streams import STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
-from streamd.evaluation.regimes import NUM_HALF_LIVES, RegimeWindow, best_half_life
+from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
+from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.ingest.decode import Decoder, Rules
 from streamd.segments.reader import LogReader
 from streamd.telemetry import progress
@@ -78,8 +79,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
     assert abs(table[-1].means["live"][0] - known) < 1e-12 and table[-1].means["live"][1] is None
     assert render(table, "t").row_count == 5
-    reader = LogReader(tmp_path)
-    reader.refresh()
+    reader = LogReader.open(tmp_path)
     assert reader.num_edges == 900
 
 
@@ -111,7 +111,7 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
     def twin(edge, best):
         scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
-        return RegimeWindow(Window(0, 1, edge, edge + 1), 1, 1, scores, {})
+        return RegimeWindow(window=Window(0, 1, edge, edge + 1), num_scored=1, num_known=1, scores=scores, seconds={})
 
     assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 20, 30) == 4
     assert best_half_life([], 20, 30) == 2
@@ -120,4 +120,5 @@ def test_the_popularity_half_life_is_chosen_before_the_scored_part():
 def test_a_window_without_scores_has_no_row():
     record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=0, version="", scored_by="rule",
                           promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
-    assert rows([record], [RegimeWindow(Window(0, 10, 0, 5), 0, 0, {}, {})], 0, 5) == []
+    twin = RegimeWindow(window=Window(0, 10, 0, 5), num_scored=0, num_known=0, scores={}, seconds={})
+    assert rows([record], [twin], 0, 5) == []

@@ -9,7 +9,7 @@ from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.regimes import Regimes
 from streamd.evaluation.sights import StaleSight
 from streamd.events import Schema
-from streamd.ingest.tables import Columns
+from streamd.exchange.tables import Columns
 from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
 from streamd.training.recorder import FreshSight, Recorder
@@ -22,8 +22,7 @@ HOURS = 60
 
 def world(path, num_edges=900, **values):
     write_log(path, *stream(num_edges, hours=HOURS), Schema(2, 0, 0))
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     return settings(path, stream__edge_feature_dim=2, **values), log
 
 

@@ -23,9 +23,7 @@ DEVICE = "cpu:1"
 def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("log")
     write_log(path, *stream(600), SCHEMA, watermark=100 * HOUR)
-    log = LogReader(path)
-    log.refresh()
-    return log
+    return LogReader.open(path)
 
 
 @pytest.fixture

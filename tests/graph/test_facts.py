@@ -4,8 +4,8 @@ from safetensors.numpy import load_file
 
 from streamd.events import NodeDeletes as Deletes
 from streamd.graph import NUM_FACTS, PairFacts
+from streamd.graph.facts_reference import ReferenceFacts
 from streamd.graph.live import save_facts
-from streamd.graph.reference import ReferenceFacts
 
 HALF_LIVES = (1, 5, 20, 60, 200)
 

@@ -37,8 +37,7 @@ def log(tmp_path):
 
 
 def filled(path, direction, keep_us=0):
-    reader = LogReader(path)
-    reader.refresh()
+    reader = LogReader.open(path)
     graph = BlockGraph(0, 8, (direction,), read_back(reader))
     view = LiveGraph(reader, graph, settings(path).model, keep_us)
     for end in range(100, 2_001, 100):

@@ -14,8 +14,7 @@ from tests.builders import settings, stream, write_log
 def live(tmp_path):
     """At edge 0 of a log of four full segments of 64 edges and one begun."""
     write_log(tmp_path, *stream(300), segment_edges=64)
-    reader = LogReader(tmp_path)
-    reader.refresh()
+    reader = LogReader.open(tmp_path)
     return LiveGraph(reader, BlockGraph(), settings(tmp_path).model)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from streamd.clock import ManualClock
 from streamd.events import Position, Progress
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
@@ -14,7 +13,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import schema_of
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import settings
+from tests.builders import ManualClock, settings
 
 
 class FakeSource:
@@ -127,9 +126,7 @@ class World:
         return [(log.keys[u], log.keys[v], int(t)) for u, v, t, gone in zip(src, dst, when, hidden, strict=True) if not gone]
 
     def reader(self):
-        log = LogReader(self.path)
-        log.refresh()
-        return log
+        return LogReader.open(self.path)
 
     def dead_letters(self):
         self.letters.flush()

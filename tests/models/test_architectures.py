@@ -32,8 +32,7 @@ SCHEMA = Schema(2, 0, 0)
 def live(tmp_path_factory):
     path = tmp_path_factory.mktemp("log")
     write_log(path, *stream(600), SCHEMA)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     graph = LiveGraph(log, BlockGraph(directions=("both", "out")), settings(path).model)
     while graph.step(600, 1000):
         pass
@@ -132,8 +131,7 @@ def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, ed
     src, dst = np.array([0, 1, 2, 1, 3, 4]), np.array([1, 2, 1, 3, 3, 0])
     schema = Schema(edge_dim, 0, 0)
     write_log(tmp_path, src, dst, np.arange(1, 7), schema)
-    log = LogReader(tmp_path)
-    log.refresh()
+    log = LogReader.open(tmp_path)
     graph = BlockGraph()
     graph.insert(src, dst)
     model = build_model(ModelSettings(name="gcn", dim=4, neighbors=5, id_rows=5), schema, 1).eval()

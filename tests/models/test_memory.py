@@ -13,8 +13,10 @@ SCHEMA = Schema(2, 0, 0)
 
 
 def manifest(s, edge=0, memory_us=0):
-    return Manifest("v", 0, 0, 0, edge, 1, memory_us, "", s.model.model_dump(mode="json"),
-                    {"edge_feature_dim": 2, "node_feature_dim": 0, "label_dim": 0}, 3600, {}, {}, {}, 0.0, "", 0.0)
+    return Manifest(
+        name="v", window_start_us=0, window_end_us=0, first_edge=0, edge=edge, seq=1, memory_us=memory_us, parent="",
+        model=s.model.model_dump(mode="json"), schema={"edge_feature_dim": 2, "node_feature_dim": 0, "label_dim": 0},
+        window_seconds=3600, training={}, scores={}, tail={}, loss=0.0, code="", created=0.0)
 
 
 def fed_in_tails(path, tails, s, model, arrays, restart=False):
@@ -26,7 +28,8 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
     from tests.builders import batch
 
     src, dst, time = arrays
-    writer, reader = LogWriter(path, SCHEMA, 250), LogReader(path)
+    writer = LogWriter(path, SCHEMA, 250)
+    reader = LogReader.open(path)
     served = Served(manifest(s), model, model.new_memory())
     at = turn = 0
     while at < len(src):
@@ -42,8 +45,7 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
         if restart and turn % 5 == 0:
             kept = {k: v.clone() for k, v in served.memory.tensors().items()}
             memory = Memory.restored(kept, served.memory.edge, served.memory.now_us)
-            reader = LogReader(path)
-            reader.refresh()
+            reader = LogReader.open(path)
             served = Served(manifest(s), model, memory)
     writer.close()
     return served.memory

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from streamd.errors import VersionError
-from streamd.models.candidate import Candidate, Learned
 from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Learned
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
@@ -18,7 +18,7 @@ from tests.builders import settings
 def candidate(n, learned=None):
     memory = {"state": torch.ones(2, 3), "pending_features": torch.zeros(0, 0)}
     return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))}, memory=memory,
-                     memory_us=5, parent="", scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
+                     memory_us=5, parent="", facts=("met",), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
 
 
 def learned_as(finite=True, after=0.6):
@@ -35,6 +35,7 @@ def test_a_version_is_read_back_as_published(registry):
     assert outcome.promoted and registry.champion() == outcome.version == "17-7"
     version = registry.load("17-7")
     assert torch.equal(version.weights["w"], torch.full((2,), 7.0)) and version.manifest.scores == {"live": {"mrr": 0.5}}
+    assert version.manifest.facts == ("met",)
     assert json.loads((registry.folder / "aliases.json").read_text()) == {"champion": "17-7", "shadow": "17-7"}
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
-from streamd.segments.compact import rewrite_deleted
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
+from tests.builders import compact
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(2, 1, 1)
@@ -46,16 +46,15 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
             acknowledged.append(i + 1)
         if housekeeping and i == 9:
             log.seal()
-            rewrite_deleted(log, LogReader(log.data_dir), log.num_edges)
+            compact(log)
         if housekeeping and i == 13:
             log.drop_before(int(log.state.segments[1].first_edge))
 
 
 def contents(path):
     """All that a fresh reader sees."""
-    reader = LogReader(path)
-    reader.refresh()
-    if reader.state is None:
+    reader = LogReader.open(path)
+    if reader is None:
         return 0, {}
     first, end = reader.first_edge, reader.num_edges
     src, dst, time = reader.edges(first, end) if end else (np.zeros(0),) * 3
@@ -102,10 +101,12 @@ class Watcher:
     """A tail reader that looks before every system call: what it saw must never vanish."""
 
     def __init__(self, path):
-        self.reader, self.edges = LogReader(path), 0
+        self.path, self.reader, self.edges = path, None, 0
 
     def __call__(self):
-        if self.reader.refresh():
+        if self.reader is None:
+            self.reader = LogReader.open(self.path)
+        elif self.reader.refresh():
             assert self.reader.num_edges >= self.edges, "a row that a reader saw is gone"
             self.edges = self.reader.num_edges
 

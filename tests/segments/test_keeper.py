@@ -51,8 +51,7 @@ def metric(name):
 
 
 def test_segments_older_than_max_age_are_dropped_and_readers_carry_on(writer):
-    reader = LogReader(writer.data_dir)
-    reader.refresh()
+    reader = LogReader.open(writer.data_dir)
     keeper(writer, max_age_seconds=20).step()
     assert writer.state.first_edge == 20, "the watermark is 44 s: edges 0 to 19 are older than 24 s"
     reader.refresh()
@@ -99,8 +98,7 @@ def test_compaction_waits_for_the_roles_row_by_row_and_then_nothing_of_the_node_
     hidden = [e for e in range(45) if 3 in (e % 7, e % 7 + 1)]
     assert done.edges == sum(e < 12 for e in hidden) and done.waiting == sum(e >= 12 for e in hidden)
     assert purged == [{"secret:3"}] and asked_to_compact(writer.data_dir) == 45
-    reader = LogReader(writer.data_dir)
-    reader.refresh()
+    reader = LogReader.open(writer.data_dir)
     assert reader.edges(12, 45)[0].tolist() == [e % 7 for e in range(12, 45)], "what is replayed stands as it was"
     write_hold(writer.data_dir, "train", Hold(45, 44))
     assert house.compact().waiting == 0 and asked_to_compact(writer.data_dir) == 45, "the role's own files still know"
@@ -119,7 +117,7 @@ def test_events_that_arrive_during_a_compaction_are_kept(writer):
     ask_to_compact(writer.data_dir, 45)
     from streamd.segments.compact import compaction
 
-    reader = LogReader(writer.data_dir)
+    reader = LogReader.open(writer.data_dir)
     steps, rewritten = compaction(writer, reader, writer.num_edges), [0]
     for i in range(45, 60, 3):
         rewritten.append(next(steps).segments)
@@ -147,7 +145,7 @@ def test_labels_that_no_edge_follows_are_neither_lost_nor_overwritten(tmp_path):
                                  label_target_L=np.ones((2, 1), np.float32), new_keys=("a", "b"))
     log.commit(labels, Progress(), 5)
     delete_node(log, 1)
-    reader = LogReader(tmp_path)
+    reader = LogReader.open(tmp_path)
     assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0, "nobody asked"
     ask_to_compact(tmp_path, 0)
     assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 1
@@ -164,7 +162,8 @@ def test_labels_without_an_edge_find_room_in_a_larger_segment_and_a_restart_goes
     schema = Schema(0, 0, 1)
     labels = dataclasses.replace(empty_batch(schema), label_node_L=np.array([0, 1]), label_time_L=np.array([5, 5]),
                                  label_target_L=np.ones((2, 1), np.float32))
-    log, early = LogWriter(tmp_path, schema, 2), LogReader(tmp_path)
+    log = LogWriter(tmp_path, schema, 2)
+    early = LogReader.open(tmp_path)
     log.commit(dataclasses.replace(labels, new_keys=("a", "b")), Progress(), 5)
     early.refresh()
     for count in (2, 3, 4, 5, 6):
@@ -172,8 +171,7 @@ def test_labels_without_an_edge_find_room_in_a_larger_segment_and_a_restart_goes
         if count == 4:
             log.close()
             log = LogWriter(tmp_path, schema, 2)
-        reader = LogReader(tmp_path)
-        reader.refresh()
+        reader = LogReader.open(tmp_path)
         assert reader.labels()[0].tolist() == [0, 1] * count and not verify_log(tmp_path)[1]
     early.refresh()
     assert early.labels()[0].tolist() == [0, 1] * 6

@@ -15,7 +15,7 @@ from streamd.errors import CorruptionError, DataDirectoryError, JournalError, Lo
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
 from streamd.segments.layout import FEATURES, LATE
-from streamd.segments.log import LogWriter
+from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
@@ -25,9 +25,7 @@ SCHEMA = Schema(2, 3, 0)
 
 
 def read(path):
-    reader = LogReader(path)
-    assert reader.refresh()
-    return reader
+    return LogReader.open(path)
 
 
 def test_what_is_committed_is_read_back_across_segments(tmp_path):
@@ -47,7 +45,7 @@ def test_what_is_committed_is_read_back_across_segments(tmp_path):
 
 def test_a_tail_reader_follows_every_commit(tmp_path):
     writer = LogWriter(tmp_path, SCHEMA, 100)
-    reader = LogReader(tmp_path)
+    reader = LogReader.open(tmp_path)
     for i in range(40):
         ids = np.array([i % 9, 3])
         writer.commit(batch(SCHEMA, ids, ids + 1, np.array([i, i]) * 10), Progress(), i * 10)
@@ -95,6 +93,16 @@ def test_the_writer_knows_which_edges_it_holds(tmp_path):
         assert writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]))
         assert not writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]) + 1)
     assert not writer.has_edge(int(src.max()) + 1, int(dst[0]), int(time_E[0]))
+    writer.close()
+
+
+def test_a_commit_larger_than_recovery_would_clear_is_not_begun(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA)
+    many = np.zeros(MAX_COMMIT_ROWS + 1, np.int64)
+    with pytest.raises(AssertionError, match="65537 rows"):
+        writer.commit(batch(SCHEMA, many, many, many), Progress(), 0)
+    writer.commit(batch(SCHEMA, many[1:], many[1:], many[1:]), Progress(), 0)
+    assert read(tmp_path).num_edges == MAX_COMMIT_ROWS
     writer.close()
 
 
@@ -235,7 +243,7 @@ def test_kill_9_at_random_moments_loses_nothing_that_a_reader_saw(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE,
                                  cwd=Path(__file__).parents[2])
         assert child.stdout.readline() == b"ready\n"
-        reader = LogReader(tmp_path)
+        reader = LogReader.open(tmp_path)
         deadline = time.monotonic() + rng.uniform(0.005, 0.12)
         while time.monotonic() < deadline:
             reader.refresh()

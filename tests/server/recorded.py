@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
+from streamd.models.candidate import Candidate, Learned
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.models import build_model
-from streamd.models.candidate import Candidate, Learned
 from streamd.models.memory import EdgeRows
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
@@ -74,8 +74,7 @@ def append(path, src, dst, time):
 def publish(path, values, edge, beside=None):
     """Makes a version at an edge, with weights drawn by their names. Returns: its name."""
     chosen = settings(path, **values)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     model = build_model(chosen.model, SCHEMA, 0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

@@ -66,8 +66,7 @@ class World:
         self.running.close()
 
     def train(self, limit=99):
-        log = LogReader(self.path)
-        log.refresh()
+        log = LogReader.open(self.path)
         trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
         done = 0
         while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
@@ -132,13 +131,12 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     wait(lambda: world.engine.status.version == world.registry.champion())
     from streamd.training.recorder import Recorder
 
-    log = LogReader(world.path)
-    log.refresh()
+    log = LogReader.open(world.path)
     recorder = Recorder(world.settings, log)
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
     from streamd.server.served import Served
-    served = Served.restored(version)
+    served = Served.restored(version, log.state.schema)
     assert served.memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
@@ -169,8 +167,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     wait(lambda: world.engine.status.version == champion.manifest.name)
     whole = tmp_path / "whole"
     write_log(whole, src, dst, time_E, SCHEMA)
-    log = LogReader(whole)
-    log.refresh()
+    log = LogReader.open(whole)
     recorder, learner = Recorder(world.settings, log), Learner(world.settings, log, ReplayStore(None, 1, 0))
     learner.restore_weights(champion.weights, None)
     learner.memory = Memory.restored(champion.memory, champion.manifest.edge, champion.manifest.memory_us)
@@ -210,8 +207,7 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     before = ask(world)["scores"]
     chosen = settings(world.path, stream__edge_feature_dim=2, model__half_lives_seconds=(10, 100, 1000, 5000, 9000),
                       model__memory_chunk=30, bootstrap__max_events=10_000)
-    log = LogReader(world.path)
-    log.refresh()
+    log = LogReader.open(world.path)
     trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(world.path, "train"))
     trainer.bootstrap()
     assert world.registry.champion() == old

@@ -16,8 +16,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
     s = settings(tmp_path)
 
     def opened():
-        reader = LogReader(tmp_path)
-        reader.refresh()
+        reader = LogReader.open(tmp_path)
         return LogView(s, reader, s.model, "serve")
 
     def read(server):

@@ -6,8 +6,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 from rich.console import Console
 
-from streamd.clock import ManualClock
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine, RoleProgress, span
+from tests.builders import ManualClock
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ SCHEMA = Schema(2, 0, 0)
 @pytest.fixture
 def world(tmp_path):
     write_log(tmp_path, *stream(900), SCHEMA, watermark=100 * HOUR)
-    log = LogReader(tmp_path)
-    log.refresh()
+    log = LogReader.open(tmp_path)
     return settings(tmp_path, stream__edge_feature_dim=2, training__epochs=3), log
 
 

@@ -20,7 +20,7 @@ def test_other_settings_are_learned_beside_the_champion_and_take_over_when_prove
     other.bootstrap()
     assert registry.champion() == serving, "what serves goes on serving"
     standing = [n for n in registry.names() if n != serving][-1]
-    assert registry.stored(standing).model == other._settings.model.model_dump(mode="json")
+    assert registry.load(standing).manifest.model == other._settings.model.model_dump(mode="json")
     append(tmp_path, 600, 400, 12 * HOUR, seconds=100)
     log.refresh()
     first = process_all(other, log, 2)[-1]

@@ -45,8 +45,7 @@ def write_labelled(path, dim, target_of):
 def trained(path, dim, target_of, **values):
     write_labelled(path, dim, target_of)
     s = settings(path, stream__label_dim=dim, model__id_rows=64, training__learning_rate=0.02, **values)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
     return s, trainer, [trainer.process(w) for w in recorded_windows(log, HOUR)]
 
@@ -64,8 +63,7 @@ def test_labels_are_scored_before_they_are_learned_and_then_better_than_a_consta
 def test_a_chunks_labels_are_those_of_its_time_embedded_as_of_its_start(tmp_path):
     write_labelled(tmp_path, 1, lambda c: [c])
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
-    log = LogReader(tmp_path)
-    log.refresh()
+    log = LogReader.open(tmp_path)
     from streamd.training.recorder import Recorder
     recorder, node, time, _ = Recorder(s, log), *log.labels()
     seen = 0
@@ -86,8 +84,7 @@ def test_a_chunks_labels_are_those_of_its_time_embedded_as_of_its_start(tmp_path
 
 def test_between_reads_across_segments(tmp_path):
     write_labelled(tmp_path, 1, lambda c: [c])
-    log = LogReader(tmp_path)
-    log.refresh()
+    log = LogReader.open(tmp_path)
     node, time, target = log.labels()
     for after, until in ((-1, 10**15), (int(time[40]), int(time[150])), (int(time[90]), int(time[95])), (10**15, 10**16)):
         inside = (time > after) & (time <= until)
@@ -114,8 +111,7 @@ def test_quantities_are_told_in_their_own_unit():
 def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
     write_labelled(tmp_path, 1, lambda c: [c])
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
-    log = LogReader(tmp_path)
-    log.refresh()
+    log = LogReader.open(tmp_path)
     gone = int(log.labels()[0][5])
     writer = LogWriter(tmp_path, Schema(0, 0, 1), 1000)
     rows = np.zeros(1, DELETION)

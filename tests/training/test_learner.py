@@ -22,8 +22,7 @@ SCHEMA = Schema(2, 0, 0)
 def world(tmp_path, **values):
     write_log(tmp_path / "log", *stream(900), SCHEMA, watermark=100 * HOUR)
     s = settings(tmp_path / "log", stream__edge_feature_dim=2, **values)
-    log = LogReader(tmp_path / "log")
-    log.refresh()
+    log = LogReader.open(tmp_path / "log")
     return s, log
 
 
@@ -294,8 +293,7 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
     nobody = int(dst.max()) + 1
     write_log(tmp_path / "log", np.append(src, nobody), np.append(dst, 0), np.append(time, time[-1]), SCHEMA, watermark=100 * HOUR)
     s = settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair", training__learning_rate=0.01)
-    log = LogReader(tmp_path / "log")
-    log.refresh()
+    log = LogReader.open(tmp_path / "log")
     learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
     for window in windows(log):
         learner.begin()

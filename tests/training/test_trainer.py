@@ -49,8 +49,7 @@ def on_step(name):
         if seen == number:
             os.kill(os.getpid(), signal.SIGKILL)
 s = settings(path, stream__edge_feature_dim=2)
-log = LogReader(path)
-log.refresh()
+log = LogReader.open(path)
 trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"), on_step)
 while (window := next_window(log, trainer.edge, trainer._width_us)) is not None:
     trainer.process(window)
@@ -97,8 +96,7 @@ def test_a_trainer_killed_at_any_step_resumes_to_the_same_bits(tmp_path, undistu
 
 def make(path, **values):
     s = settings(path, stream__edge_feature_dim=2, **values)
-    log = LogReader(path)
-    log.refresh()
+    log = LogReader.open(path)
     return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train")), Registry(s), log
 
 

@@ -40,8 +40,7 @@ def both(name: str) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
         write_edges(Path(folder), list(nodes), src, dst, seconds * 1_000_000, features, int(seconds[-1] + 7200) * 1_000_000)
         settings = load_settings(None, {"data_dir": folder, "stream.edge_feature_dim": features.shape[1]}, environ={})[0]
-        log = LogReader(Path(folder))
-        log.refresh()
+        log = LogReader.open(Path(folder))
         recorder = Recorder(settings, log)
         learners = []
         for seed in (0, 1):

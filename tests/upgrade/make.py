@@ -72,9 +72,7 @@ def live(daemon, producer):
 
 
 def reader_of(daemon):
-    reader = LogReader(daemon.path)
-    reader.refresh()
-    return reader
+    return LogReader.open(daemon.path)
 
 
 def main(name: str) -> None:

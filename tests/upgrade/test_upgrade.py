@@ -32,8 +32,7 @@ def old(request, tmp_path):
 
 def test_the_log_says_what_it_said_and_can_be_gone_on_with(old):
     path, chosen, want = old
-    log = LogReader(path)
-    assert log.refresh()
+    log = LogReader.open(path)
     src, dst, when = log.edges(0, log.num_edges)
     events = [[str(log.keys[u]), str(log.keys[v]), t] for u, v, t in zip(src.tolist(), dst.tolist(), when.tolist(), strict=True)]
     assert events == want["events"] and sorted(map(str, log.ids)) == want["keys"] and log.watermark == want["watermark"]

@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 from streamd.clock import Clock, parse_time_us, time_us, utc
 from streamd.errors import SettingsError
 from streamd.events import MAX_TIME_US, MICROSECONDS
-from streamd.ingest.produce import Outgoing
+from streamd.exchange.produce import Outgoing
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 OWN_TYPES = ("node", "label", "delete")

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from streamd.clock import ManualClock
 from streamd.errors import SettingsError
-from streamd.ingest.tables import Columns, Times, read_events
+from streamd.exchange.tables import Columns, Times, read_events
+from tests.builders import ManualClock
 
 NOW_S = 1_700_000_000
 NAMED = Columns("a", "b", "when", ("x", "y"))

@@ -1,7 +1,6 @@
 """A version to be, as training hands it to the registry, and what the registry made of it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +24,8 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version to be: weights and memory at `edge`, with all that a manifest says about it."""
+    """A version to be: weights and memory at `edge`, with all that a manifest says about it. facts:
+    names of the fact columns that the weights know."""
 
     window: Window
     edge: int
@@ -34,6 +34,7 @@ class Candidate:
     memory: dict[str, Tensor]
     memory_us: int
     parent: str
+    facts: tuple[str, ...]
     scores: Scores
     learned: Learned
 
@@ -47,24 +48,3 @@ class Outcome:
     promoted: bool
     reason: str
     refused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredVersion:
-    """A version as it was published: weights, memory at `edge`, the event before which was at
-    `memory_us`; the first edge of the window it learned, the settings of its model and the width of
-    its windows."""
-
-    weights: dict[str, Tensor]
-    memory: dict[str, Tensor]
-    first_edge: int
-    edge: int
-    memory_us: int
-    model: dict[str, Any]
-    window_seconds: int
-
-    @property
-    def fixed_settings(self) -> dict[str, Any]:
-        """Settings that learning must share to go on from it, as `streamd.training.checkpoint` has
-        them."""
-        return {"model": self.model, "window": self.window_seconds}

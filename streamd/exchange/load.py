@@ -8,11 +8,11 @@ import numpy as np
 from streamd.clock import Clock
 from streamd.errors import BadEvent, StreamdError
 from streamd.events import DELETE, EDGE, LABEL, NODE, Float32, Int64, Key, Progress
+from streamd.exchange.produce import Outgoing
 from streamd.ingest.block import ROW, Block, has_time, joined
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.decode import Decoder, edge_block, rules_of
 from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
-from streamd.ingest.produce import Outgoing
 from streamd.settings import Settings
 
 RECORDS = 4096
@@ -21,7 +21,7 @@ REMEDY = {"late": "a log only grows forward in time: import into a new data_dir.
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
     """A row of a file as the decoder takes Kafka's records; offset: its number from 1."""
 
@@ -50,7 +50,7 @@ class Loader:
         """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row that does not fit."""
         pending: list[_Row] = []
         for event in events:
-            pending.append(_Row(event.row, event.value))
+            pending.append(_Row(offset=event.row, value=event.value))
             if len(pending) >= RECORDS:
                 self._decode(pending)
                 progress(self.num_events)

@@ -5,8 +5,8 @@ import pytest
 
 from streamd.errors import StreamdError
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.segments import export
-from streamd.segments.export import ExportOptions, export_range
+from streamd.exchange import export
+from streamd.exchange.export import ExportOptions, export_range
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
@@ -35,9 +35,7 @@ def log(tmp_path):
     rows["src"], rows["dst"] = GONE, -1
     writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), writer.watermark)
     writer.close()
-    reader = LogReader(tmp_path / "log")
-    reader.refresh()
-    return reader
+    return LogReader.open(tmp_path / "log")
 
 
 @pytest.mark.parametrize("chunk", [64, 10**6])
@@ -45,7 +43,7 @@ def test_a_range_becomes_one_file_without_what_was_deleted(log, tmp_path, monkey
     monkeypatch.setattr(export, "CHUNK_EDGES", chunk)
     src, dst, time = log.edges(0, 500)
     a, b = int(time[60]), int(time[460])
-    options = ExportOptions(a, b, val_share=0.2, test_share=0.1, negatives=7, seed=3)
+    options = ExportOptions(start_us=a, end_us=b, val_share=0.2, test_share=0.1, negatives=7, seed=3)
     seen = []
     done = export_range(log, tmp_path / "out.tguf", options, lambda at, of: seen.append(at / of))
     kept = np.flatnonzero((time >= a) & (time < b) & (src != GONE))
@@ -73,7 +71,7 @@ def test_an_export_of_everything_without_splits_or_negatives(log, tmp_path):
 
 def test_what_cannot_be_exported_leaves_no_file(log, tmp_path):
     with pytest.raises(StreamdError, match="no edge in that range"):
-        export_range(log, tmp_path / "a.tguf", ExportOptions(10**15, 10**15 + SECOND))
+        export_range(log, tmp_path / "a.tguf", ExportOptions(start_us=10**15, end_us=10**15 + SECOND))
     (tmp_path / "b.tguf").write_bytes(b"mine")
     with pytest.raises(StreamdError, match="exists already"):
         export_range(log, tmp_path / "b.tguf", ExportOptions())

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from streamd.errors import KafkaError
 from streamd.events import MICROSECONDS
-from streamd.ingest.client import make_producer
+from streamd.ingest.client import make_producer, settle
 from streamd.settings import KafkaSettings
 
 FLUSH_EVERY = 5_000
@@ -57,14 +56,3 @@ def send_events(
     finally:
         producer.close()
     return sent
-
-
-def settle(producer: Any, pending: list[Any]) -> None:
-    """Wait for all that was sent, and forget it. Raises: KafkaError where one was not acknowledged."""
-    producer.flush()
-    for future in pending:
-        try:
-            future.get(timeout=60)
-        except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
-            raise KafkaError(f"An event was not acknowledged: {error}.", "check the broker and the topic.") from error
-    pending.clear()

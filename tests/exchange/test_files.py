@@ -1,4 +1,4 @@
-"""Files into a log and out of it, and dead letters sent again, through the command line."""
+"""Files into a log and out of it, through the command line."""
 
 import csv
 import dataclasses
@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app, main
+from streamd.cli import app
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.ingest import produce
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.exchange import produce
 from streamd.segments.format import TGUFSchema
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
@@ -22,7 +21,7 @@ from streamd.segments.verify import verify_log
 from streamd.segments.writer import TGUFWriter
 from tests.builders import SECOND, batch, stream
 
-REFERENCE = Path(__file__).parents[2] / "shared/tguf/nodefeat_labels_splits.tguf"
+REFERENCE = Path(__file__).parents[3] / "shared/tguf/nodefeat_labels_splits.tguf"
 
 
 def invoke(*args, **env):
@@ -30,9 +29,7 @@ def invoke(*args, **env):
 
 
 def log_of(path):
-    reader = LogReader(path)
-    reader.refresh()
-    return reader
+    return LogReader.open(path)
 
 
 @pytest.fixture
@@ -262,36 +259,3 @@ def test_an_import_that_fails_says_how_much_went_in(tmp_path):
     done = invoke("tguf", "import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
     assert "row 5001: column 'time'" in str(done.exception) and "4,096 events of the file went in before" in str(done.exception)
     assert log_of(tmp_path / "log").num_edges == 4096
-
-
-def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
-    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
-    for i in range(5):
-        letters.add(DeadLetter("rides", 1, i, 0, "late" if i % 2 else "bad_time", "why [it] is", 7, json.dumps({"n": i}).encode()))
-    letters.flush()
-    shown = invoke("deadletter", "list", "--data-dir", tmp_path, COLUMNS=200).output
-    assert "bad_time 3, late 2" in shown and shown.count("rides/1") == 5 and "why [it] is" in shown
-    few = invoke("deadletter", "list", "--reason", "late", "--limit", 1, "--data-dir", tmp_path, COLUMNS=200).output
-    assert few.count("rides/1") == 1 and '{"n": 3}' in few
-    assert "no dead letters" in invoke("deadletter", "list", "--data-dir", tmp_path / "none").output
-
-
-def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch):
-    monkeypatch.setattr("streamd.cli.out.width", 300)
-    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
-    evil = "\x1b[2J\r\n\x9b31m\u202e"
-    letters.add(DeadLetter(evil, 1, 0, 0, evil, evil, 7, evil.encode() + b"\xff"))
-    letters.flush()
-    shown = invoke("deadletter", "list", "--data-dir", tmp_path).output
-    assert not {"\x1b", "\r", "\x9b", "\u202e"} & set(shown)
-    assert shown.count("\\x1b[2J\\r\\n\\x9b31m\\u202e") == 5, "topic, reason, error, value, and reason counted"
-    assert "\\xff" in shown
-
-
-def test_an_error_that_quotes_a_file_is_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch, capsys):
-    (tmp_path / "t.csv").write_text("\x1b[31mred,dst,time\n1,2,3\n")
-    monkeypatch.setattr("sys.argv", ["streamd", "produce", str(tmp_path / "t.csv")])
-    with pytest.raises(SystemExit, match="^2$"):
-        main()
-    said = capsys.readouterr().err
-    assert "\x1b" not in said and "\\x1b[31mred" in said

@@ -1,5 +1,6 @@
 """A range of the log as one TGUF file that other tools can train on: no deleted rows, splits and negatives included."""
 
+import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from streamd.segments.writer import TGUFWriter
 CHUNK_EDGES = 262_144
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
     """What goes into the file. Times in microseconds, half open; shares of the edges, the last ones test.
 
@@ -30,7 +31,7 @@ class ExportOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
     """What was written: rows, and node ids below `num_nodes`, which are those of the log."""
 
@@ -48,7 +49,6 @@ def export_range(
 
     Raises: StreamdError where the range holds nothing, or the file exists; what was written is removed then.
     """
-    assert log.state is not None
     schema = log.state.schema
     first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
     counts, pool = _survey(log, first, end, progress)
@@ -61,8 +61,17 @@ def export_range(
     features = _node_features(log, end)
     val_start, test_start = _splits(log, first, end, counts, options)
     start = val_start if val_start or test_start else 0
-    plan = TGUFSchema(kept, schema.edge_feature_dim, len(labels[0]), schema.label_dim, len(features),
-                      schema.node_feature_dim, val_start, test_start, options.negatives, start if options.negatives else 0)
+    plan = TGUFSchema(
+        edge_capacity=kept,
+        msg_dim=schema.edge_feature_dim,
+        label_capacity=len(labels[0]),
+        label_dim=schema.label_dim,
+        node_capacity=len(features),
+        node_feat_dim=schema.node_feature_dim,
+        val_start=val_start,
+        test_start=test_start,
+        negatives_per_edge=options.negatives,
+        negatives_start=start if options.negatives else 0)
     try:
         writer = TGUFWriter(path, plan)
     except FileExistsError:
@@ -81,7 +90,16 @@ def export_range(
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Exported(kept, len(labels[0]), log.num_nodes, val_start, test_start)
+    return Exported(num_edges=kept, num_labels=len(labels[0]), num_nodes=log.num_nodes, val_start=val_start,
+                    test_start=test_start)
+
+
+def write_keys(log: LogReader, path: Path) -> None:
+    """Node ids and keys as CSV; a deleted node has no line."""
+    with path.open("x", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
+        writer.writerow(("id", "key"))
+        writer.writerows((node, key) for node, key in enumerate(log.keys) if key is not None)
 
 
 def _parts(first: int, end: int) -> list[tuple[int, int]]:

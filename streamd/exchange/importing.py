@@ -1,0 +1,107 @@
+"""A TGUF, CSV, NDJSON or Parquet file into a log, checked before there is one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streamd.clock import SystemClock
+from streamd.errors import SettingsError, StreamdError
+from streamd.events import Schema
+from streamd.exchange.load import Loader
+from streamd.exchange.tables import Columns, Misfit, Times, count_rows, read_events
+from streamd.segments.log import LogWriter
+from streamd.segments.tguf import TGUFFile, open_tguf
+from streamd.settings import Settings, schema_of
+
+IMPORT_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did. times: their range and how they were read, in words."""
+
+    num_events: int
+    times: str
+
+
+def import_file(
+    settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]
+) -> Imported:
+    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
+
+    progress: told (events so far, in all).
+
+    Integers of a table count in `stream.time_unit`, those of a TGUF file in microseconds always.
+    Raises: StreamdError naming the first row that does not fit, and how many events went in before;
+    LockedError while ingest runs.
+    """
+    if not path.is_file():
+        raise SettingsError(f"{path} is not a file.", "check the path.")
+    file = open_tguf(path) if path.suffix == ".tguf" else None
+    schema, clock = schema_of(settings), SystemClock()
+    # Whatever can be checked is checked before there is a log, whose widths are fixed for good.
+    times = Times("us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock)
+    if file is not None:
+        _check_widths(file, schema)
+        _check_times(file, times)
+    else:
+        events = read_events(path, columns, times)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
+    loader = Loader(settings, writer, clock, str(path))
+    try:
+        if file is None:
+            total = count_rows(path)
+            loader.rows(events, lambda done: progress(done, total))
+        else:
+            _import_tguf(file, loader, progress)
+    except StreamdError as error:
+        error.args = (f"{error} {loader.num_events:,} events of the file went in before.",)
+        raise
+    finally:
+        writer.close()
+    return Imported(loader.num_events, times.said())
+
+
+def _check_widths(file: TGUFFile, schema: Schema) -> None:
+    h = file.header
+    for have, width, name in ((h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
+                              (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
+                              (h.label_dim, schema.label_dim, "label_dim")):
+        if have not in (0, width) or (have == 0 and name == "edge_feature_dim" and width):
+            raise SettingsError(f"{file.path} has width {have} where stream.{name} is {width}.",
+                                f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.")
+
+
+def _check_times(file: TGUFFile, times: Times) -> None:
+    """Raises: SettingsError where a time is out of range or ahead of the clock."""
+    for name, column in (("time", file.time), ("label_time", file.label_time)):
+        if not len(column):
+            continue
+        # They ascend, so the first and the last speak for all.
+        first, last = int(column[0]), int(column[-1])
+        try:
+            times.check(first, first)
+            times.check(last, last)
+        except Misfit as misfit:
+            raise misfit.at(f"{file.path} {name}") from None
+        times.saw(first, last, "microseconds")
+
+
+def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], None]) -> None:
+    features = file.node_feat
+    total = len(features) + file.num_edges + file.num_labels
+    for a in range(0, len(features), IMPORT_ROWS):
+        part = features[a: a + IMPORT_ROWS]
+        loader.append(loader.node_features(np.arange(a, a + len(part)), part))
+    labels_done, times = 0, file.time
+    for a in range(0, max(file.num_edges, 1), IMPORT_ROWS):
+        b = min(a + IMPORT_ROWS, file.num_edges)
+        until = int(np.searchsorted(file.label_time, times[b])) if b < file.num_edges else file.num_labels
+        part_L = slice(labels_done, until)
+        loader.append(loader.edges(file.src[a:b], file.dst[a:b], times[a:b], file.msg[a:b]),
+                      loader.labels(file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]))
+        labels_done = until
+        progress(loader.num_events, total)

@@ -1,0 +1,103 @@
+"""The slow, obvious reference of what the facts' kernels compute: the meaning of the facts, for tests."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+from streamd.graph.fact_columns import LOG_SHARES, PAIR_WEIGHTS, FactColumn
+from streamd.graph.facts_kernels import (
+    FLOOR_LOG_SHARE,
+    NEVER_LOG_SECONDS,
+    PARTNERS,
+    RATES,
+    THREE_HOP_PARTNERS,
+)
+
+
+class ReferenceFacts:
+    """`PairFacts` by dictionaries and lists."""
+
+    def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int) -> None:
+        self.half_lives, self.max_pairs = list(half_lives_seconds), max_pairs
+        self.events: list[tuple[int, int | None, int]] = []
+        self.seen: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.last_dst: dict[int, int] = {}
+        self.partners: dict[int, list[int]] = {}
+        self.meetings: OrderedDict[tuple[int, int], dict[str, dict[int, object]]] = OrderedDict()
+        self.sighted: list[int] = []
+
+    def row(self, u: int, c: int, t: int) -> list[float]:
+        """The facts about source u and candidate c for a query at time t (microseconds), in the order of FactColumn."""
+        out: dict[FactColumn, float] = {}
+
+        # What the two had with one another.
+        pair = self.meetings.get((min(u, c), max(u, c)))
+        met = pair["met"].get(u, []) if pair else []
+        assert isinstance(met, list)
+        seen = self.seen.get(u, 0)
+        columns = list(FactColumn)
+        for column, rate in zip(columns[PAIR_WEIGHTS], RATES, strict=True):
+            out[column] = math.fsum(rate ** (seen - k) for k in met)
+        out[FactColumn.MET] = float(bool(met))
+        out[FactColumn.LOG_EVENTS_SINCE_MET] = math.log1p(seen - met[-1] if met else seen)
+        for column, a in ((FactColumn.LOG_SECONDS_SINCE_SENT, u), (FactColumn.LOG_SECONDS_SINCE_RECEIVED, c)):
+            sent = pair["sent"].get(a) if pair else None
+            out[column] = self._log_seconds(t, sent)  # type: ignore[arg-type]
+
+        # The candidate's popularity.
+        for column, half_life in zip(columns[LOG_SHARES], self.half_lives, strict=True):
+            weight = {x: 2.0 ** (-(t - when) / 1e6 / half_life) for x, (_, _, when) in enumerate(self.events)}
+            total = math.fsum(weight.values())
+            mine = math.fsum(weight[x] for x, (_, v, _) in enumerate(self.events) if v == c)
+            out[column] = max(math.log(mine / total), FLOOR_LOG_SHARE) if mine > 0 else FLOOR_LOG_SHARE
+        out[FactColumn.LOG_SECONDS_SINCE_DESTINATION] = self._log_seconds(t, self.last_dst.get(c))
+        out[FactColumn.LOG_SECONDS_SINCE_SOURCE] = self._log_seconds(t, self.last.get(u))
+        out[FactColumn.LOG_SOURCE_EVENTS] = math.log1p(seen)
+        out[FactColumn.LOG_CANDIDATE_EVENTS] = math.log1p(self.seen.get(c, 0))
+
+        # Whom both met.
+        common = sum(a == b for a in self._ring(u, PARTNERS) for b in self._ring(c, PARTNERS))
+        paths = sum(z == c for x in self._ring(u, THREE_HOP_PARTNERS) for y in self._ring(x, THREE_HOP_PARTNERS)
+                    for z in self._ring(y, THREE_HOP_PARTNERS))
+        out[FactColumn.LOG_COMMON_PARTNERS] = math.log1p(common)
+        out[FactColumn.LOG_THREE_HOP_PATHS] = math.log1p(paths)
+        return [out[column] for column in FactColumn]
+
+    def update(self, u: int, v: int, t: int) -> None:
+        """Take in one event."""
+        self.events.append((u, v, t))
+        key = (min(u, v), max(u, v))
+        pair = self.meetings.setdefault(key, {"met": {}, "sent": {}})
+        self.meetings.move_to_end(key)
+        if len(self.meetings) > self.max_pairs:
+            self.meetings.popitem(last=False)
+        for a, b in ((u, v), (v, u))[: 1 + (u != v)]:
+            self.seen[a] = self.seen.get(a, 0) + 1
+            met = pair["met"].setdefault(a, [])
+            assert isinstance(met, list)
+            met.append(self.seen[a])
+            self.last[a] = t
+            self.partners.setdefault(a, []).append(b)
+        pair["sent"][u] = t
+        self.last_dst[v] = t
+        if v not in self.sighted:
+            self.sighted.append(v)
+
+    def forget(self, gone: Collection[int]) -> None:
+        """Delete nodes: their pairs, what is known of them, and their places among the last partners of others."""
+        self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
+        for table in (self.seen, self.last, self.last_dst, self.partners):
+            for node in gone:
+                table.pop(node, None)
+        for node, partners in self.partners.items():
+            self.partners[node] = [p for p in partners[-PARTNERS:] if p not in gone]
+        for pair in [p for p in self.meetings if p[0] in gone or p[1] in gone]:
+            del self.meetings[pair]
+
+    def _ring(self, node: int, length: int) -> list[int]:
+        return self.partners.get(node, [])[-length:]
+
+    @staticmethod
+    def _log_seconds(now: int, then: int | None) -> float:
+        return NEVER_LOG_SECONDS if then is None else min(math.log(max(now - then, 1) / 1e6), NEVER_LOG_SECONDS)

@@ -1,0 +1,26 @@
+"""SplitMix64 (Steele et al. 2014): the hash that draws, drops and finds places by, the same on every machine.
+
+The n-th number of a stream is `mix(state + n * GOLDEN)`. On tensors `streamd.models.dropout` says the same, on a GPU
+`streamd/gpu/kernels/sampling.cu`; tests hold them together.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from streamd.graph.jit import inner
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
+
+
+def mix(x: Any) -> Any:
+    """SplitMix64's finalizer on uint64[...], same shape; products wrap around."""
+    x = (x ^ (x >> np.uint64(30))) * FIRST
+    x = (x ^ (x >> np.uint64(27))) * SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+mixed = inner(mix)
+"""The same inside kernels, of one uint64."""

@@ -1,0 +1,35 @@
+"""A published version as a model and its memory: the one way that trainer and server load it."""
+
+import torch
+
+from streamd.errors import VersionError
+from streamd.events import Schema
+from streamd.graph.fact_columns import FACT_NAMES
+from streamd.models.link import LinkModel, build_model
+from streamd.models.memory import Memory
+from streamd.registry.registry import Version
+
+
+def restored(
+    version: Version, schema: Schema, device: str | torch.device = "cpu"
+) -> tuple[LinkModel, Memory]:
+    """A version's model, ready to answer, and its memory at `manifest.edge`. schema: of the log.
+
+    Raises: VersionError where its settings, tensors, widths or facts do not fit.
+    """
+    manifest = version.manifest
+    if manifest.log_schema() != schema:
+        raise VersionError(
+            f"Version {manifest.name} was made on {manifest.log_schema()}, the log has {schema}.",
+            "promote a version that was made on this log.",
+        )
+    if manifest.facts not in ((), FACT_NAMES):
+        raise VersionError(
+            f"Version {manifest.name} knows other facts than this streamd makes.",
+            "use the streamd that made it.",
+        )
+    # The weights drawn here are replaced at once, so the seed does not matter.
+    model = build_model(manifest.model_settings(), schema, 0, device)
+    model.restore(version.weights)
+    memory = Memory.restored(version.memory, manifest.edge, manifest.memory_us, device)
+    return model.eval(), memory
