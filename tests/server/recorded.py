@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
-from streamd.models.candidate import Candidate, Learned
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory import EdgeRows
 from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, Learned
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.windows import Window, closed_chunks
@@ -91,7 +92,7 @@ def publish(path, values, edge, beside=None):
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
     return Registry(chosen).publish(Candidate(
         window=window, edge=memory.edge, seq=3, weights=model.state_dict(), memory=memory.tensors(),
-        memory_us=memory.now_us, parent="", scores=scores,
+        memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES,
         learned=Learned(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
 
 
