@@ -17,6 +17,8 @@ MAX_TIME_US = 2**62
 EDGE, NODE, LABEL, DELETE = 0, 1, 2, 3
 
 
+EDGE_SETS = ("default",)
+"""Names of the edge sets of a log, each at its number."""
 DELETION = np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("src", "<i8"), ("dst", "<i8"), ("time", "<i8")])
 """A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and event time in
 microseconds of edges, or the node `src` where `dst` is -1."""

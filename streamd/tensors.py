@@ -12,9 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from streamd.errors import CorruptionError
+from streamd.events import EDGE_SETS
 
-FORMAT = 1
-"""Of the files' meaning; it rises when an older streamd could no longer read them rightly."""
+FORMAT = 3
+"""Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an older streamd could
+no longer read them rightly."""
 NAME = "streamd"
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -25,7 +27,7 @@ def pack(arrays: Arrays, **told: str) -> bytes:
     All metadata stand under one name: of several, safetensors shuffles the order.
     """
     held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    metadata = {"format": str(FORMAT), "crc32c": _checksum(held), **told}
+    metadata = {"format": str(FORMAT), "sets": ",".join(EDGE_SETS), "crc32c": _checksum(held), **told}
     return bytes(save(held, {NAME: msgspec.json.encode(metadata).decode()}))
 
 
@@ -45,6 +47,9 @@ def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         raise CorruptionError(f"{path} is damaged: {error}.", "restore it from a backup, or remove it.") from None
     if not told.get("format", "0").isdigit() or int(told.get("format", "0")) > FORMAT:
         raise CorruptionError(f"{path} has format {told['format']}, this streamd reads up to {FORMAT}.",
+                              "use the streamd that wrote it.")
+    if told.get("sets", EDGE_SETS[0]) != ",".join(EDGE_SETS):
+        raise CorruptionError(f"{path} is of edge sets {told['sets']}; this streamd knows {EDGE_SETS[0]} only.",
                               "use the streamd that wrote it.")
     if "crc32c" in told and told["crc32c"] != _checksum(arrays):
         raise CorruptionError(f"{path} differs from its checksum.", "restore it from a backup, or remove it.")

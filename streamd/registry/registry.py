@@ -16,20 +16,18 @@ from torch import Tensor
 
 from streamd import __version__
 from streamd.errors import VersionError
-from streamd.events import Schema
+from streamd.events import EDGE_SETS, Schema
 from streamd.registry.candidate import Candidate, Outcome
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import DISK, Disk, remove_scratch, write_folder_durably
-from streamd.tensors import file_checksum
+from streamd.tensors import FORMAT, file_checksum
 
 log = structlog.get_logger()
 FOLDER = "models"
 DROPPED = ".dropped"
-FORMAT = 2
-"""Of the manifest; it rises when an older streamd could no longer read a version rightly."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 """<window end in microseconds>-<edge>, and a number where another version has that name."""
 REMOVE = "remove its folder from models/, or restore it from a backup."
@@ -62,6 +60,7 @@ class Manifest:
     code: str
     created: float
     facts: tuple[str, ...] = ()
+    sets: tuple[str, ...] = EDGE_SETS
     format: int = 1
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -236,6 +235,9 @@ class Registry:
         if manifest.format > FORMAT:
             raise VersionError(f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
                                "use the streamd that made it.")
+        if manifest.sets != EDGE_SETS:
+            raise VersionError(f"Version {name} is of edge sets {', '.join(manifest.sets)}; this streamd knows "
+                               f"{EDGE_SETS[0]} only.", "use the streamd that made it.")
         if manifest.name != name:
             raise VersionError(f"The folder {name} holds a copy of version {manifest.name}.", REMOVE)
         return manifest

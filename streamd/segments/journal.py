@@ -14,10 +14,12 @@ import msgspec
 from crc32c import crc32c
 
 from streamd.errors import JournalError, LockedError
-from streamd.events import Position, Progress, Schema
+from streamd.events import EDGE_SETS, Position, Progress, Schema
 from streamd.storage import DISK, SCRATCH, Disk
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)
+"""Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class SegmentState:
     num_labels: int
     capacity: int
     revision: int = 0
+
+    @classmethod
+    def restored(cls, entry: list[Any]) -> "SegmentState":
+        """The state of a journal's entry. Raises: JournalError."""
+        *fields, rows_per_set = entry if len(entry) == 6 else [*entry, [entry[1]]]
+        if rows_per_set != [fields[1]]:
+            raise JournalError(f"The segment at event {fields[0]} has rows {rows_per_set} of several edge sets.", OTHER)
+        return cls(*fields)
+
+    def entry(self) -> list[Any]:
+        """The state as a journal's entry, with its rows per edge set at the end."""
+        return [*astuple(self), [self.num_edges]]
 
     @property
     def path(self) -> str:
@@ -48,11 +62,13 @@ class FileState:
 
 
 NOTHING = FileState()
+OTHER = "use the streamd that wrote it."
 
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path."""
+    """What is committed after commit `seq`. files: append-only files by path. term: number of the leader's reign; 0
+    where one machine writes the log for itself."""
 
     schema: Schema
     seq: int = 0
@@ -61,6 +77,7 @@ class LogState:
     watermark: int = 0
     files: dict[str, FileState] = field(default_factory=dict)
     progress: Progress = Progress()
+    term: int = 0
 
     @property
     def num_edges(self) -> int:
@@ -73,12 +90,14 @@ class LogState:
         return self.segments[0].first_edge if self.segments else 0
 
     def after(self, line: dict[str, Any]) -> "LogState":
-        """The state after one more commit line."""
+        """The state after one more commit line. Raises: JournalError."""
+        if "schema" in line:
+            raise JournalError(f"Commit {line['seq']} changes the schema, which this streamd does not know.", OTHER)
         if line["seq"] != self.seq + 1:
             raise JournalError(f"The journal jumps from commit {self.seq} to {line['seq']}.", "restore the data_dir.")
         segments = {s.first_edge: s for s in self.segments}
         for changed in line["segments"]:
-            segments[changed[0]] = SegmentState(*changed)
+            segments[changed[0]] = SegmentState.restored(changed)
         for dropped in line.get("dropped", ()):
             del segments[dropped]
         files = dict(self.files)
@@ -86,25 +105,50 @@ class LogState:
             if "bytes" in change:
                 revision = change.get("revision", files.get(change["path"], NOTHING).revision)
                 files[change["path"]] = FileState(change["bytes"][1], change["total"], revision)
-        return LogState(self.schema, line["seq"], tuple(segments.values()), line["nodes"], line["watermark"], files,
-                        _merge(self.progress, line["progress"]))
+        return LogState(
+            schema=self.schema,
+            seq=line["seq"],
+            segments=tuple(segments.values()),
+            num_nodes=line["nodes"],
+            watermark=line["watermark"],
+            files=files,
+            progress=_merge(self.progress, line["progress"]),
+            term=line.get("term", self.term),
+        )
 
     def checkpoint(self) -> dict[str, Any]:
         """The state as the first line of a journal file."""
-        return {"format": FORMAT, "checkpoint": self.seq, "schema": msgspec.to_builtins(self.schema),
-                "segments": [list(astuple(s)) for s in self.segments], "nodes": self.num_nodes,
-                "watermark": self.watermark, "files": {p: list(astuple(f)) for p, f in self.files.items()},
-                "progress": progress_fields(self.progress)}
+        return {
+            "format": FORMAT,
+            "checkpoint": self.seq,
+            "term": self.term,
+            "schema": msgspec.to_builtins(self.schema),
+            "sets": [{"name": name} for name in EDGE_SETS],
+            "segments": [s.entry() for s in self.segments],
+            "nodes": self.num_nodes,
+            "watermark": self.watermark,
+            "files": {p: list(astuple(f)) for p, f in self.files.items()},
+            "progress": progress_fields(self.progress),
+        }
 
     @classmethod
     def restored(cls, line: dict[str, Any]) -> "LogState":
-        """The state of a checkpoint line."""
-        if line.get("format") != FORMAT:
-            raise JournalError(f"The journal has format {line.get('format')}, this streamd reads {FORMAT}.",
-                               "use the streamd that wrote it.")
-        return cls(Schema(**line["schema"]), line["checkpoint"], tuple(SegmentState(*s) for s in line["segments"]),
-                   line["nodes"], line["watermark"], {p: FileState(*f) for p, f in line["files"].items()},
-                   _merge(Progress(), line["progress"]))
+        """The state of a checkpoint line. Raises: JournalError."""
+        if line.get("format") not in READABLE:
+            raise JournalError(f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.", OTHER)
+        sets = tuple(s["name"] for s in line["sets"]) if "sets" in line else EDGE_SETS
+        if sets != EDGE_SETS:
+            raise JournalError(f"The log has edge sets {', '.join(sets)}; this streamd knows {EDGE_SETS[0]} only.", OTHER)
+        return cls(
+            schema=Schema(**line["schema"]),
+            seq=line["checkpoint"],
+            segments=tuple(SegmentState.restored(s) for s in line["segments"]),
+            num_nodes=line["nodes"],
+            watermark=line["watermark"],
+            files={p: FileState(*f) for p, f in line["files"].items()},
+            progress=_merge(Progress(), line["progress"]),
+            term=line.get("term", 0),
+        )
 
 
 def progress_fields(progress: Progress) -> dict[str, Any]:

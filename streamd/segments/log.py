@@ -189,10 +189,10 @@ class LogWriter:
             self.newest_us = int(batch.time_E[-1])
 
     def _line(self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False) -> None:
-        line = {"seq": self.state.seq + 1, "rows": 0, "nodes": self.state.num_nodes, "watermark": self.state.watermark,
-                "files": [], "progress": changed_progress(self.state.progress, self.state.progress),
-                "segments": [[s.first_edge, s.num_edges, s.num_labels, s.capacity, s.revision] for s in segments],
-                **fields}
+        line = {"seq": self.state.seq + 1, "term": self.state.term, "rows": 0, "nodes": self.state.num_nodes,
+                "watermark": self.state.watermark, "files": [],
+                "progress": changed_progress(self.state.progress, self.state.progress),
+                "segments": [s.entry() for s in segments], **fields}
         # Step 3: the line; from here on the commit stands.
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)

@@ -14,16 +14,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamd.errors import CorruptionError, VersionError
+from streamd.events import EDGE_SETS
 from streamd.models import Memory
 from streamd.segments.journal import LogState
 from streamd.storage import remove_scratch, write_folder_durably
-from streamd.tensors import file_checksum
+from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
 from streamd.training.replay import Recorded
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
-FORMAT = 2
-"""It rises when an older streamd could no longer read a checkpoint rightly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +48,7 @@ class Cursor:
     build: dict[str, Any] = field(default_factory=dict)
     replay: dict[str, Any] = field(default_factory=dict)
     tail: list[int] = field(default_factory=list)
+    sets: tuple[str, ...] = EDGE_SETS
     format: int = FORMAT
     checksum: str = ""
 
@@ -102,6 +102,12 @@ def read_cursor(folder: Path) -> Cursor | None:
         raise VersionError(
             f"The trainer's checkpoint {path} has format {cursor.format}, "
             f"this streamd reads up to {FORMAT}.",
+            "use the streamd that wrote it.",
+        )
+    if cursor.sets != EDGE_SETS:
+        raise VersionError(
+            f"The trainer's checkpoint {path} is of edge sets {', '.join(cursor.sets)}; "
+            f"this streamd knows {EDGE_SETS[0]} only.",
             "use the streamd that wrote it.",
         )
     if cursor.checksum not in ("", checksum):
