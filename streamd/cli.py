@@ -1,4 +1,5 @@
-"""The command line. Each command gathers its parts and prints; a wrong setting is one line and exit status 2."""
+"""The command line. Each command gathers its parts and prints; a wrong setting is one line and exit
+status 2."""
 
 import sys
 from pathlib import Path
@@ -14,23 +15,35 @@ from streamd.errors import SettingsError, StreamdError, VersionError
 from streamd.settings import Settings, effective, load_settings
 from streamd.telemetry.progress import ProgressLine
 
-app = typer.Typer(help="A streaming online-learning daemon for temporal graphs.", no_args_is_help=True,
-                  add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="A streaming online-learning daemon for temporal graphs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
 app.add_typer(tguf_app, name="tguf")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 app.add_typer(letters_app, name="deadletter")
-models_app = typer.Typer(help="Model versions: list, show, promote, rollback.", no_args_is_help=True)
+models_app = typer.Typer(
+    help="Model versions: list, show, promote, rollback.", no_args_is_help=True
+)
 app.add_typer(models_app, name="models")
 out = Console()
 err = Console(stderr=True)
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")]
-DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
+]
 
 SrcOption = Annotated[str, typer.Option(help="Column of the source.")]
 DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
-TimeOption = Annotated[str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")]
+TimeOption = Annotated[
+    str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")
+]
 FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
 
 
@@ -41,9 +54,14 @@ def _settings(config: Path | None, data_dir: Path | None) -> Settings:
 
 @app.command()
 def run(
-    config: ConfigOption = None, data_dir: DataOption = None,
-    role: Annotated[str | None, typer.Option(help="Run only ingest, train or serve, in this process.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")] = None
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+    role: Annotated[
+        str | None, typer.Option(help="Run only ingest, train or serve, in this process.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
+    ] = None,
 ) -> None:
     """Run the daemon: ingest, train and serve, until a signal."""
     from streamd.daemon import Supervisor, run_role
@@ -67,11 +85,17 @@ def run(
 def demo(
     stream: Annotated[str, typer.Option(help="wikipedia or taxi.")] = "wikipedia",
     speed: Annotated[str, typer.Option(help='Event-time hours per second, or "max".')] = "1",
-    exit_: Annotated[bool, typer.Option("--exit", help="End after the stream with a table of scores.")] = False,
+    exit_: Annotated[
+        bool, typer.Option("--exit", help="End after the stream with a table of scores.")
+    ] = False,
     days: Annotated[int | None, typer.Option(min=1, help="Play only the first days.")] = None,
-    bootstrap_servers: Annotated[str | None, typer.Option(help="A Kafka broker to use instead of starting one.")] = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help="A Kafka broker to use instead of starting one.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the server, 0 for a free one.")] = 8000,
-    data_dir: Annotated[Path | None, typer.Option(help="Where to keep the data; a new temporary folder otherwise.")] = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where to keep the data; a new temporary folder otherwise.")
+    ] = None,
 ) -> None:
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
@@ -81,11 +105,20 @@ def demo(
 
 @app.command()
 def produce(
-    file: Annotated[Path, typer.Argument(help="A .csv, .ndjson, .jsonl (also .gz) or .parquet file.")],
-    topic: Annotated[str | None, typer.Option(help="Topic; the first of kafka.topics otherwise.")] = None,
-    speed: Annotated[float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")] = 0,
-    src: SrcOption = "src", dst: DstOption = "dst", time: TimeOption = "time", features: FeaturesOption = "",
-    config: ConfigOption = None
+    file: Annotated[
+        Path, typer.Argument(help="A .csv, .ndjson, .jsonl (also .gz) or .parquet file.")
+    ],
+    topic: Annotated[
+        str | None, typer.Option(help="Topic; the first of kafka.topics otherwise.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")
+    ] = 0,
+    src: SrcOption = "src",
+    dst: DstOption = "dst",
+    time: TimeOption = "time",
+    features: FeaturesOption = "",
+    config: ConfigOption = None,
 ) -> None:
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
@@ -95,34 +128,57 @@ def produce(
     settings = _settings(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     unit = settings.stream.time_unit
-    events = read_events(file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock()))
+    events = read_events(
+        file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock())
+    )
     target = topic or settings.kafka.topics[0]
     with ProgressLine(err, f"to {target}") as line:
         total = count_rows(file)
-        sent = send_events(settings.kafka, target, events, unit, speed,
-                           lambda done: line.at(done, total))
+        sent = send_events(
+            settings.kafka, target, events, unit, speed, lambda done: line.at(done, total)
+        )
     out.print(f"{sent:,} events acknowledged by {target}")
 
 
 @app.command()
 def backtest(
-    file: Annotated[Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report with plots here.")] = None,
-    initial: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")] = 0.3,
-    initial_epochs: Annotated[int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")] = 0,
-    stale: Annotated[str, typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".')] = "",
-    from_cut: Annotated[bool, typer.Option(help="Begin a window with the first event reported on.")] = False,
-    src: SrcOption = "src", dst: DstOption = "dst", time: TimeOption = "time", features: FeaturesOption = "",
-    config: ConfigOption = None, data_dir: DataOption = None
+    file: Annotated[
+        Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report with plots here.")
+    ] = None,
+    initial: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")
+    ] = 0.3,
+    initial_epochs: Annotated[
+        int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")
+    ] = 0,
+    stale: Annotated[
+        str,
+        typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".'),
+    ] = "",
+    from_cut: Annotated[
+        bool, typer.Option(help="Begin a window with the first event reported on.")
+    ] = False,
+    src: SrcOption = "src",
+    dst: DstOption = "dst",
+    time: TimeOption = "time",
+    features: FeaturesOption = "",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
-    """Play a recorded log or file through scoring and learning, beside nightly and frozen models and plain rules."""
+    """Play a recorded log or file through scoring and learning, beside nightly and frozen models
+    and plain rules."""
     from streamd.evaluation.backtest import Plan
     from streamd.exchange.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
 
     settings = _settings(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
-    plan = Plan(initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut)
+    plan = Plan(
+        initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
+    )
     _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         table = backtest_file(settings, file, columns, plan, report, line.of)
@@ -133,19 +189,30 @@ def backtest(
 
 @app.command()
 def train(
-    static: Annotated[bool, typer.Option("--static", help="The log as a static graph; there is no other way.")] = False,
-    model: Annotated[str | None, typer.Option(help="sage, gat or gcn; model.name otherwise.")] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="The log as a static graph; there is no other way.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="sage, gat or gcn; model.name otherwise.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training edges.")] = 10,
-    folder: Annotated[Path | None, typer.Option("--out", help="A new folder for the best weights.")] = None,
-    config: ConfigOption = None, data_dir: DataOption = None
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A new folder for the best weights.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Train GraphSAGE, GAT or GCN on the log as a static graph, beside whatever runs on it."""
     if not static:
-        raise SettingsError("streamd train needs --static.", "the live model is learned by `streamd run`.")
+        raise SettingsError(
+            "streamd train needs --static.", "the live model is learned by `streamd run`."
+        )
     from streamd.maintenance import train_static
 
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[0]
+    settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[
+        0
+    ]
     _make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
         for said in train_static(settings, epochs, folder, line.of):
@@ -154,7 +221,8 @@ def train(
 
 @app.command()
 def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check every committed byte of the log, and all versions and stored state, against their checksums."""
+    """Check every committed byte of the log, and all versions and stored state, against their
+    checksums."""
     from streamd.maintenance import damage_beside_the_log
     from streamd.segments.verify import verify_log
 
@@ -167,16 +235,23 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
         beside = list(damage_beside_the_log(settings))
     for said in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *beside):
         err.print(f"damaged: {said}", markup=False, soft_wrap=True)
-    out.print(f"{commits:,} commits checked, {len(damage)} damaged; {len(beside)} damaged beside the log")
+    out.print(
+        f"{commits:,} commits checked, {len(damage)} damaged; {len(beside)} damaged beside the log"
+    )
     raise typer.Exit(1 if damage or beside else 0)
 
 
 @app.command()
 def compact(
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the roles that still hold deleted events.")] = 60,
-    config: ConfigOption = None, data_dir: DataOption = None
+    wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait for the roles that still hold deleted events."),
+    ] = 60,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
-    """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local dead letters."""
+    """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local
+    dead letters."""
     from streamd.maintenance import compact_log
 
     settings = _settings(config, data_dir)
@@ -203,7 +278,9 @@ def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> 
 
 
 @tguf_app.command("verify")
-def tguf_verify(file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")]) -> None:
+def tguf_verify(
+    file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")],
+) -> None:
     """Check a file's header and every row, and a segment of a log against its checksums."""
     from streamd.segments.tguf import open_tguf
     from streamd.segments.verify import data_dir_of, verify_log
@@ -216,21 +293,36 @@ def tguf_verify(file: Annotated[Path, typer.Argument(help="A TGUF file, such as 
     for d in damage:
         err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
     held = "checksums of its journal" if data_dir else "no journal beside it"
-    out.print(f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged")
+    out.print(
+        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged"
+    )
     raise typer.Exit(1 if damage else 0)
 
 
 @tguf_app.command("export")
 def tguf_export(
     file: Annotated[Path, typer.Argument(help="The TGUF file to write.")],
-    start: Annotated[str | None, typer.Option(help="First event time, ISO 8601; the log's first otherwise.")] = None,
-    end: Annotated[str | None, typer.Option(help="Event time to end before, ISO 8601; all otherwise.")] = None,
-    val_share: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the edges for validation.")] = 0.15,
-    test_share: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the edges for the test, the last.")] = 0.15,
-    negatives: Annotated[int, typer.Option(min=0, help="Wrong destinations drawn per validation and test edge.")] = 0,
+    start: Annotated[
+        str | None, typer.Option(help="First event time, ISO 8601; the log's first otherwise.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option(help="Event time to end before, ISO 8601; all otherwise.")
+    ] = None,
+    val_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the edges for validation.")
+    ] = 0.15,
+    test_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the edges for the test, the last.")
+    ] = 0.15,
+    negatives: Annotated[
+        int, typer.Option(min=0, help="Wrong destinations drawn per validation and test edge.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the negatives.")] = 0,
-    keys: Annotated[Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")] = None,
-    config: ConfigOption = None, data_dir: DataOption = None
+    keys: Annotated[
+        Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
     from streamd.clock import parse_time_us
@@ -244,45 +336,73 @@ def tguf_export(
         val_share=val_share,
         test_share=test_share,
         negatives=negatives,
-        seed=seed)
+        seed=seed,
+    )
     with ProgressLine(err, f"to {file}", "edges") as line:
         # Each edge is read twice.
         done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
     if keys is not None:
         write_keys(log, keys)
-    out.print(f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
-              f"test from row {done.test_start:,}", soft_wrap=True)
+    out.print(
+        f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
+        f"test from row {done.test_start:,}",
+        soft_wrap=True,
+    )
 
 
 @tguf_app.command("import")
 def tguf_import(
-    file: Annotated[Path, typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time.")],
-    time_unit: Annotated[str | None, typer.Option(
-        help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. TGUF has microseconds.")] = None,
-    src: SrcOption = "src", dst: DstOption = "dst",
-    time: Annotated[str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")] = "time",
+    file: Annotated[
+        Path,
+        typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time."),
+    ],
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. TGUF has microseconds."
+        ),
+    ] = None,
+    src: SrcOption = "src",
+    dst: DstOption = "dst",
+    time: Annotated[
+        str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
+    ] = "time",
     features: FeaturesOption = "",
-    config: ConfigOption = None, data_dir: DataOption = None
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
-    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer keys."""
+    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
+    keys."""
     from streamd.exchange.importing import import_file
     from streamd.exchange.tables import Columns
 
     if file.suffix == ".tguf" and time_unit not in (None, "us"):
-        raise SettingsError(f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.", "leave it out.")
+        raise SettingsError(
+            f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.",
+            "leave it out.",
+        )
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    settings = load_settings(config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit}))[0]
+    settings = load_settings(
+        config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
+    )[0]
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at)
-    out.print(f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}", soft_wrap=True, markup=False)
+    out.print(
+        f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 @letters_app.command("list")
 def deadletter_list(
-    reason: Annotated[list[str] | None, typer.Option(help="Only of this reason; may be given several times.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20, config: ConfigOption = None,
-    data_dir: DataOption = None
+    reason: Annotated[
+        list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Show the newest dead letters and how many there are of each reason."""
     from collections import Counter, deque
@@ -295,8 +415,16 @@ def deadletter_list(
         letter = found.letter
         if not reason or letter.reason in reason:
             counts[letter.reason] += 1
-            newest.append((f"{letter.topic}/{letter.partition}", f"{letter.offset}", f"{letter.index}", letter.reason,
-                           letter.error, letter.value[:80].decode(errors="backslashreplace")))
+            newest.append(
+                (
+                    f"{letter.topic}/{letter.partition}",
+                    f"{letter.offset}",
+                    f"{letter.index}",
+                    letter.reason,
+                    letter.error,
+                    letter.value[:80].decode(errors="backslashreplace"),
+                )
+            )
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
         table.add_row(*(Text(_printable(cell)) for cell in row))
@@ -307,19 +435,27 @@ def deadletter_list(
 
 @letters_app.command("replay")
 def deadletter_replay(
-    reason: Annotated[list[str] | None, typer.Option(help="Only of this reason; may be given several times.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
-    config: ConfigOption = None, data_dir: DataOption = None
+    reason: Annotated[
+        list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also those that were sent again before.")
+    ] = False,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
     from streamd.ingest.letterbox import replay
 
     settings = _settings(config, data_dir)
     done = replay(settings, reason or (), again)
-    out.print(f"{done.sent:,} sent, {done.before:,} were sent before, "
-              f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
-              f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
-              soft_wrap=True, markup=False)
+    out.print(
+        f"{done.sent:,} sent, {done.before:,} were sent before, "
+        f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
+        f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 @app.command(name="config")
@@ -350,8 +486,10 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 @app.command()
 def health(
     role: Annotated[str, typer.Option(help="The role to ask: ingest, train or serve.")] = "serve",
-    ready: Annotated[bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")] = False,
-    config: ConfigOption = None
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")
+    ] = False,
+    config: ConfigOption = None,
 ) -> None:
     """Ask a role on this machine whether it is well: exit status 0 or 1."""
     from streamd.health import ask_health
@@ -370,7 +508,13 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
     last = registry.journal.last()
     table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
     for m in read_manifests(registry):
-        mark = "champion" if last and m.name == last.champion else "shadow" if last and m.name == last.shadow else ""
+        mark = (
+            "champion"
+            if last and m.name == last.champion
+            else "shadow"
+            if last and m.name == last.shadow
+            else ""
+        )
         live = m.scores.get("live")
         mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
         table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", mrr, mark)
@@ -388,8 +532,10 @@ def models_show(name: str, config: ConfigOption = None, data_dir: DataOption = N
 
 @models_app.command("promote")
 def models_promote(
-    name: str, why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand", config: ConfigOption = None,
-    data_dir: DataOption = None
+    name: str,
+    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Make a version champion; the trainer goes on from its weights."""
     move = _registry(config, data_dir).promote(name, "operator", why)
@@ -398,8 +544,9 @@ def models_promote(
 
 @models_app.command("rollback")
 def models_rollback(
-    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand", config: ConfigOption = None,
-    data_dir: DataOption = None
+    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
     """Make the version before the champion champion again; the trainer goes on from its weights."""
     move = _registry(config, data_dir).rollback("operator", why)
@@ -430,7 +577,8 @@ def _make_kernels_ready() -> None:
 
 
 def _printable(text: str) -> str:
-    """Text from outside with control characters and their like as escapes: a terminal would obey them."""
+    """Text from outside with control characters and their like as escapes: a terminal would obey
+    them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -442,7 +590,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -452,5 +602,7 @@ def main() -> None:
     try:
         app()
     except StreamdError as error:
-        err.print(f"streamd: {_printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
+        err.print(
+            f"streamd: {_printable(str(error))}", markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(2)

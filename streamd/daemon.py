@@ -1,4 +1,5 @@
-"""The process tree: a supervisor that imports neither torch nor numba, and the three roles as its children.
+"""The process tree: a supervisor that imports neither torch nor numba, and the three roles as its
+children.
 
 The only module that knows every room: each role's parts are put together here.
 """
@@ -19,7 +20,15 @@ from typing import TypeVar
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.errors import DataLossError, DeviceMemoryError, DiskError, KafkaError, LockedError, SettingsError, StreamdError
+from streamd.errors import (
+    DataLossError,
+    DeviceMemoryError,
+    DiskError,
+    KafkaError,
+    LockedError,
+    SettingsError,
+    StreamdError,
+)
 from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent, raise_file_limit
 from streamd.roles import LOCK, ROLES, make_folder, take_over
 from streamd.settings import Settings, as_environment, schema_of
@@ -39,26 +48,37 @@ MAX_FIRST_FAILURES = 3
 REFUSED = 2
 """Exit status of a role whose settings cannot be: the daemon ends with it."""
 ROLE_REFUSED = 3
-"""Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again, the others go on."""
+"""Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again,
+the others go on."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError)
 """Errors that may be over the next time."""
 SUPERVISED_BY = "SUPERVISED_BY"
 """Variable that tells a role the process id of its supervisor."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 
 
 def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Environment of a child: all settings, and thread counts set before anything imports torch."""
     threads = settings.training.threads if role == "train" else 1
     inherited = {k: v for k, v in environ.items() if not k.startswith("STREAMD_")}
-    return {**inherited, **as_environment(settings), **dict.fromkeys(THREAD_VARIABLES, str(threads))}
+    return {
+        **inherited,
+        **as_environment(settings),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+    }
 
 
 class Supervisor:
     """Starts the roles, restarts one that dies with growing pauses, and stops them together."""
 
     def __init__(self, settings: Settings, roles: tuple[str, ...] = ROLES) -> None:
-        self._settings, self._roles = settings, roles
+        self._settings = settings
+        self._roles = roles
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -69,8 +89,9 @@ class Supervisor:
         self._stop = threading.Event()
 
     def run(self) -> int:
-        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or never comes to run, or all refuse
-        their data. Raises: SettingsError where data_dir cannot be used."""
+        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or never
+        comes to run, or all refuse their data. Raises: SettingsError where data_dir cannot be
+        used."""
         make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -94,7 +115,9 @@ class Supervisor:
 
     def _start(self, role: str) -> None:
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
-        self._children[role] = subprocess.Popen([*PYTHON, "-m", "streamd", "run", "--role", role], env=env)
+        self._children[role] = subprocess.Popen(
+            [*PYTHON, "-m", "streamd", "run", "--role", role], env=env
+        )
         self._started[role] = time.monotonic()
         log.info("role_started", child=role, pid=self._children[role].pid)
 
@@ -117,15 +140,25 @@ class Supervisor:
             if status == ROLE_REFUSED:
                 self._refused.add(role)
                 del self._children[role]
-                log.error("role_refused", child=role, hint="see its message above", meaning="the other roles go on")
+                log.error(
+                    "role_refused",
+                    child=role,
+                    hint="see its message above",
+                    meaning="the other roles go on",
+                )
                 if self._refused.issuperset(self._roles):
                     return REFUSED
                 continue
             if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
                 self._beaten.add(role)
             if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
-                log.error("role_never_ran", child=role, status=status, attempts=MAX_FIRST_FAILURES,
-                          action="see its messages above; then start the daemon again")
+                log.error(
+                    "role_never_ran",
+                    child=role,
+                    status=status,
+                    attempts=MAX_FIRST_FAILURES,
+                    action="see its messages above; then start the daemon again",
+                )
                 return REFUSED
             if now - self._started[role] > STEADY_SECONDS:
                 self._failures[role] = 0
@@ -156,22 +189,27 @@ def make_data_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "it is not a directory" if path.exists() else error.strerror
-        raise SettingsError(f"data_dir {path} cannot be made: {why}.",
-                            "set data_dir to a directory that this user may write.") from None
+        raise SettingsError(
+            f"data_dir {path} cannot be made: {why}.",
+            "set data_dir to a directory that this user may write.",
+        ) from None
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise SettingsError(f"data_dir {path} cannot be written by user {os.getuid()}.",
-                            "give that user rights to it, or set data_dir to another.")
+        raise SettingsError(
+            f"data_dir {path} cannot be written by user {os.getuid()}.",
+            "give that user rights to it, or set data_dir to another.",
+        )
 
 
 def run_role(settings: Settings, role: str, name: str = "") -> int:
-    """Run one role in this process until a signal. name: under which it writes, its own where empty. Returns: exit
-    status."""
+    """Run one role in this process until a signal. name: under which it writes, its own where
+    empty. Returns: exit status."""
     name = name or role
     _die_with_parent()
     raise_file_limit()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, name)
     metrics.say_build()
-    stop, at_once = threading.Event(), threading.Event()
+    stop = threading.Event()
+    at_once = threading.Event()
 
     def on_signal(*_: object) -> None:
         (at_once if stop.is_set() else stop).set()
@@ -194,8 +232,12 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
         return ROLE_REFUSED
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        log.error("path_not_usable", path=str(error.filename), error=error.strerror,
-                  action="give this user rights to it, or move away what is in its place")
+        log.error(
+            "path_not_usable",
+            path=str(error.filename),
+            error=error.strerror,
+            action="give this user rights to it, or move away what is in its place",
+        )
         return 1
     return 0
 
@@ -207,7 +249,8 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     from streamd.segments.log import LogWriter
 
     beat = Heartbeat(settings.data_dir, "ingest")
-    schema, size = schema_of(settings), settings.ingest.segment_edges
+    schema = schema_of(settings)
+    size = settings.ingest.segment_edges
     writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
     if writer is None:
         return
@@ -215,7 +258,12 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
         keeper = Keeper(writer, settings.retention, letters.purge)
-        open_port(settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows)
+        open_port(
+            settings.telemetry.ingest_port,
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+        )
         collect_garbage_rarely()
         beat.touch("starting")
         beat.end_when_stalled()
@@ -235,7 +283,11 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
     if unused := unused_settings(settings.model):
-        log.warning("model_settings_unused", settings=unused, meaning=f"model.name {settings.model.name} does not use them")
+        log.warning(
+            "model_settings_unused",
+            settings=unused,
+            meaning=f"model.name {settings.model.name} does not use them",
+        )
     _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
     beat = Heartbeat(settings.data_dir, "train")
@@ -243,7 +295,12 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     if lock is None:
         return
     try:
-        open_port(settings.telemetry.train_port, settings.server.host, beat, ApiKeys(settings.server).allows)
+        open_port(
+            settings.telemetry.train_port,
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+        )
         while (reader := LogReader.open(settings.data_dir)) is None:
             beat.touch("waiting")
             if stop.wait(0.1):
@@ -253,9 +310,11 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         os.close(lock)
 
 
-def _once_unlocked(take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event) -> Held | None:
-    """What `take` returns, once the role of a killed supervisor has ended that holds its lock; None where told to stop
-    meanwhile. beat: says so, None where it is the other's."""
+def _once_unlocked(
+    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
+) -> Held | None:
+    """What `take` returns, once the role of a killed supervisor has ended that holds its lock; None
+    where told to stop meanwhile. beat: says so, None where it is the other's."""
     told = False
     while True:
         try:
@@ -270,8 +329,11 @@ def _once_unlocked(take: Callable[[], Held], beat: Heartbeat | None, stop: threa
             return None
 
 
-def _run_serve(settings: Settings, name: str, stop: threading.Event, at_once: threading.Event) -> None:
-    """at_once: a stop does not wait for `server.drain_seconds`. Raises: LockedError where a server of that name runs."""
+def _run_serve(
+    settings: Settings, name: str, stop: threading.Event, at_once: threading.Event
+) -> None:
+    """at_once: a stop does not wait for `server.drain_seconds`. Raises: LockedError where a server
+    of that name runs."""
     import uvicorn
 
     from streamd.gpu import choose_device
@@ -315,27 +377,34 @@ def _run_serve(settings: Settings, name: str, stop: threading.Event, at_once: th
 
     threading.Thread(target=end_with_stop, daemon=True).start()
     scheme = "https" if settings.server.tls_cert_file else "http"
-    log.info("server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}")
+    log.info(
+        "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
+    )
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
 
 
 def _lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Hold a server's name until this process ends. Under a supervisor it waits: the server of one that was killed may
-    still be ending. None where told to stop meanwhile. Raises: LockedError."""
+    """Hold a server's name until this process ends. Under a supervisor it waits: the server of one
+    that was killed may still be ending. None where told to stop meanwhile. Raises: LockedError."""
     from streamd.segments.recovery import lock_directory
 
     def take() -> int:
-        return lock_directory(make_folder(data_dir, name) / LOCK,
-                              "stop that process, or start this server with a --name of its own, such as serve-2.")
+        return lock_directory(
+            make_folder(data_dir, name) / LOCK,
+            "stop that process, or start this server with a --name of its own, such as serve-2.",
+        )
 
     return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on, answers wait 40 ms.
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on,
+    # answers wait 40 ms.
+    listening = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
@@ -343,8 +412,10 @@ def _listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         listening.close()
-        raise SettingsError(f"The server cannot listen on {host}:{port}: {error.strerror}.",
-                            "free the port or set server.port.") from None
+        raise SettingsError(
+            f"The server cannot listen on {host}:{port}: {error.strerror}.",
+            "free the port or set server.port.",
+        ) from None
 
 
 def _make_kernels_ready() -> None:
@@ -357,7 +428,9 @@ def _make_kernels_ready() -> None:
 
 
 def _fix_torch(threads: int) -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's products refuse to be deterministic
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # without it CUDA's products refuse to be deterministic
     import torch
 
     torch.set_num_threads(threads)
@@ -365,7 +438,8 @@ def _fix_torch(threads: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """End this process with its supervisor, also with one that was killed while this process started."""
+    """End this process with its supervisor, also with one that was killed while this process
+    started."""
     parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
     end_with_parent()
     if os.getppid() != parent:

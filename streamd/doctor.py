@@ -37,9 +37,19 @@ class Check:
 
 def examine(settings: Settings) -> Iterator[Check]:
     """Run all checks, yielding each as it is done."""
-    for name, look in (("broker", _broker), ("data directory", _data_directory), ("feature widths", _widths),
-                       ("clock", _clock), ("ports", _ports), ("file limit", _file_limit), ("crc32c", _crc32c),
-                       ("model", _model), ("device", _device), ("kernels", _kernels), ("roles", _roles)):
+    for name, look in (
+        ("broker", _broker),
+        ("data directory", _data_directory),
+        ("feature widths", _widths),
+        ("clock", _clock),
+        ("ports", _ports),
+        ("file limit", _file_limit),
+        ("crc32c", _crc32c),
+        ("model", _model),
+        ("device", _device),
+        ("kernels", _kernels),
+        ("roles", _roles),
+    ):
         yield _checked(name, look, settings)
 
 
@@ -57,14 +67,18 @@ def _broker(settings: Settings) -> str:
 
     topics, _ = _asked(settings)
     if topics.missing:
-        raise StreamdError("; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing))
-    stand_in = " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
+        raise StreamdError(
+            "; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing)
+        )
+    stand_in = (
+        " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
+    )
     return f"cluster {topics.cluster_id}{stand_in}, partitions {dict(Counter(tp.topic for tp in topics.partitions))}"
 
 
 def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
-    """What the broker says of our topics, and with `times` the newest timestamp of their records, microseconds; 0 where
-    there is none. Raises: KafkaError."""
+    """What the broker says of our topics, and with `times` the newest timestamp of their records,
+    microseconds; 0 where there is none. Raises: KafkaError."""
     from kafka.admin import OffsetSpec
     from kafka.errors import KafkaError as ClientError
 
@@ -75,9 +89,15 @@ def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
     try:
         topics = describe(admin, settings.kafka.topics)
         wanted = dict.fromkeys(topics.partitions if times else (), OffsetSpec.MAX_TIMESTAMP)
-        newest = [found.timestamp for found in admin.list_partition_offsets(wanted).values()] if wanted else []
+        newest = (
+            [found.timestamp for found in admin.list_partition_offsets(wanted).values()]
+            if wanted
+            else []
+        )
     except ClientError as error:
-        raise KafkaError(f"The broker does not describe its topics: {error}.", "check kafka.client.") from None
+        raise KafkaError(
+            f"The broker does not describe its topics: {error}.", "check kafka.client."
+        ) from None
     finally:
         admin.close()
     return topics, max([0, *newest]) * 1000
@@ -88,10 +108,14 @@ def _data_directory(settings: Settings) -> str:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise StreamdError(f"{folder} is no directory that this user may write.", "set data_dir to one.")
+        raise StreamdError(
+            f"{folder} is no directory that this user may write.", "set data_dir to one."
+        )
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        raise StreamdError(f"Only {free / 1e9:.1f} GB are free in {folder}.", "free space or set data_dir.")
+        raise StreamdError(
+            f"Only {free / 1e9:.1f} GB are free in {folder}.", "free space or set data_dir."
+        )
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         begun = time.perf_counter()
         for _ in range(10):
@@ -111,9 +135,11 @@ def _widths(settings: Settings) -> str:
         return f"{said}; there is no log yet"
     found = last_state(settings.data_dir, wanted).schema
     if found != wanted:
-        raise StreamdError(f"The log of {settings.data_dir} has {found}, the settings say {wanted}.",
-                           "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a "
-                           "new data_dir.")
+        raise StreamdError(
+            f"The log of {settings.data_dir} has {found}, the settings say {wanted}.",
+            "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a "
+            "new data_dir.",
+        )
     return f"{said}, as in the log"
 
 
@@ -124,8 +150,10 @@ def _clock(settings: Settings) -> str:
         return "nothing to compare it with: there is no record in Kafka and no event in the log"
     behind = newest_us / 1e6 - time.time()
     if behind > settings.ingest.max_ahead_seconds:
-        raise StreamdError(f"This machine's clock is {behind:,.0f} s behind {whose}.",
-                           "set it, or the clock of what produced that; ingest takes nothing so far ahead.")
+        raise StreamdError(
+            f"This machine's clock is {behind:,.0f} s behind {whose}.",
+            "set it, or the clock of what produced that; ingest takes nothing so far ahead.",
+        )
     return f"not behind {whose}, {max(0.0, -behind):,.0f} s ago"
 
 
@@ -145,9 +173,14 @@ def _newest(settings: Settings) -> tuple[int, str]:
 
 
 def _ports(settings: Settings) -> str:
-    host, own = settings.server.host, settings.telemetry
+    host = settings.server.host
+    own = settings.telemetry
     said = []
-    for role, port in (("serve", settings.server.port), ("ingest", own.ingest_port), ("train", own.train_port)):
+    for role, port in (
+        ("serve", settings.server.port),
+        ("ingest", own.ingest_port),
+        ("train", own.train_port),
+    ):
         if not port:
             continue
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
@@ -159,8 +192,10 @@ def _ports(settings: Settings) -> str:
             except OSError as error:
                 if not running:
                     name = "server.port" if role == "serve" else f"telemetry.{role}_port"
-                    raise StreamdError(f"{role} cannot listen on {host}:{port}: {error.strerror}.",
-                                       f"free the port or set {name}.") from None
+                    raise StreamdError(
+                        f"{role} cannot listen on {host}:{port}: {error.strerror}.",
+                        f"free the port or set {name}.",
+                    ) from None
                 said.append(f"{port} used by {' or '.join(running)}, which runs")
     return ", ".join(said)
 
@@ -174,7 +209,9 @@ def _file_limit(settings: Settings) -> str:
     wanted = settings.server.max_queue + segments + OTHER_FILES
     said = f"{soft} open files (hard limit {hard}), {wanted} may be needed"
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        raise StreamdError(f"{said}.", f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the service's unit.")
+        raise StreamdError(
+            f"{said}.", f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the service's unit."
+        )
     return said
 
 
@@ -208,8 +245,10 @@ def _device(settings: Settings) -> str:
     if not torch.cuda.is_available():
         return told + "no GPU"
     free, whole = torch.cuda.mem_get_info()
-    return (f"{told}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
-            f"graph {settings.gpu.placement}, {settings.gpu.cache_rows} feature rows cached")
+    return (
+        f"{told}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
+        f"graph {settings.gpu.placement}, {settings.gpu.cache_rows} feature rows cached"
+    )
 
 
 def _kernels(_: Settings) -> str:
@@ -221,7 +260,8 @@ def _roles(settings: Settings) -> str:
     """Those that ever wrote in the directory, which hold its log whether or not they run."""
     from streamd.segments.holds import read_holds
 
-    holds, beats = read_holds(settings.data_dir), {beat.name: beat for beat in read_beats(settings.data_dir)}
+    holds = read_holds(settings.data_dir)
+    beats = {beat.name: beat for beat in read_beats(settings.data_dir)}
     said = []
     for name in sorted({*holds, *beats}):
         beat = beats.get(name)
@@ -232,7 +272,8 @@ def _roles(settings: Settings) -> str:
 
 
 def warm_up() -> float:
-    """Compile all kernels, or load them where that was done before; one process at a time. Returns: seconds."""
+    """Compile all kernels, or load them where that was done before; one process at a time. Returns:
+    seconds."""
     from filelock import FileLock
 
     from streamd.graph.jit import CACHE, note_compiled
@@ -242,7 +283,9 @@ def warm_up() -> float:
         half = None
         if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
             # numba compiles on one core at a time: a second process does half of it.
-            half = subprocess.Popen([*PYTHON, "-c", "from streamd.doctor import warm_facts; warm_facts()"])
+            half = subprocess.Popen(
+                [*PYTHON, "-c", "from streamd.doctor import warm_facts; warm_facts()"]
+            )
         warm_graph()
         if half is not None:
             half.wait()
@@ -257,7 +300,9 @@ def warm_graph() -> None:
     from streamd.graph.sampler import Strategy
     from streamd.segments.columns import EdgeColumns
 
-    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+    src = np.array([0, 1])
+    dst = np.array([1, 2])
+    when = np.array([1, 2])
     columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
     graph = BlockGraph()
     graph.insert(src, dst)
@@ -272,7 +317,9 @@ def warm_graph() -> None:
 def warm_facts() -> None:
     from streamd.graph import PairFacts
 
-    src, dst, when = np.array([0, 1]), np.array([1, 2]), np.array([1, 2])
+    src = np.array([0, 1])
+    dst = np.array([1, 2])
+    when = np.array([1, 2])
     facts = PairFacts((1, 2, 3, 4, 5), 10)
     facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
     facts.rows(src, when, np.array([[1], [2]]))

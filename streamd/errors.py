@@ -23,14 +23,16 @@ Each message says what, where, and after "Operator action:" what to do. `docs/er
 
 
 class StreamdError(Exception):
-    """Root of all errors raised on purpose; the command line prints it as one line and exits with status 2."""
+    """Root of all errors raised on purpose; the command line prints it as one line and exits with
+    status 2."""
 
     def __init__(self, message: str, action: str = "") -> None:
         super().__init__(f"{message} Operator action: {action}" if action else message)
 
 
 class SettingsError(StreamdError):
-    """When a setting is unknown, of the wrong type, or contradicts another. The operator corrects the file or variable."""
+    """When a setting is unknown, of the wrong type, or contradicts another. The operator corrects
+    the file or variable."""
 
 
 class DataDirectoryError(StreamdError):
@@ -38,20 +40,23 @@ class DataDirectoryError(StreamdError):
 
 
 class LockedError(DataDirectoryError):
-    """When another process holds the directory. The operator stops it, names another directory, or gives a further server
-    another `--name`."""
+    """When another process holds the directory. The operator stops it, names another directory, or
+    gives a further server another `--name`."""
 
 
 class JournalError(DataDirectoryError):
-    """When the journal is damaged before its last line or belongs to other settings. The operator restores or renames."""
+    """When the journal is damaged before its last line or belongs to other settings. The operator
+    restores or renames."""
 
 
 class CorruptionError(DataDirectoryError):
-    """When committed bytes differ from their checksum. The operator restores the named file from a backup."""
+    """When committed bytes differ from their checksum. The operator restores the named file from a
+    backup."""
 
 
 class DiskError(DataDirectoryError):
-    """When a write or sync of the log failed. The operator frees space; ingest starts again from the last commit."""
+    """When a write or sync of the log failed. The operator frees space; ingest starts again from
+    the last commit."""
 
 
 class TGUFError(StreamdError):
@@ -63,22 +68,26 @@ class CapacityError(StreamdError):
 
 
 class OffloadedError(StreamdError):
-    """When a query of the graph needs events that were offloaded and nothing reads them back. The caller gives the graph a
-    log to read from, or asks for less of the past."""
+    """When a query of the graph needs events that were offloaded and nothing reads them back. The
+    caller gives the graph a log to read from, or asks for less of the past."""
 
 
 class KafkaError(StreamdError):
-    """When the broker cannot be used as configured. The operator checks address, credentials and topics."""
+    """When the broker cannot be used as configured. The operator checks address, credentials and
+    topics."""
 
 
 class DataLossError(KafkaError):
-    """When Kafka lost what the log needs next. The operator decides whether to start a new log or restore the topic."""
+    """When Kafka lost what the log needs next. The operator decides whether to start a new log or
+    restore the topic."""
 
 
 class BadEvent(StreamdError):
-    """When one event does not fit the stream; it becomes a dead letter with this reason. The producer is corrected.
+    """When one event does not fit the stream; it becomes a dead letter with this reason. The
+    producer is corrected.
 
-    reason: one of `streamd.ingest.deadletter.REASONS`, a bounded set that metrics may use as a label.
+    reason: one of `streamd.ingest.deadletter.REASONS`, a bounded set that metrics may use as a
+    label.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -87,16 +96,20 @@ class BadEvent(StreamdError):
 
 
 class VersionError(StreamdError):
-    """When a model version is unknown, half written or does not fit. The operator picks one of `streamd models list`."""
+    """When a model version is unknown, half written or does not fit. The operator picks one of
+    `streamd models list`."""
 
 
 class DeviceError(StreamdError):
-    """When the device asked for is absent or unsupported. The operator sets `device: cpu` or installs what is missing."""
+    """When the device asked for is absent or unsupported. The operator sets `device: cpu` or
+    installs what is missing."""
 
 
 class DeviceMemoryError(DeviceError):
-    """When the GPU lacks memory for what must be on it. The operator moves something off it; the role starts again."""
+    """When the GPU lacks memory for what must be on it. The operator moves something off it; the
+    role starts again."""
 
 
 class DemoError(StreamdError):
-    """When the demo cannot start or did not reach its end as promised. The operator reads the log it names."""
+    """When the demo cannot start or did not reach its end as promised. The operator reads the log
+    it names."""

@@ -14,18 +14,31 @@ MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 MAX_TIME_US = 2**62
 """Later times are refused, so that sums of two times stay inside int64."""
 
-EDGE, NODE, LABEL, DELETE = 0, 1, 2, 3
+EDGE = 0
+NODE = 1
+LABEL = 2
+DELETE = 3
 
 
 EDGE_SETS = ("default",)
 """Names of the edge sets of a log, each at its number."""
-DELETION = np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("src", "<i8"), ("dst", "<i8"), ("time", "<i8")])
-"""A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and event time in
-microseconds of edges, or the node `src` where `dst` is -1."""
+DELETION = np.dtype(
+    [
+        ("seq", "<i8"),
+        ("row", "<i8"),
+        ("edge", "<i8"),
+        ("src", "<i8"),
+        ("dst", "<i8"),
+        ("time", "<i8"),
+    ]
+)
+"""A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and
+event time in microseconds of edges, or the node `src` where `dst` is -1."""
 
 
 class NodeDeletes(NamedTuple):
-    """Nodes deleted, in log order: int64[D] ids, and int64[D] the number of edges in the log before each delete."""
+    """Nodes deleted, in log order: int64[D] ids, and int64[D] the number of edges in the log before
+    each delete."""
 
     node: Int64
     edge: Int64
@@ -50,11 +63,12 @@ class Schema:
 
 @dataclass(frozen=True)
 class Position:
-    """Where to read on in one partition: event `index` of the record at `offset`, less those appended ahead of it.
+    """Where to read on in one partition: event `index` of the record at `offset`, less those
+    appended ahead of it.
 
-    ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending order.
-    epoch: the partition's leader epoch when it was read up to here, by which Kafka tells whether it lost what was read
-    (KIP-320); -1 where it is not known.
+    ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending
+    order. epoch: the partition's leader epoch when it was read up to here, by which Kafka tells
+    whether it lost what was read (KIP-320); -1 where it is not known.
     """
 
     offset: int
@@ -64,7 +78,8 @@ class Position:
 
 
 class Gap(NamedTuple):
-    """Offsets [first, end) that Kafka no longer had; end is -1 where another log took the place of the one read."""
+    """Offsets [first, end) that Kafka no longer had; end is -1 where another log took the place of
+    the one read."""
 
     topic: str
     partition: int
@@ -74,7 +89,8 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """What Kafka was and how far it was read: topic -> partition -> Position, with the ids that tell topics apart."""
+    """What Kafka was and how far it was read: topic -> partition -> Position, with the ids that
+    tell topics apart."""
 
     cluster_id: str = ""
     topic_ids: dict[str, str] = field(default_factory=dict)
@@ -83,14 +99,16 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventBatch:
-    """Columns of one commit, in log order; ids are dense. Shapes: E edges, L labels, F feature rows, K new keys.
+    """Columns of one commit, in log order; ids are dense. Shapes: E edges, L labels, F feature
+    rows, K new keys.
 
-    src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*: int64[L], float32[L, dim].
-    node_F: int64, node_row_F: int64 row of each feature update among all rows of the commit, node_edge_F: int64 number
-    of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first seen here, in id order
-    (None for a node that never has one).
-    late_*: edges that got the watermark as their time (index among this commit's edges) with the time they came with.
-    deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within the commit, as in node_edge_F.
+    src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*:
+    int64[L], float32[L, dim]. node_F: int64, node_row_F: int64 row of each feature update among all
+    rows of the commit, node_edge_F: int64 number of edges of this commit before it, node_values:
+    float32[F, dim]. new_keys: keys first seen here, in id order (None for a node that never has
+    one). late_*: edges that got the watermark as their time (index among this commit's edges) with
+    the time they came with. deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within
+    the commit, as in node_edge_F.
     """
 
     src_E: Int64
@@ -132,4 +150,5 @@ def empty_batch(schema: Schema) -> EventBatch:
         node_F=none,
         node_row_F=none,
         node_edge_F=none,
-        node_values_F=np.zeros((0, schema.node_feature_dim), np.float32))
+        node_values_F=np.zeros((0, schema.node_feature_dim), np.float32),
+    )

@@ -1,4 +1,5 @@
-"""What `streamd health` asks: `/livez` or `/readyz` of a role on this machine, where its settings have it listen."""
+"""What `streamd health` asks: `/livez` or `/readyz` of a role on this machine, where its settings
+have it listen."""
 
 import http.client
 import json
@@ -20,8 +21,11 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     Returns: whether it answers 200, and what it said.
     Raises: SettingsError where there is nothing to ask under these settings.
     """
-    ports = {"ingest": settings.telemetry.ingest_port, "train": settings.telemetry.train_port,
-             "serve": settings.server.port}
+    ports = {
+        "ingest": settings.telemetry.ingest_port,
+        "train": settings.telemetry.train_port,
+        "serve": settings.server.port,
+    }
     if role not in ports:
         raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ports)}.")
     if path == "/readyz" and role != "serve":

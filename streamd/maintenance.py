@@ -41,7 +41,8 @@ def open_log(data_dir: Path) -> LogReader:
 
 
 def damage_beside_the_log(settings: Settings) -> Iterator[str]:
-    """What is wrong with versions, the trainer's checkpoint, and stored facts, memory and replay; a line each."""
+    """What is wrong with versions, the trainer's checkpoint, and stored facts, memory and replay; a
+    line each."""
     from streamd.registry import Registry
     from streamd.training.checkpoint import read_cursor
 
@@ -52,7 +53,14 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
         read_cursor(settings.data_dir / "train" / "checkpoints")
     except StreamdError as error:
         yield str(error)
-    for pattern in ("roles/*/facts/*", "roles/*/*", "train/facts/*", "serve/facts/*", "serve/*", "train/replay/*"):
+    for pattern in (
+        "roles/*/facts/*",
+        "roles/*/*",
+        "train/facts/*",
+        "serve/facts/*",
+        "serve/*",
+        "train/replay/*",
+    ):
         for path in sorted(settings.data_dir.glob(f"{pattern}.safetensors")):
             try:
                 unpack(path)
@@ -61,7 +69,8 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
 
 
 def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> tuple[bool, str]:
-    """Ask for compaction, and do it here where no ingest runs. Returns: whether all is gone, and what to tell the user."""
+    """Ask for compaction, and do it here where no ingest runs. Returns: whether all is gone, and
+    what to tell the user."""
     log = open_log(settings.data_dir)
     places = log.deletions.places
     if not len(places):
@@ -77,7 +86,10 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
         waiting = _waiting_for(settings.data_dir, wish)
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             line.leave()
-            return False, f"not all is gone yet: {waiting}; the wish stands, and ingest goes on with it"
+            return (
+                False,
+                f"not all is gone yet: {waiting}; the wish stands, and ingest goes on with it",
+            )
         _say_how_far(settings.data_dir, wish, line)
         time.sleep(POLL_SECONDS)
     return True, "compacted: what was deleted is gone from the log and from all that was learned"
@@ -90,9 +102,11 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
     except LockedError:
         return False
     try:
-        Keeper(writer, settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
-               make_dead_letters(settings).purge).compact(
-                   lambda done, total: line.of(REWRITING, done, total, "segments"))
+        Keeper(
+            writer,
+            settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
+            make_dead_letters(settings).purge,
+        ).compact(lambda done, total: line.of(REWRITING, done, total, "segments"))
     finally:
         writer.close()
     return True
@@ -120,8 +134,12 @@ def _say_how_far(data_dir: Path, wish: int, line: ProgressLine) -> None:
 
 
 def backtest_file(
-    settings: Settings, file: Path | None, columns: Columns, plan: "Plan", report: Path | None,
-    progress: Callable[[str, int, int, str], None]
+    settings: Settings,
+    file: Path | None,
+    columns: Columns,
+    plan: "Plan",
+    report: Path | None,
+    progress: Callable[[str, int, int, str], None],
 ) -> Table:
     """Backtest a file, or the log of data_dir where there is none.
 
@@ -137,15 +155,24 @@ def backtest_file(
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         if file is not None:
             settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
-            done = import_file(settings, file, columns,
-                               lambda done, of: progress(f"reading {file}", done, of, "events"))
+            done = import_file(
+                settings,
+                file,
+                columns,
+                lambda done, of: progress(f"reading {file}", done, of, "events"),
+            )
         result = backtest(settings, open_log(settings.data_dir), plan, progress)
     if result is None:
-        raise StreamdError("No window could be scored: there are too few events, or --initial leaves none.",
-                           "give more events, or a smaller --initial or windows.width_seconds.")
+        raise StreamdError(
+            "No window could be scored: there are too few events, or --initial leaves none.",
+            "give more events, or a smaller --initial or windows.width_seconds.",
+        )
     title = f"streamd backtest of {file or settings.data_dir}"
     if report is not None:
-        shown = {k: str(v) for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()}
+        shown = {
+            k: str(v)
+            for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()
+        }
         write_durably(report, write_report(result, title, shown).encode())
     caption = f"{result.num_events:,} events in {len(result.windows):,} windows, each scored before it was learned"
     table = Table(title=title, caption=f"{caption}; {done.times}" if done else caption)
@@ -157,7 +184,10 @@ def backtest_file(
 
 
 def train_static(
-    settings: Settings, epochs: int, folder: Path | None, progress: Callable[[str, int, int, str], None]
+    settings: Settings,
+    epochs: int,
+    folder: Path | None,
+    progress: Callable[[str, int, int, str], None],
 ) -> Iterator[str]:
     """Train on the log as a static graph. folder: takes the best weights, None for none.
 
@@ -169,8 +199,10 @@ def train_static(
         raise SettingsError(f"{folder} exists already.", "name a new folder.")
     torch.set_num_threads(settings.training.threads)
     training = StaticTraining(settings, open_log(settings.data_dir), progress)
-    yield (f"{training.settings.name}, {len(training.train):,} edges to learn, {len(training.valid):,} to validate, "
-           f"{len(training.test):,} to test")
+    yield (
+        f"{training.settings.name}, {len(training.train):,} edges to learn, {len(training.valid):,} to validate, "
+        f"{len(training.test):,} to test"
+    )
     for epoch in training.run(epochs):
         learned = f"loss {epoch.loss:.4f}, " if epoch.number else "untrained, "
         yield f"epoch {epoch.number}: {learned}validation MRR {epoch.valid['mrr']:.4f}, {epoch.seconds:.1f} s"
@@ -186,7 +218,9 @@ def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
     ages: list[int | None] = []
     for part in (p.strip() for p in text.split(",") if p.strip()):
         if part != "window" and not (part.isdigit() and int(part) <= chunk):
-            raise SettingsError(f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk ({chunk}), "
-                                "or window.")
+            raise SettingsError(
+                f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk ({chunk}), "
+                "or window."
+            )
         ages.append(None if part == "window" else int(part))
     return tuple(ages)

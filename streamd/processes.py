@@ -13,12 +13,14 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Ask Linux to send this process SIGTERM when its parent ends, however that ends; for children to call at start."""
+    """Ask Linux to send this process SIGTERM when its parent ends, however that ends; for children
+    to call at start."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files as it may allow itself: connections and the log's segments take one each."""
+    """Allow this process as many open files as it may allow itself: connections and the log's
+    segments take one each."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -30,7 +32,8 @@ def file_limit() -> int:
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look for cycles seldom: thousands of records a second hold none, and each search visits all of them.
+    """Let Python look for cycles seldom: thousands of records a second hold none, and each search
+    visits all of them.
 
     Measured: ingest of single events is a fifth faster.
     """

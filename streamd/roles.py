@@ -1,4 +1,5 @@
-"""What a role writes for itself lies under its own name, `DATA/roles/<name>/`: so two servers may share a directory."""
+"""What a role writes for itself lies under its own name, `DATA/roles/<name>/`: so two servers may
+share a directory."""
 
 import contextlib
 import re
@@ -11,8 +12,13 @@ ROLES = ("ingest", "train", "serve")
 COMPACT = "compact"
 """Under this name housekeeping says how far it is, whichever process does it."""
 FOLDER = "roles"
-HOLD, FACTS, MEMORY, HEARTBEAT, LOCK = "hold", "facts", "memory.safetensors", "heartbeat.json", "lock"
-OLD_HOLDS, OLD_HEARTBEATS = "holds", "run"
+HOLD = "hold"
+FACTS = "facts"
+MEMORY = "memory.safetensors"
+HEARTBEAT = "heartbeat.json"
+LOCK = "lock"
+OLD_HOLDS = "holds"
+OLD_HEARTBEATS = "run"
 """Where each role had a file beside the others' before it had a folder."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
@@ -34,26 +40,34 @@ def make_folder(data_dir: Path, name: str) -> Path:
 
 def names_in(data_dir: Path) -> list[str]:
     """Of all roles that ever wrote here, in order; what is called otherwise is a stranger's."""
-    return sorted(p.name for p in (data_dir / FOLDER).glob("*") if NAME.fullmatch(p.name) and p.is_dir())
+    return sorted(
+        p.name for p in (data_dir / FOLDER).glob("*") if NAME.fullmatch(p.name) and p.is_dir()
+    )
 
 
 def check_name(role: str, name: str) -> None:
     """Raises: SettingsError where a process of a role may not be called so."""
     if role != "serve":
-        raise SettingsError(f"The {role} role takes no --name: a directory has one of it.", "leave --name out.")
+        raise SettingsError(
+            f"The {role} role takes no --name: a directory has one of it.", "leave --name out."
+        )
     if not NAME.fullmatch(name):
-        raise SettingsError(f"{name!r} is no name for a server.",
-                            "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.")
+        raise SettingsError(
+            f"{name!r} is no name for a server.",
+            "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
+        )
     if name in ("ingest", "train", COMPACT):
-        raise SettingsError(f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2.")
+        raise SettingsError(
+            f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
+        )
 
 
 def take_over(data_dir: Path, name: str) -> None:
-    """Move what a role wrote before each had a folder; other names than the roles' did not write then. For the role to
-    call at its start.
+    """Move what a role wrote before each had a folder; other names than the roles' did not write
+    then. For the role to call at its start.
 
-    A kill leaves each file in one of both places. The hold goes last: until then the one in the old place, which every
-    reader of holds knows too, keeps the log behind what was moved.
+    A kill leaves each file in one of both places. The hold goes last: until then the one in the old
+    place, which every reader of holds knows too, keeps the log behind what was moved.
     """
     if name not in ROLES:
         return

@@ -1,4 +1,5 @@
-"""What durability rests on: the few system calls behind a seam that tests can fail, and files written whole."""
+"""What durability rests on: the few system calls behind a seam that tests can fail, and files
+written whole."""
 
 import contextlib
 import os
@@ -14,7 +15,8 @@ TAIL_BYTES = 8_192
 
 
 class Disk:
-    """The system calls of every durable write. Tests put one in its place that stops, tears, refuses or loses them."""
+    """The system calls of every durable write. Tests put one in its place that stops, tears,
+    refuses or loses them."""
 
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
@@ -28,7 +30,8 @@ class Disk:
         view = memoryview(data)
         while view:
             written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
+            view = view[written:]
+            offset = offset + written
 
     def truncate(self, fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, num_bytes)
@@ -67,7 +70,8 @@ DISK = Disk()
 
 
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file so that it is there whole or not at all, also after power loss. What fails leaves nothing behind."""
+    """Write a file so that it is there whole or not at all, also after power loss. What fails
+    leaves nothing behind."""
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
         _write(scratch, data, disk)
@@ -79,8 +83,8 @@ def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DISK) -> None:
-    """Write a folder of files that is there whole or not at all; there must be none of that name. What fails leaves
-    nothing behind."""
+    """Write a folder of files that is there whole or not at all; there must be none of that name.
+    What fails leaves nothing behind."""
     assert not path.exists(), f"{path} is there already"
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
@@ -97,7 +101,8 @@ def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DI
 
 
 def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
-    """Add a line to a file, in the place of one that a crash tore. Returns: the file's size behind it."""
+    """Add a line to a file, in the place of one that a crash tore. Returns: the file's size behind
+    it."""
     assert line.endswith(b"\n")
     new = not path.exists()
     fd = disk.open(path, os.O_RDWR | os.O_CREAT)
@@ -126,7 +131,8 @@ def _end_of_lines(fd: int) -> int:
 
 
 def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
-    """Remove what a killed process left half written in a folder. For its owner to call before it writes."""
+    """Remove what a killed process left half written in a folder. For its owner to call before it
+    writes."""
     for path in folder.glob(f".*{SCRATCH}"):
         if path.is_dir():
             disk.remove_folder(path)

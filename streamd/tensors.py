@@ -1,4 +1,5 @@
-"""Tensors in files of ours: safetensors with a format number and a checksum in its metadata. Nothing is unpickled."""
+"""Tensors in files of ours: safetensors with a format number and a checksum in its metadata.
+Nothing is unpickled."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from streamd.errors import CorruptionError
 from streamd.events import EDGE_SETS
 
 FORMAT = 3
-"""Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an older streamd could
-no longer read them rightly."""
+"""Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an
+older streamd could no longer read them rightly."""
 NAME = "streamd"
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -27,32 +28,51 @@ def pack(arrays: Arrays, **told: str) -> bytes:
     All metadata stand under one name: of several, safetensors shuffles the order.
     """
     held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    metadata = {"format": str(FORMAT), "sets": ",".join(EDGE_SETS), "crc32c": _checksum(held), **told}
+    metadata = {
+        "format": str(FORMAT),
+        "sets": ",".join(EDGE_SETS),
+        "crc32c": _checksum(held),
+        **told,
+    }
     return bytes(save(held, {NAME: msgspec.json.encode(metadata).decode()}))
 
 
 def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Arrays, which may be written to, and metadata of a file that `pack` made; one of an older release has none.
+    """Arrays, which may be written to, and metadata of a file that `pack` made; one of an older
+    release has none.
 
-    Raises: FileNotFoundError; CorruptionError where it is damaged, no file of ours, or of a newer format.
+    Raises: FileNotFoundError; CorruptionError where it is damaged, no file of ours, or of a newer
+    format.
     """
     try:
         with safe_open(path, "np") as file:
             found = file.metadata() or {}
-            told = msgspec.json.decode(found[NAME], type=dict[str, str]) if NAME in found else dict(found)
+            told = (
+                msgspec.json.decode(found[NAME], type=dict[str, str])
+                if NAME in found
+                else dict(found)
+            )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise
     except (SafetensorError, msgspec.DecodeError, OSError, ValueError, TypeError) as error:
-        raise CorruptionError(f"{path} is damaged: {error}.", "restore it from a backup, or remove it.") from None
+        raise CorruptionError(
+            f"{path} is damaged: {error}.", "restore it from a backup, or remove it."
+        ) from None
     if not told.get("format", "0").isdigit() or int(told.get("format", "0")) > FORMAT:
-        raise CorruptionError(f"{path} has format {told['format']}, this streamd reads up to {FORMAT}.",
-                              "use the streamd that wrote it.")
+        raise CorruptionError(
+            f"{path} has format {told['format']}, this streamd reads up to {FORMAT}.",
+            "use the streamd that wrote it.",
+        )
     if told.get("sets", EDGE_SETS[0]) != ",".join(EDGE_SETS):
-        raise CorruptionError(f"{path} is of edge sets {told['sets']}; this streamd knows {EDGE_SETS[0]} only.",
-                              "use the streamd that wrote it.")
+        raise CorruptionError(
+            f"{path} is of edge sets {told['sets']}; this streamd knows {EDGE_SETS[0]} only.",
+            "use the streamd that wrote it.",
+        )
     if "crc32c" in told and told["crc32c"] != _checksum(arrays):
-        raise CorruptionError(f"{path} differs from its checksum.", "restore it from a backup, or remove it.")
+        raise CorruptionError(
+            f"{path} differs from its checksum.", "restore it from a backup, or remove it."
+        )
     return arrays, told
 
 

@@ -51,17 +51,24 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
 
 class ApacheKafka:
-    """One or more nodes in KRaft mode on loopback. Owner: whoever made it; `close` ends the processes it started."""
+    """One or more nodes in KRaft mode on loopback. Owner: whoever made it; `close` ends the
+    processes it started."""
 
     client: dict[str, Any] = {}
 
     def __init__(self, home: Path, folder: Path, nodes: int = 1) -> None:
         """home: an unpacked Apache Kafka release; folder: data and logs, kept. Raises: DemoError."""
         if not list((home / "libs").glob("kafka_*.jar")):
-            raise DemoError(f"{home} has no libs/kafka_*.jar.", "set KAFKA_HOME to an unpacked Apache Kafka release.")
+            raise DemoError(
+                f"{home} has no libs/kafka_*.jar.",
+                "set KAFKA_HOME to an unpacked Apache Kafka release.",
+            )
         java = shutil.which("java")
         if java is None:
-            raise DemoError("Java is not installed, Apache Kafka needs it.", "install Java 17, or unset KAFKA_HOME.")
+            raise DemoError(
+                "Java is not installed, Apache Kafka needs it.",
+                "install Java 17, or unset KAFKA_HOME.",
+            )
         self._command = [java, "-Xms128m", "-Xmx512m", "-cp", f"{home}/libs/*"]
         self._folder = folder
         self._ports = [(free_port(), free_port()) for _ in range(nodes)]
@@ -85,14 +92,32 @@ class ApacheKafka:
         log4j = f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}"
         if not (here / "log" / "meta.properties").exists():
             formatted = subprocess.run(
-                [*self._command[:3], log4j, *self._command[3:], "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID,
-                 "-c", str(config)], capture_output=True, check=False)
+                [
+                    *self._command[:3],
+                    log4j,
+                    *self._command[3:],
+                    "kafka.tools.StorageTool",
+                    "format",
+                    "-t",
+                    CLUSTER_ID,
+                    "-c",
+                    str(config),
+                ],
+                capture_output=True,
+                check=False,
+            )
             if formatted.returncode:
-                raise DemoError(f"Kafka's storage cannot be formatted: {formatted.stderr.decode()[-300:]}")
+                raise DemoError(
+                    f"Kafka's storage cannot be formatted: {formatted.stderr.decode()[-300:]}"
+                )
         with (here / "server.log").open("wb") as output:
             self._processes[node] = subprocess.Popen(
-                [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)], stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_parent)
+                [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         if wait:
             self._wait(node)
 
@@ -121,8 +146,10 @@ class ApacheKafka:
         deadline = time.monotonic() + START_SECONDS
         while READY not in output.read_text(errors="replace"):
             if self._processes[node].poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"Apache Kafka did not start: {output.read_text(errors='replace')[-400:]}",
-                                f"read {output}.")
+                raise DemoError(
+                    f"Apache Kafka did not start: {output.read_text(errors='replace')[-400:]}",
+                    f"read {output}.",
+                )
             time.sleep(0.1)
 
     def _configure(self, node: int) -> None:
@@ -131,21 +158,33 @@ class ApacheKafka:
         port, controller = self._ports[node]
         voters = ",".join(f"{n + 1}@127.0.0.1:{c}" for n, (_, c) in enumerate(self._ports))
         nodes = len(self._ports)
-        replicas, in_sync = min(nodes, 3), 2 if nodes > 1 else 1
+        replicas = min(nodes, 3)
+        in_sync = 2 if nodes > 1 else 1
         settings = {
-            "process.roles": "broker,controller", "node.id": node + 1, "controller.quorum.voters": voters,
+            "process.roles": "broker,controller",
+            "node.id": node + 1,
+            "controller.quorum.voters": voters,
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "controller.listener.names": "CONTROLLER", "log.dirs": here / "log", "num.partitions": 4,
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": here / "log",
+            "num.partitions": 4,
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "default.replication.factor": replicas, "min.insync.replicas": in_sync,
-            "offsets.topic.replication.factor": replicas, "offsets.topic.num.partitions": 4,
-            "transaction.state.log.replication.factor": replicas, "transaction.state.log.min.isr": in_sync,
-            "transaction.state.log.num.partitions": 4, "share.coordinator.state.topic.replication.factor": replicas,
-            "share.coordinator.state.topic.min.isr": in_sync, "group.initial.rebalance.delay.ms": 0}
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "transaction.state.log.num.partitions": 4,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "group.initial.rebalance.delay.ms": 0,
+        }
         (here / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         (here / "log4j2.properties").write_text(
             "rootLogger.level=INFO\nrootLogger.appenderRef.out.ref=OUT\nappender.out.type=Console\n"
-            "appender.out.name=OUT\nappender.out.layout.type=PatternLayout\nappender.out.layout.pattern=[%d] %p %m (%c)%n\n")
+            "appender.out.name=OUT\nappender.out.layout.type=PatternLayout\nappender.out.layout.pattern=[%d] %p %m (%c)%n\n"
+        )
 
 
 class GivenBroker:

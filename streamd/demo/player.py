@@ -1,4 +1,5 @@
-"""The demo's producer: an event-time hour at a time, each acknowledged and in the log before the next is sent."""
+"""The demo's producer: an event-time hour at a time, each acknowledged and in the log before the
+next is sent."""
 
 import threading
 import time
@@ -34,11 +35,19 @@ class Player:
     """Owner of one producer and one reader, both used on its thread only."""
 
     def __init__(
-        self, stream: DemoStream, settings: Settings, hours_per_second: float, days: int | None,
-        windows_done: Callable[[], int]
+        self,
+        stream: DemoStream,
+        settings: Settings,
+        hours_per_second: float,
+        days: int | None,
+        windows_done: Callable[[], int],
     ) -> None:
-        """hours_per_second: 0 for as fast as the log takes it. windows_done: how many windows are learned by now."""
-        self._stream, self._settings, self._rate, self._days = stream, settings, hours_per_second, days
+        """hours_per_second: 0 for as fast as the log takes it. windows_done: how many windows are
+        learned by now."""
+        self._stream = stream
+        self._settings = settings
+        self._rate = hours_per_second
+        self._days = days
         self._windows_done = windows_done
         self._stop = threading.Event()
         self.status = PlayerStatus()
@@ -63,25 +72,37 @@ class Player:
     def _play(self) -> None:
         hours = list(self._stream.hours(self._days))
         self.status.total = sum(map(len, hours))
-        producer = make_producer(self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4")
+        producer = make_producer(
+            self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
+        )
         try:
             nodes = self._stream.nodes()
             self._send(producer, nodes)
-            log = self._wait("ingest has made the log", lambda: LogReader.open(self._settings.data_dir))
+            log = self._wait(
+                "ingest has made the log", lambda: LogReader.open(self._settings.data_dir)
+            )
             if log is None:
                 return
-            self._wait_for(log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes))
+            self._wait_for(
+                log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes)
+            )
             begun = time.monotonic()
             for number, batch in enumerate(hours):
                 if self._rate:
                     self._stop.wait(max(0.0, begun + number / self._rate - time.monotonic()))
-                while not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND:
+                while (
+                    not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND
+                ):
                     self._stop.wait(0.02)
                 if self._stop.is_set():
                     return
                 self._send(producer, batch)
                 self.status.sent += len(batch)
-                self._wait_for(log, f"{self.status.sent} events are in the log", lambda: log.num_edges >= self.status.sent)
+                self._wait_for(
+                    log,
+                    f"{self.status.sent} events are in the log",
+                    lambda: log.num_edges >= self.status.sent,
+                )
                 self.status.hours = number + 1
         finally:
             producer.close()
@@ -107,6 +128,9 @@ class Player:
             if (value := found()) is not None:
                 return value
             if time.monotonic() > deadline:
-                raise DemoError(f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.", "read daemon.log.")
+                raise DemoError(
+                    f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
+                    "read daemon.log.",
+                )
             time.sleep(0.002)
         return None

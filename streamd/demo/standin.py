@@ -1,7 +1,8 @@
-"""The stand-in for Kafka where none is at hand: librdkafka's mock cluster, embedded. All that is peculiar to it is here.
+"""The stand-in for Kafka where none is at hand: librdkafka's mock cluster, embedded. All that is
+peculiar to it is here.
 
-It makes topics on first use with 4 partitions, keeps 5 MiB a partition, forgets all on exit, and answers ApiVersions
-in a form kafka-python 3 cannot read, so clients are told its version.
+It makes topics on first use with 4 partitions, keeps 5 MiB a partition, forgets all on exit, and
+answers ApiVersions in a form kafka-python 3 cannot read, so clients are told its version.
 """
 
 import time
@@ -21,12 +22,18 @@ class StandIn:
         try:
             from confluent_kafka import Producer
         except ImportError:
-            raise DemoError("There is no broker: KAFKA_HOME is not set and confluent-kafka is not installed.",
-                            "pip install 'streamd[demo]', or name one with --bootstrap-servers.") from None
-        self._cluster = Producer({"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 2})
+            raise DemoError(
+                "There is no broker: KAFKA_HOME is not set and confluent-kafka is not installed.",
+                "pip install 'streamd[demo]', or name one with --bootstrap-servers.",
+            ) from None
+        self._cluster = Producer(
+            {"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 2}
+        )
         self.bootstrap_servers = self._find()
-        self.note = ("a stand-in for Kafka inside this process, for a first look only "
-                     "(set KAFKA_HOME or --bootstrap-servers for a real one)")
+        self.note = (
+            "a stand-in for Kafka inside this process, for a first look only "
+            "(set KAFKA_HOME or --bootstrap-servers for a real one)"
+        )
 
     def _find(self) -> str:
         deadline = time.monotonic() + 10

@@ -19,7 +19,8 @@ DAY = 86400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStream:
-    """A month of events. source_kind, target_kind: what node keys begin with. remark: what to expect of it."""
+    """A month of events. source_kind, target_kind: what node keys begin with. remark: what to
+    expect of it."""
 
     name: str
     title: str
@@ -30,7 +31,8 @@ class DemoStream:
     remark: str
 
     def hours(self, days: int | None) -> Iterator[list[Outgoing]]:
-        """Events in time order, one list per event-time hour that has any; at most the first `days` days."""
+        """Events in time order, one list per event-time hour that has any; at most the first `days`
+        days."""
         batch: list[Outgoing] = []
         hour = until = None
         for row in _rows(self.name):
@@ -78,18 +80,32 @@ STREAMS = {
         target_kind="page",
         edge_features=(),
         has_nodes=False,
-        remark="Live state is most of the gain here: users go on with the page they just edited."),
+        remark="Live state is most of the gain here: users go on with the page they just edited.",
+    ),
     "taxi": DemoStream(
         name="taxi",
         title="a month of New York green taxi trips: where will a trip from this zone end?",
         source_kind="zone",
         target_kind="zone",
         edge_features=(
-            "duration_s", "trip_distance", "passenger_count", "fare_amount", "extra", "mta_tax", "tolls_amount",
-            "improvement_surcharge", "congestion_surcharge", "ratecode_id", "trip_type", "vendor_id",
-            "store_and_fwd", "missing"),
+            "duration_s",
+            "trip_distance",
+            "passenger_count",
+            "fare_amount",
+            "extra",
+            "mta_tax",
+            "tolls_amount",
+            "improvement_surcharge",
+            "congestion_surcharge",
+            "ratecode_id",
+            "trip_type",
+            "vendor_id",
+            "store_and_fwd",
+            "missing",
+        ),
         has_nodes=True,
-        remark="Live gains little on this stream: zones change slowly, so a nightly model is nearly as good."),
+        remark="Live gains little on this stream: zones change slowly, so a nightly model is nearly as good.",
+    ),
 }
 
 

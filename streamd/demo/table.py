@@ -11,8 +11,14 @@ from streamd.evaluation.regimes import DAY_US, RegimeWindow, best_half_life
 from streamd.training.scores import Measures
 from streamd.windows.history import WindowRecord
 
-COLUMNS = {"live": "live", "nightly": "nightly", "nightly_live": "nightly weights,\nlive state",
-           "frozen": "frozen weights,\nlive state", "edgebank": "EdgeBank", "popularity": "popularity"}
+COLUMNS = {
+    "live": "live",
+    "nightly": "nightly",
+    "nightly_live": "nightly weights,\nlive state",
+    "frozen": "frozen weights,\nlive state",
+    "edgebank": "EdgeBank",
+    "popularity": "popularity",
+}
 
 
 class Part(NamedTuple):
@@ -33,9 +39,11 @@ class Row:
     means: dict[str, tuple[float, float | None]]
 
 
-def rows(records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int) -> list[Row]:
-    """One row per event-time day, then the total over the windows after the first 30% of the events, and over those of its
-    events whose destination was one before."""
+def rows(
+    records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int
+) -> list[Row]:
+    """One row per event-time day, then the total over the windows after the first 30% of the
+    events, and over those of its events whose destination was one before."""
     half_life = best_half_life(windows, int(0.2 * num_events), cut)
     twins = {w.window.first_edge: w for w in windows}
     days: dict[int, list[Part]] = {}
@@ -43,7 +51,11 @@ def rows(records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: 
         twin = twins.get(record.first_edge)
         if not record.num_scored or twin is None:
             continue
-        scores = {"live": record.scores["live"], "popularity": twin.scores[f"popularity_{half_life}"], **twin.scores}
+        scores = {
+            "live": record.scores["live"],
+            "popularity": twin.scores[f"popularity_{half_life}"],
+            **twin.scores,
+        }
         part = Part(record.first_edge, record.num_scored, record.num_known, scores)
         days.setdefault(record.start_us // DAY_US, []).append(part)
     first = min(days, default=0)
@@ -53,13 +65,23 @@ def rows(records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: 
         out.append(_row("after 30%", late))
     if known := [part for part in late if part.num_known]:
         weight = [part.num_known for part in known]
-        out.append(Row("known before", sum(weight), {r: (_mean(known, weight, r, "mrr_known"), None) for r in COLUMNS}))
+        out.append(
+            Row(
+                "known before",
+                sum(weight),
+                {r: (_mean(known, weight, r, "mrr_known"), None) for r in COLUMNS},
+            )
+        )
     return out
 
 
 def _row(label: str, parts: Sequence[Part]) -> Row:
     weight = [part.num_scored for part in parts]
-    return Row(label, sum(weight), {r: (_mean(parts, weight, r, "mrr"), _mean(parts, weight, r, "ap")) for r in COLUMNS})
+    return Row(
+        label,
+        sum(weight),
+        {r: (_mean(parts, weight, r, "mrr"), _mean(parts, weight, r, "ap")) for r in COLUMNS},
+    )
 
 
 def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: str) -> float:
@@ -68,8 +90,10 @@ def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: st
 
 def render(table_rows: Sequence[Row], title: str) -> Table:
     """The rows as a table, MRR / AP, the best MRR of each row in bold."""
-    caption = ("MRR / AP of every event before it was learned, against the same negatives; "
-               "last row: MRR where the destination was known before")
+    caption = (
+        "MRR / AP of every event before it was learned, against the same negatives; "
+        "last row: MRR where the destination was known before"
+    )
     table = Table(title=title, caption=caption)
     table.add_column("")
     table.add_column("events", justify="right")
@@ -90,5 +114,3 @@ def _cell(mrr: float, ap: float | None, bold: bool) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.3f}".removeprefix("0") if value < 1 else "1.00"
-
-

@@ -1,4 +1,5 @@
-"""What a user would have otherwise: twins of the live model, scored on the same negatives while the demo plays.
+"""What a user would have otherwise: twins of the live model, scored on the same negatives while the
+demo plays.
 
 They read the log as it grows, each window after it closed, in the demo's own process.
 """

@@ -149,11 +149,12 @@ def _run(
     windows: Sequence[Window],
     progress: Callable[[str, int, int, str], None],
 ) -> list[RegimeWindow]:
-    reading, learning = f"{title}, reading the first part", f"{title}, learning the first part"
+    reading = f"{title}, reading the first part"
+    learning = f"{title}, learning the first part"
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
     out: list[RegimeWindow] = []
     at_once = [w for w in windows if regimes.is_initial(w)]
-    for said, part in ((reading, at_once), (title, windows[len(at_once):])):
+    for said, part in ((reading, at_once), (title, windows[len(at_once) :])):
         for window in part:
             out.append(regimes.window(window) or _learned_at_once(window))
             first, end = part[0].first_edge, part[-1].end_edge

@@ -67,7 +67,9 @@ class Regimes:
         for so many epochs, by one model that all begin as; its first twentieth only fills the
         state. stale_events: how many events old facts are; None: a window.
         """
-        self._settings, self._cut, self._epochs = settings, cut, initial_epochs
+        self._settings = settings
+        self._cut = cut
+        self._epochs = initial_epochs
         self._first = log.first_edge
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
@@ -78,8 +80,13 @@ class Regimes:
             self._moving.sight = StaleSight(fresh, self._moving.live, stale_events)
         self._standing = Recorder(settings, log) if "nightly" in names else None
         hours = max(1, DAY_US // self._width_us)
-        daily = settings.model_copy(update={"training": settings.training.model_copy(
-            update={"replay_events": settings.training.replay_events * hours})})
+        daily = settings.model_copy(
+            update={
+                "training": settings.training.model_copy(
+                    update={"replay_events": settings.training.replay_events * hours}
+                )
+            }
+        )
         self._learners = {
             name: Learner(own, log, ReplayStore.of(own))
             for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
@@ -162,9 +169,11 @@ class Regimes:
                 self._learn(name, self._day_edge)
                 self._learners[name].begin()
         if self._day is not None and self._standing is not None:
-            self._learners["nightly"].memory_step, self._nightly_stands = standing_still, True
+            self._learners["nightly"].memory_step = standing_still
+            self._nightly_stands = True
             self._standing.rebuild(window.first_edge)
-        self._day, self._day_edge = day, window.first_edge
+        self._day = day
+        self._day_edge = window.first_edge
 
     def _learn(self, name: str, edge: int) -> None:
         begun = time.perf_counter()
@@ -183,7 +192,8 @@ class Regimes:
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:
     return {"edgebank": edgebank_scores(facts_ECF), RULE: rule_scores(facts_ECF)} | {
-        f"popularity_{h}": facts_ECF[..., LOG_SHARES][..., h] for h in range(NUM_HALF_LIVES)}
+        f"popularity_{h}": facts_ECF[..., LOG_SHARES][..., h] for h in range(NUM_HALF_LIVES)
+    }
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:

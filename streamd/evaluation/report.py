@@ -9,7 +9,10 @@ import numpy as np
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280", "#0891b2")
-WIDTH, HEIGHT, LEFT, TOP = 860, 280, 56, 12
+WIDTH = 860
+HEIGHT = 280
+LEFT = 56
+TOP = 12
 MAX_POINTS = 120
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
@@ -105,8 +108,10 @@ def _plot(
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 40}" role="img">']
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = TOP + HEIGHT * (1 - share)
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}" stroke="#8884"/>'
-                   f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>')
+        out.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}" stroke="#8884"/>'
+            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>'
+        )
     for at in sorted({0, len(xs) // 2, len(xs) - 1}) if labels is None else range(len(labels)):
         said = (
             labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")

@@ -21,7 +21,9 @@ class StaleSight:
 
     def __init__(self, fresh: FreshSight, live: LiveGraph, every: int | None) -> None:
         """every: events; None: a window."""
-        self._fresh, self._live, self._every = fresh, live, every
+        self._fresh = fresh
+        self._live = live
+        self._every = every
 
     def pool_of(self, window: Window) -> Pool:
         return self._fresh.pool_of(window)
@@ -57,7 +59,8 @@ class StandingSight:
 
     def __init__(self, live: LiveGraph, pool: Pool) -> None:
         """pool: what the window's negatives are drawn from, by a recorder that moves."""
-        self._live, self._pool = live, pool
+        self._live = live
+        self._pool = pool
 
     def pool_of(self, window: Window) -> Pool:
         return self._pool
@@ -79,6 +82,5 @@ class StandingSight:
 def standing_still(
     model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
 ) -> Iterator[Tensor]:
-    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's.
-    """
+    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's."""
     yield model.updated(memory)

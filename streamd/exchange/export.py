@@ -1,4 +1,5 @@
-"""A range of the log as one TGUF file that other tools can train on: no deleted rows, splits and negatives included."""
+"""A range of the log as one TGUF file that other tools can train on: no deleted rows, splits and
+negatives included."""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -18,9 +19,11 @@ CHUNK_EDGES = 262_144
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What goes into the file. Times in microseconds, half open; shares of the edges, the last ones test.
+    """What goes into the file. Times in microseconds, half open; shares of the edges, the last ones
+    test.
 
-    negatives: wrong destinations drawn for each validation and test edge (each edge, without splits), never the true one.
+    negatives: wrong destinations drawn for each validation and test edge (each edge, without
+    splits), never the true one.
     """
 
     start_us: int = 0
@@ -43,20 +46,30 @@ class Exported:
 
 
 def export_range(
-    log: LogReader, path: Path, options: ExportOptions, progress: Callable[[int, int], None] = lambda done, of: None
+    log: LogReader,
+    path: Path,
+    options: ExportOptions,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
-    """Write the edges, labels and node features of a range of event time. progress: told (edges looked at, in all).
+    """Write the edges, labels and node features of a range of event time. progress: told (edges
+    looked at, in all).
 
-    Raises: StreamdError where the range holds nothing, or the file exists; what was written is removed then.
+    Raises: StreamdError where the range holds nothing, or the file exists; what was written is
+    removed then.
     """
     schema = log.state.schema
     first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
     counts, pool = _survey(log, first, end, progress)
     kept = int(counts.sum())
     if not kept:
-        raise StreamdError("The log has no edge in that range of time.", "look at its times with `streamd tguf inspect`.")
+        raise StreamdError(
+            "The log has no edge in that range of time.",
+            "look at its times with `streamd tguf inspect`.",
+        )
     if options.negatives and len(pool) < 2:
-        raise StreamdError("Negatives need at least two destinations.", "export a longer range, or none.")
+        raise StreamdError(
+            "Negatives need at least two destinations.", "export a longer range, or none."
+        )
     labels = _labels(log, options)
     features = _node_features(log, end)
     val_start, test_start = _splits(log, first, end, counts, options)
@@ -71,7 +84,8 @@ def export_range(
         val_start=val_start,
         test_start=test_start,
         negatives_per_edge=options.negatives,
-        negatives_start=start if options.negatives else 0)
+        negatives_start=start if options.negatives else 0,
+    )
     try:
         writer = TGUFWriter(path, plan)
     except FileExistsError:
@@ -80,8 +94,10 @@ def export_range(
         with writer:
             for src, dst, time, msg in _chunks(log, first, end, progress):
                 row = writer.num_edges
-                wrong = dst[max(start - row, 0):]
-                negatives = _negatives(pool, wrong, options, max(start, row)) if options.negatives else None
+                wrong = dst[max(start - row, 0) :]
+                negatives = (
+                    _negatives(pool, wrong, options, max(start, row)) if options.negatives else None
+                )
                 writer.append_edges(src, dst, time, msg, negatives)
             writer.append_labels(*labels)
             if len(features):
@@ -90,8 +106,13 @@ def export_range(
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Exported(num_edges=kept, num_labels=len(labels[0]), num_nodes=log.num_nodes, val_start=val_start,
-                    test_start=test_start)
+    return Exported(
+        num_edges=kept,
+        num_labels=len(labels[0]),
+        num_nodes=log.num_nodes,
+        val_start=val_start,
+        test_start=test_start,
+    )
 
 
 def write_keys(log: LogReader, path: Path) -> None:
@@ -106,9 +127,12 @@ def _parts(first: int, end: int) -> list[tuple[int, int]]:
     return [(a, min(a + CHUNK_EDGES, end)) for a in range(first, end, CHUNK_EDGES)]
 
 
-def _survey(log: LogReader, first: int, end: int, progress: Callable[[int, int], None]) -> tuple[Int64, Int64]:
+def _survey(
+    log: LogReader, first: int, end: int, progress: Callable[[int, int], None]
+) -> tuple[Int64, Int64]:
     """Edges of each part that are not deleted, and all their destinations."""
-    counts, pool = [], np.zeros(0, np.int64)
+    counts = []
+    pool = np.zeros(0, np.int64)
     for a, b in _parts(first, end):
         dst = log.edges(a, b)[1][~log.hidden(a, b)]
         counts.append(len(dst))
@@ -123,31 +147,46 @@ def _chunks(
     for a, b in _parts(first, end):
         rows = np.flatnonzero(~log.hidden(a, b))
         src, dst, time = log.edges(a, b)
-        yield (np.ascontiguousarray(src[rows]), np.ascontiguousarray(dst[rows]), np.ascontiguousarray(time[rows]),
-               log.features_of(a + rows))
+        yield (
+            np.ascontiguousarray(src[rows]),
+            np.ascontiguousarray(dst[rows]),
+            np.ascontiguousarray(time[rows]),
+            log.features_of(a + rows),
+        )
         progress(end - first + b - first, 2 * (end - first))
 
 
 def _labels(log: LogReader, options: ExportOptions) -> tuple[Int64, Int64, Float32]:
     node, time, target = log.labels()
     kept = (time >= options.start_us) & (time < options.end_us) & ~log.deletions.is_gone(node)
-    return np.ascontiguousarray(node[kept]), np.ascontiguousarray(time[kept]), np.ascontiguousarray(target[kept])
+    return (
+        np.ascontiguousarray(node[kept]),
+        np.ascontiguousarray(time[kept]),
+        np.ascontiguousarray(target[kept]),
+    )
 
 
 def _node_features(log: LogReader, end: int) -> Float32:
     """The rows in force behind the range, by node id; zeros for a node without."""
     known = (log.feature_edge <= end) & ~log.deletions.is_gone(log.feature_node)
     node = log.feature_node[known]
-    out = np.zeros((int(node.max()) + 1 if len(node) else 0, log.feature_values.shape[1]), np.float32)
+    out = np.zeros(
+        (int(node.max()) + 1 if len(node) else 0, log.feature_values.shape[1]), np.float32
+    )
     out[node] = log.feature_values[known]
     return out
 
 
-def _splits(log: LogReader, first: int, end: int, counts: Int64, options: ExportOptions) -> tuple[int, int]:
-    """Rows where validation and test begin, each moved back to the first edge of its time; 0 for none."""
+def _splits(
+    log: LogReader, first: int, end: int, counts: Int64, options: ExportOptions
+) -> tuple[int, int]:
+    """Rows where validation and test begin, each moved back to the first edge of its time; 0 for
+    none."""
     if not options.val_share and not options.test_share:
         return 0, 0
-    parts, ends, kept = _parts(first, end), np.cumsum(counts), int(counts.sum())
+    parts = _parts(first, end)
+    ends = np.cumsum(counts)
+    kept = int(counts.sum())
 
     def begin(share: float) -> int:
         row = min(int(kept * (1 - share)), kept - 1)

@@ -40,9 +40,12 @@ def import_file(
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix == ".tguf" else None
-    schema, clock = schema_of(settings), SystemClock()
+    schema = schema_of(settings)
+    clock = SystemClock()
     # Whatever can be checked is checked before there is a log, whose widths are fixed for good.
-    times = Times("us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock)
+    times = Times(
+        "us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock
+    )
     if file is not None:
         _check_widths(file, schema)
         _check_times(file, times)
@@ -67,12 +70,16 @@ def import_file(
 
 def _check_widths(file: TGUFFile, schema: Schema) -> None:
     h = file.header
-    for have, width, name in ((h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
-                              (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
-                              (h.label_dim, schema.label_dim, "label_dim")):
+    for have, width, name in (
+        (h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
+        (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
+        (h.label_dim, schema.label_dim, "label_dim"),
+    ):
         if have not in (0, width) or (have == 0 and name == "edge_feature_dim" and width):
-            raise SettingsError(f"{file.path} has width {have} where stream.{name} is {width}.",
-                                f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.")
+            raise SettingsError(
+                f"{file.path} has width {have} where stream.{name} is {width}.",
+                f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.",
+            )
 
 
 def _check_times(file: TGUFFile, times: Times) -> None:
@@ -94,14 +101,23 @@ def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], 
     features = file.node_feat
     total = len(features) + file.num_edges + file.num_labels
     for a in range(0, len(features), IMPORT_ROWS):
-        part = features[a: a + IMPORT_ROWS]
+        part = features[a : a + IMPORT_ROWS]
         loader.append(loader.node_features(np.arange(a, a + len(part)), part))
-    labels_done, times = 0, file.time
+    labels_done = 0
+    times = file.time
     for a in range(0, max(file.num_edges, 1), IMPORT_ROWS):
         b = min(a + IMPORT_ROWS, file.num_edges)
-        until = int(np.searchsorted(file.label_time, times[b])) if b < file.num_edges else file.num_labels
+        until = (
+            int(np.searchsorted(file.label_time, times[b]))
+            if b < file.num_edges
+            else file.num_labels
+        )
         part_L = slice(labels_done, until)
-        loader.append(loader.edges(file.src[a:b], file.dst[a:b], times[a:b], file.msg[a:b]),
-                      loader.labels(file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]))
+        loader.append(
+            loader.edges(file.src[a:b], file.dst[a:b], times[a:b], file.msg[a:b]),
+            loader.labels(
+                file.label_n_id[part_L], file.label_time[part_L], file.label_target[part_L]
+            ),
+        )
         labels_done = until
         progress(loader.num_events, total)

@@ -1,4 +1,5 @@
-"""History into a log without Kafka: the same decoding, checks and columns as live events, but any misfit ends it."""
+"""History into a log without Kafka: the same decoding, checks and columns as live events, but any
+misfit ends it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
 from streamd.settings import Settings
 
 RECORDS = 4096
-REMEDY = {"late": "a log only grows forward in time: import into a new data_dir.",
-          "node_limit": "raise ingest.max_nodes."}
+REMEDY = {
+    "late": "a log only grows forward in time: import into a new data_dir.",
+    "node_limit": "raise ingest.max_nodes.",
+}
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
 
 
@@ -34,20 +37,28 @@ class _Row:
 
 
 class Loader:
-    """Appends events in time order to a log, all times in microseconds whatever `stream.time_unit` is.
+    """Appends events in time order to a log, all times in microseconds whatever `stream.time_unit`
+    is.
 
     name: what errors call the file. Owner: one thread, which also owns the log's writer.
     """
 
     def __init__(self, settings: Settings, log: Log, clock: Clock, name: str) -> None:
-        self._log, self._clock, self._name = log, clock, name
+        self._log = log
+        self._clock = clock
+        self._name = name
         self._decoder = Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
-        self._builder = BatchBuilder(log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge)
+        self._builder = BatchBuilder(
+            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge
+        )
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
 
-    def rows(self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None) -> int:
-        """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row that does not fit."""
+    def rows(
+        self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None
+    ) -> int:
+        """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row
+        that does not fit."""
         pending: list[_Row] = []
         for event in events:
             pending.append(_Row(offset=event.row, value=event.value))
@@ -63,8 +74,9 @@ class Loader:
             return
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us())
         for r in rejected:
-            raise StreamdError(f"{self._name} row {r.offset}: {r.error} ({r.reason}).",
-                               "correct it in the file.")
+            raise StreamdError(
+                f"{self._name} row {r.offset}: {r.error} ({r.reason}).", "correct it in the file."
+            )
         pending.clear()
         _place_in_order(block, self._log.watermark)
         self.append(block)
@@ -86,7 +98,11 @@ class Loader:
         rows = np.zeros(len(node), ROW)
         rows["time"], rows["kind"], rows["a"], rows["b"] = time, kind, self._numbers(node), -1
         rows["extra"], rows["offset"] = np.arange(len(node)), self._next_rows(kind, len(node))
-        return Block(rows, np.zeros((len(node), self._log.schema.edge_feature_dim), np.float32), values.tolist())
+        return Block(
+            rows,
+            np.zeros((len(node), self._log.schema.edge_feature_dim), np.float32),
+            values.tolist(),
+        )
 
     def _next_rows(self, kind: int, count: int) -> Int64:
         first = self._num_rows[kind] + 1
@@ -99,7 +115,9 @@ class Loader:
         try:
             return np.array([self._decoder.keys.number(k, "node") for k in keys], np.int64)[place]
         except BadEvent as error:
-            raise StreamdError(f"{self._name}: a node id does not fit: {error}.", "correct it in the file.") from None
+            raise StreamdError(
+                f"{self._name}: a node id does not fit: {error}.", "correct it in the file."
+            ) from None
 
     def append(self, *blocks: Block) -> None:
         """Commit blocks merged by time. Raises: StreamdError where one is behind what the log has."""
@@ -110,20 +128,25 @@ class Loader:
         if (time[1:] < time[:-1]).any():
             if len(blocks) == 1:
                 at = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
-                raise StreamdError(f"{self._name} row {block.rows['offset'][at]} is earlier than the row before it.",
-                                   "sort the file by time.")
+                raise StreamdError(
+                    f"{self._name} row {block.rows['offset'][at]} is earlier than the row before it.",
+                    "sort the file by time.",
+                )
             block = block.take(np.argsort(time, kind="stable"))
         at = 0
         while at < len(block):
             end = min(at + min(self._log.room(), MAX_COMMIT_EVENTS), len(block))
             part = block.take(np.arange(at, end))
             keys = self._decoder.keys
-            batch, watermark, refused = self._builder.build(part, keys.keys, keys.epoch, self._log.watermark,
-                                                            self._log.num_nodes)
+            batch, watermark, refused = self._builder.build(
+                part, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
+            )
             for r in refused:
                 row = part.rows[r.row]
-                raise StreamdError(f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: {r.error} ({r.reason}).",
-                                   REMEDY.get(r.reason, "correct it in the file."))
+                raise StreamdError(
+                    f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: {r.error} ({r.reason}).",
+                    REMEDY.get(r.reason, "correct it in the file."),
+                )
             self._log.commit(batch, Progress(), watermark)
             self.num_events += end - at
             at = end

@@ -14,7 +14,8 @@ FLUSH_EVERY = 5_000
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A record to be sent. key: what Kafka partitions by; time: in the stream's unit, None where the event has none.
+    """A record to be sent. key: what Kafka partitions by; time: in the stream's unit, None where
+    the event has none.
 
     row: its number in the file it comes from, from 1.
     """
@@ -26,10 +27,15 @@ class Outgoing:
 
 
 def send_events(
-    kafka: KafkaSettings, topic: str, events: Iterator[Outgoing], time_unit: str, speed: float,
-    progress: Callable[[int], None] = lambda _: None
+    kafka: KafkaSettings,
+    topic: str,
+    events: Iterator[Outgoing],
+    time_unit: str,
+    speed: float,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Send events in order. speed: seconds of event time per second, 0 for as fast as it goes. Returns: events sent.
+    """Send events in order. speed: seconds of event time per second, 0 for as fast as it goes.
+    Returns: events sent.
 
     Raises: KafkaError where an event was not acknowledged.
     """

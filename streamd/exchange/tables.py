@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table make an edge; features in this order, the column `features` without any."""
+    """Which columns of a table make an edge; features in this order, the column `features` without
+    any."""
 
     src: str = "src"
     dst: str = "dst"
@@ -64,9 +65,12 @@ class Times:
     """
 
     def __init__(self, unit: str, out: str, max_ahead_seconds: float, clock: Clock) -> None:
-        self._unit, self._out, self._clock = unit, out, clock
+        self._unit = unit
+        self._out = out
+        self._clock = clock
         self._max_ahead_us = int(max_ahead_seconds * 1e6)
-        self._first_us, self._last_us = MAX_TIME_US, -1
+        self._first_us = MAX_TIME_US
+        self._last_us = -1
         self._forms: dict[str, None] = {}
 
     def read(self, value: Any, of_event: bool = True) -> int:
@@ -74,24 +78,34 @@ class Times:
         taken_us, form = self._microseconds(value)
         self.check(taken_us, value)
         if taken_us % MICROSECONDS[self._out]:
-            raise Misfit(f"{value!s} is finer than {UNITS[self._out]}", "set stream.time_unit to us, or round it.")
+            raise Misfit(
+                f"{value!s} is finer than {UNITS[self._out]}",
+                "set stream.time_unit to us, or round it.",
+            )
         if of_event:
             self.saw(taken_us, taken_us, form)
         return taken_us // MICROSECONDS[self._out]
 
     def check(self, taken_us: int, value: Any) -> None:
-        """Raises: Misfit where a time is before 1970, or further ahead of the clock than ingest takes."""
+        """Raises: Misfit where a time is before 1970, or further ahead of the clock than ingest
+        takes."""
         unit = self._unit
         if not 0 <= taken_us <= MAX_TIME_US:
-            raise Misfit(f"the time {_shown(value)} is out of range", f"correct it; integers are read in {UNITS[unit]}.")
+            raise Misfit(
+                f"the time {_shown(value)} is out of range",
+                f"correct it; integers are read in {UNITS[unit]}.",
+            )
         if taken_us > self._clock.now_us() + self._max_ahead_us:
-            raise Misfit(f"the time {_shown(value)} is {utc(taken_us)}, further ahead of the clock than "
-                         f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})",
-                         f"correct it, or its unit; integers are read in {UNITS[unit]}.")
+            raise Misfit(
+                f"the time {_shown(value)} is {utc(taken_us)}, further ahead of the clock than "
+                f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})",
+                f"correct it, or its unit; integers are read in {UNITS[unit]}.",
+            )
 
     def saw(self, first_us: int, last_us: int, form: str) -> None:
         """Count times to the range. form: how they were written, in words."""
-        self._first_us, self._last_us = min(self._first_us, first_us), max(self._last_us, last_us)
+        self._first_us = min(self._first_us, first_us)
+        self._last_us = max(self._last_us, last_us)
         self._forms[form] = None
 
     def said(self) -> str:
@@ -126,8 +140,10 @@ class Times:
     def _unreadable(self, value: Any) -> Misfit:
         if value is None:
             return Misfit("there is no value")
-        return Misfit(f"{_shown(value)} is neither an integer in {UNITS[self._unit]} nor an ISO 8601 time such as "
-                      "2026-01-31T00:00:00Z")
+        return Misfit(
+            f"{_shown(value)} is neither an integer in {UNITS[self._unit]} nor an ISO 8601 time such as "
+            "2026-01-31T00:00:00Z"
+        )
 
 
 def count_rows(path: Path) -> int:
@@ -159,7 +175,10 @@ def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing
     elif kind == ".parquet":
         events = _from_rows(path, _parquet_rows(path, columns), columns, times)
     else:
-        raise SettingsError(f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.", "name the file by what it holds.")
+        raise SettingsError(
+            f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.",
+            "name the file by what it holds.",
+        )
     first = next(events, None)
     return iter(()) if first is None else itertools.chain((first,), events)
 
@@ -173,7 +192,8 @@ def _open(path: Path, newline: str) -> TextIO:
 
 
 def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]]:
-    """Rows with their numbers from 1. Raises: SettingsError where the file itself cannot be read on."""
+    """Rows with their numbers from 1. Raises: SettingsError where the file itself cannot be read
+    on."""
     number = 0
     try:
         for number, row in enumerate(rows, 1):
@@ -182,7 +202,9 @@ def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]
         raise misfit.at(f"{path}") from None
     except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
         where = f"behind {word} {number}" if number else "from its start"
-        raise SettingsError(f"{path} cannot be read {where}: {error}.", "write the file anew.") from None
+        raise SettingsError(
+            f"{path} cannot be read {where}: {error}.", "write the file anew."
+        ) from None
 
 
 def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
@@ -192,7 +214,9 @@ def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
             names = ", ".join(found[:MAX_NAMES]) + (", ..." if len(found) > MAX_NAMES else "")
             raise Misfit(f"no column {column!r}; there are {names or 'none'}", NAME_THEM)
         if found.count(column) > 1:
-            raise Misfit(f"{found.count(column)} columns {column!r}", "give each a name of its own.")
+            raise Misfit(
+                f"{found.count(column)} columns {column!r}", "give each a name of its own."
+            )
 
 
 def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
@@ -242,7 +266,9 @@ def _lines(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _from_rows(path: Path, rows: Iterator[Row], columns: Columns, times: Times) -> Iterator[Outgoing]:
+def _from_rows(
+    path: Path, rows: Iterator[Row], columns: Columns, times: Times
+) -> Iterator[Outgoing]:
     for number, row in _counted(path, rows, "row"):
         try:
             event = _edge(row, columns, times, _text_key)
@@ -287,7 +313,11 @@ def _of_object(found: Row, columns: Columns, times: Times) -> Row:
             _cell(name, _typed_key, found[name])
     if found.get("time") is None:
         return found
-    time = _cell("time", lambda value: times.read(value, found["type"] != "delete" if is_own else True), found["time"])
+    time = _cell(
+        "time",
+        lambda value: times.read(value, found["type"] != "delete" if is_own else True),
+        found["time"],
+    )
     return found if time == found["time"] else found | {"time": time}
 
 

@@ -1,4 +1,5 @@
-"""The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of features."""
+"""The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of
+features."""
 
 from streamd.gpu.device import choose_device, make_graph, make_room, memory_for
 

@@ -90,7 +90,8 @@ class DeviceGraph:
     ) -> None:
         """host: empty."""
         self.placement: Placement = "resident"
-        self._host, self._budget = host, budget_bytes
+        self._host = host
+        self._budget = budget_bytes
         self._device = torch.device(device)
         self._launch = launch
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
@@ -240,7 +241,8 @@ class DeviceGraph:
     ) -> tuple[Neighbors[Tensor], Tensor]:
         """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
         what is offloaded."""
-        shape, device = (len(root_R), draw.fanout), root_R.device
+        shape = (len(root_R), draw.fanout)
+        device = root_R.device
         found = Neighbors(
             torch.empty(shape, dtype=torch.int64, device=device),
             torch.empty(shape, dtype=torch.int64, device=device),
@@ -279,7 +281,8 @@ class DeviceGraph:
         """Bring a mirror up to what the host has of some nodes."""
         if not len(touched):
             return
-        g, num_nodes = mirror.store.arrays, mirror.store.num_nodes
+        g = mirror.store.arrays
+        num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)
         rows = g.nodes[: 4 * num_nodes].reshape(-1, 4)[touched]
         if self.placement == "resident":
@@ -307,7 +310,7 @@ class DeviceGraph:
             if self.placement == "hybrid":
                 return  # they did not fit
             places = np.arange(first, min(first + SEND_ENTRIES, used))
-            rows = mirror.store.arrays.entries[first: first + len(places)]
+            rows = mirror.store.arrays.entries[first : first + len(places)]
             self._put(mirror, "entries", used, places, rows)
 
     def _put(
@@ -332,7 +335,7 @@ class DeviceGraph:
                     reason="the GPU has no room for its entries",
                     entries=size,
                     do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
-                       "begin with",
+                    "begin with",
                 )
                 self.place("hybrid")
                 return

@@ -1,4 +1,5 @@
-"""Feature rows kept on the GPU, by id (GNNFlow, section 4.3): what is asked for again is not sent again.
+"""Feature rows kept on the GPU, by id (GNNFlow, section 4.3): what is asked for again is not sent
+again.
 
 All of it is vectorised over the ids of a fetch, and runs on tensors of any device.
 """
@@ -13,28 +14,33 @@ from streamd.telemetry import metrics
 
 Policy = Literal["lru", "lfu", "fifo"]
 SHARE = 0.2
-"""Most of the capacity that one update replaces (the paper's lambda): a batch of strangers does not empty the cache."""
+"""Most of the capacity that one update replaces (the paper's lambda): a batch of strangers does not
+empty the cache."""
 
 Source = Callable[[Tensor], Tensor]
-"""Places int64[n] among the ids of a fetch, one for each id missed, on the device -> rows float32[n, dim], on the device."""
+"""Places int64[n] among the ids of a fetch, one for each id missed, on the device -> rows
+float32[n, dim], on the device."""
 
 
 class FeatureCache:
     """capacity rows of `dim` float32 on a device. The row of an id never changes.
 
-    policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least often; fifo, those held
-    the longest. Contents are kept from window to window and from epoch to epoch. The paper brings an epoch's first contents
-    back for the next one; here that lowers the share of hits (docs/benchmarks.md), so it is not done. Owner: one thread.
+    policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least
+    often; fifo, those held the longest. Contents are kept from window to window and from epoch to
+    epoch. The paper brings an epoch's first contents back for the next one; here that lowers the
+    share of hits (docs/benchmarks.md), so it is not done. Owner: one thread.
     """
 
     def __init__(self, capacity: int, dim: int, policy: Policy, device: str | torch.device) -> None:
         if capacity < 1:
             raise ValueError(f"a cache of {capacity} rows holds nothing")
-        self.capacity, self.policy = capacity, policy
+        self.capacity = capacity
+        self.policy = policy
         self._rows = torch.zeros(capacity, dim, device=device)
         self._held = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._rank = torch.zeros(capacity, dtype=torch.int64, device=device)
-        """By slot: when it was last asked for, how often, or when it was filled; the lowest make room first."""
+        """By slot: when it was last asked for, how often, or when it was filled; the lowest make
+        room first."""
         self._slot = torch.zeros(0, dtype=torch.int32, device=device)
         """By id: its slot + 1, 0 for none."""
         self._clock = 0
@@ -45,12 +51,15 @@ class FeatureCache:
         return self._held[self._held >= 0].sort().values
 
     def fetch(self, ids: Tensor, source: Source) -> Tensor:
-        """Rows of ids int64[n] >= 0, float32[n, dim]; those not held come from `source`, each once, and some stay."""
+        """Rows of ids int64[n] >= 0, float32[n, dim]; those not held come from `source`, each once,
+        and some stay."""
         if not len(ids):
             return self._rows[:0]
         self._clock += 1
         wanted, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
-        asked_at = torch.empty_like(wanted).scatter_(0, place, torch.arange(len(ids), device=ids.device))
+        asked_at = torch.empty_like(wanted).scatter_(
+            0, place, torch.arange(len(ids), device=ids.device)
+        )
         self._grow(int(wanted[-1]) + 1)
         slot = self._slot[wanted].long() - 1
         hit = slot >= 0
@@ -69,7 +78,8 @@ class FeatureCache:
         return rows[place]
 
     def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
-        """Take in missed rows, at most SHARE of the capacity, those asked for most first; never for a row just used."""
+        """Take in missed rows, at most SHARE of the capacity, those asked for most first; never for
+        a row just used."""
         limit = min(len(ids), max(1, int(SHARE * self.capacity)), self.capacity - len(used))
         if limit < 1:
             return
@@ -85,6 +95,8 @@ class FeatureCache:
 
     def _grow(self, size: int) -> None:
         if size > len(self._slot):
-            grown = torch.zeros(max(size, 2 * len(self._slot), 1024), dtype=torch.int32, device=self._slot.device)
+            grown = torch.zeros(
+                max(size, 2 * len(self._slot), 1024), dtype=torch.int32, device=self._slot.device
+            )
             grown[: len(self._slot)] = self._slot
             self._slot = grown

@@ -40,14 +40,18 @@ def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> 
 
 @kernel
 def list_changes(
-    g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any], block_at: NDArray[Any],
-    entry_at: NDArray[Any]
+    g: BlockArrays,
+    sent: NDArray[Any],
+    touched: NDArray[Any],
+    block_at: NDArray[Any],
+    entry_at: NDArray[Any],
 ) -> Any:
     """Their places among directory slots and in `entries`, as many as `count_changes` said; an
     entry that is offloaded has nothing to send. Returns: how many entries there are to send."""
     b = e = np.int64(0)
     for node in touched:
-        at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
+        degree = g.nodes[4 * node + DEGREE]
         for block in range(_old_blocks(g, sent, node), num_blocks(g, degree)):
             block_at[b] = at + block
             b += 1
@@ -63,6 +67,7 @@ def list_changes(
 def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
     """Places of directory slots and entries to be sent, int64, each ascending within a node."""
     blocks, entries = count_changes(g, sent, touched)
-    block_at, entry_at = np.empty(blocks, np.int64), np.empty(entries, np.int64)
+    block_at = np.empty(blocks, np.int64)
+    entry_at = np.empty(entries, np.int64)
     num_entries = list_changes(g, sent, touched, block_at, entry_at)
     return block_at, entry_at[:num_entries]

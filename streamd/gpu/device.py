@@ -20,7 +20,8 @@ BUDGET_SHARE = 0.5
 
 @cache
 def choose_device(setting: str) -> str:
-    """"cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is asked for and cannot be.
+    """ "cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is asked
+    for and cannot be.
 
     Nobody has run streamd on a GPU yet, so `auto` is the CPU, and says so where a GPU is idle.
     """
@@ -30,18 +31,28 @@ def choose_device(setting: str) -> str:
 
     if setting == "auto":
         if torch.cuda.is_available():
-            log.warning("gpu_idle", gpu=torch.cuda.get_device_name(),
-                        reason="auto is the CPU until streamd was measured on a GPU; device: cuda uses it")
+            log.warning(
+                "gpu_idle",
+                gpu=torch.cuda.get_device_name(),
+                reason="auto is the CPU until streamd was measured on a GPU; device: cuda uses it",
+            )
         return "cpu"
     if not torch.cuda.is_available():
         built = "sees no GPU" if torch.version.cuda else "is built without CUDA"
-        raise DeviceError(f"device is cuda, but torch {torch.__version__} {built}.",
-                          "install a CUDA build of torch on a machine with a GPU, or set device: cpu.")
+        raise DeviceError(
+            f"device is cuda, but torch {torch.__version__} {built}.",
+            "install a CUDA build of torch on a machine with a GPU, or set device: cpu.",
+        )
     if find_spec("cupy") is None:
-        raise DeviceError("device is cuda, but cupy, which loads the sampling kernels, is not installed.",
-                          "pip install 'streamd[gpu]', or set device: cpu.")
-    log.warning("gpu_unproven", gpu=torch.cuda.get_device_name(),
-                reason="the kernels were tested on a CPU only; compare scores with device: cpu before relying on them")
+        raise DeviceError(
+            "device is cuda, but cupy, which loads the sampling kernels, is not installed.",
+            "pip install 'streamd[gpu]', or set device: cpu.",
+        )
+    log.warning(
+        "gpu_unproven",
+        gpu=torch.cuda.get_device_name(),
+        reason="the kernels were tested on a CPU only; compare scores with device: cpu before relying on them",
+    )
     return "cuda"
 
 
@@ -62,15 +73,19 @@ def make_graph(
 
 
 def make_room(graph: TemporalGraph) -> bool:
-    """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were any."""
+    """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were
+    any."""
     from streamd.gpu.blocks import DeviceGraph
 
     if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
         return False
     import torch
 
-    log.warning("graph_moved_to_host", reason="the GPU has no room for a training step beside it",
-                do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or model.memory_chunk")
+    log.warning(
+        "graph_moved_to_host",
+        reason="the GPU has no room for a training step beside it",
+        do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or model.memory_chunk",
+    )
     graph.place("hybrid")
     torch.cuda.empty_cache()
     return True
@@ -78,12 +93,16 @@ def make_room(graph: TemporalGraph) -> bool:
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Around work on a GPU. Raises: DeviceMemoryError, which says what to do, where it lacks memory."""
+    """Around work on a GPU. Raises: DeviceMemoryError, which says what to do, where it lacks
+    memory."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(f"The GPU has no memory for {what}: {error}", "set gpu.placement: hybrid, lower "
-                                "gpu.graph_bytes, gpu.cache_rows or model.memory_chunk, end what else uses the GPU, or set "
-                                "device: cpu.") from None
+        raise DeviceMemoryError(
+            f"The GPU has no memory for {what}: {error}",
+            "set gpu.placement: hybrid, lower "
+            "gpu.graph_bytes, gpu.cache_rows or model.memory_chunk, end what else uses the GPU, or set "
+            "device: cpu.",
+        ) from None

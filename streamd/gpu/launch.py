@@ -1,4 +1,5 @@
-"""Compiles and launches the CUDA kernels, through cupy; memory is torch's, and so is the stream they run on."""
+"""Compiles and launches the CUDA kernels, through cupy; memory is torch's, and so is the stream
+they run on."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,11 +17,13 @@ BLOCK = 256
 """Threads of a block: 30 registers a thread leave a multiprocessor full with eight of them."""
 
 Launch = Callable[[str, int, Sequence[int]], None]
-"""(kernel, threads, arguments): pointers and integers, each eight bytes. Work goes to the current stream."""
+"""(kernel, threads, arguments): pointers and integers, each eight bytes. Work goes to the current
+stream."""
 
 
 class SharedStream:
-    """torch's current stream by CUDA's stream protocol, which torch's own class speaks only in newer versions."""
+    """torch's current stream by CUDA's stream protocol, which torch's own class speaks only in
+    newer versions."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.current_stream()
@@ -30,8 +33,9 @@ class SharedStream:
 
 
 class CudaLauncher:
-    """The kernels of `streamd/gpu/kernels` on the current device, compiled once and kept in cupy's cache
-    (`CUPY_CACHE_DIR`). Seconds on the device go to metrics, read once a kernel is done, never waited for."""
+    """The kernels of `streamd/gpu/kernels` on the current device, compiled once and kept in cupy's
+    cache (`CUPY_CACHE_DIR`). Seconds on the device go to metrics, read once a kernel is done, never
+    waited for."""
 
     def __init__(self) -> None:
         import cupy
@@ -61,12 +65,14 @@ class CudaLauncher:
 
 
 class PageLock:
-    """Page-locks host memory and maps it into the GPU's address space, where it has the address it has here.
+    """Page-locks host memory and maps it into the GPU's address space, where it has the address it
+    has here.
 
     Raises: DeviceError where it would have another there.
     """
 
-    MAPPED, SAME_ADDRESS = 2, 91
+    MAPPED = 2
+    SAME_ADDRESS = 91
     """cudaHostRegisterMapped, cudaDevAttrCanUseHostPointerForRegisteredMem."""
 
     def __init__(self) -> None:
@@ -76,8 +82,10 @@ class PageLock:
 
     def _check(self) -> None:
         if not self._runtime.deviceGetAttribute(self.SAME_ADDRESS, self._runtime.getDevice()):
-            raise DeviceError("This GPU does not reach page-locked host memory by its address here.",
-                              "set gpu.placement: resident and raise gpu.graph_bytes, or set device: cpu.")
+            raise DeviceError(
+                "This GPU does not reach page-locked host memory by its address here.",
+                "set gpu.placement: resident and raise gpu.graph_bytes, or set device: cpu.",
+            )
 
     def lock(self, address: int, size: int) -> None:
         self._check()

@@ -1,4 +1,5 @@
-"""The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one thread per role."""
+"""The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one
+thread per role."""
 
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Draw, Neighbors, NeighborSampler

@@ -1,4 +1,5 @@
-"""Arrays whose address space is reserved once: pages are taken when first written, so growing copies nothing."""
+"""Arrays whose address space is reserved once: pages are taken when first written, so growing
+copies nothing."""
 
 import contextlib
 import mmap
@@ -12,20 +13,25 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class Arena:
-    """A zeroed array of `shape` backed by a sparse anonymous mapping; only rows that are written cost memory."""
+    """A zeroed array of `shape` backed by a sparse anonymous mapping; only rows that are written
+    cost memory."""
 
     def __init__(self, dtype: DTypeLike, *shape: int) -> None:
         kind = np.dtype(dtype)
         count = int(np.prod(shape))
-        self._map = mmap.mmap(-1, max(count * kind.itemsize, 1),
-                              flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        self._map = mmap.mmap(
+            -1,
+            max(count * kind.itemsize, 1),
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
+        )
         with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.array: NDArray[Any] = np.frombuffer(self._map, kind, count).reshape(shape)
         self.row_bytes = self.array[:1].nbytes
 
     def release(self, first: int, end: int) -> int:
-        """Give back the pages that lie wholly within rows [first, end); they read as zeros from then on. Returns: bytes."""
+        """Give back the pages that lie wholly within rows [first, end); they read as zeros from
+        then on. Returns: bytes."""
         start = -(-first * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = end * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if stop <= start:

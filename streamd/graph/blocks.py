@@ -34,6 +34,7 @@ BYTES_A_BLOCK = 2 * 8
 ReadBack = Callable[[int, int], tuple[Int64, Int64, Bools]]
 """(first, end) -> source, destination and whether deleted, of the log's events [first, end)."""
 
+
 class BlockStore:
     """The events of one edge set in one direction, by node. Owner: the graph it belongs to."""
 
@@ -106,7 +107,7 @@ class BlockStore:
         offloaded, marked = kernels.offload_blocks(
             self.arrays, self.num_nodes, before_event, kept, PAGE_ENTRIES
         )
-        kept[used // PAGE_ENTRIES:] = True
+        kept[used // PAGE_ENTRIES :] = True
         self.any_offloaded = offloaded > 0
         if not marked:
             return 0
@@ -130,9 +131,7 @@ class BlockStore:
         for first in range(since, before, RESTORE_EVENTS):
             src_E, dst_E, gone_E = read_back(first, min(first + RESTORE_EVENTS, before))
             node_E, other_E, both = self._ends(src_E, dst_E)
-            kernels.restore_events(
-                self.arrays, node_E, other_E, gone_E, first, next_number_N, both
-            )
+            kernels.restore_events(self.arrays, node_E, other_E, gone_E, first, next_number_N, both)
         kernels.end_restoring(self.arrays, nodes, next_number_N)
         return max(0, int(before - since))
 
@@ -145,7 +144,7 @@ class BlockStore:
     @property
     def num_entries(self) -> int:
         """Entries, offloaded ones included."""
-        return int(self.arrays.nodes[DEGREE: 4 * self.num_nodes: 4].sum())
+        return int(self.arrays.nodes[DEGREE : 4 * self.num_nodes : 4].sum())
 
     @property
     def num_bytes(self) -> int:
@@ -255,9 +254,7 @@ class BlockGraph:
         """Sample hop after hop, and number the nodes reached."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
 
-    def query(
-        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
-    ) -> Query:
+    def query(self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw) -> Query:
         """The query that a draw is for the kernels."""
         # Fresh arrays, so that kernels are compiled for one kind of array only.
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))

@@ -41,9 +41,7 @@ class NeighborSampler(Protocol[A]):
     """Who draws neighbours: the block graph on the host, its mirror on a device, several threads of
     either."""
 
-    def sample(
-        self, root_R: A, since: "int | A", before: "int | A", draw: Draw
-    ) -> Neighbors[A]:
+    def sample(self, root_R: A, since: "int | A", before: "int | A", draw: Draw) -> Neighbors[A]:
         """Neighbours of each root among its events [since, before).
 
         Both may be one number for all roots, or int64[R]. Unknown nodes have none.

@@ -1,12 +1,15 @@
-"""The columns of a row of facts about a (source, candidate) pair, by name: what each says, and in which order."""
+"""The columns of a row of facts about a (source, candidate) pair, by name: what each says, and in
+which order."""
 
 from enum import IntEnum
 
 
 class FactColumn(IntEnum):
-    """Place of a fact in its row. words: what it says; "the source" and "the candidate" are the pair's ends.
+    """Place of a fact in its row. words: what it says; "the source" and "the candidate" are the
+    pair's ends.
 
-    The order is that of the weights of every stored model: it never changes, new ones go to the end.
+    The order is that of the weights of every stored model: it never changes, new ones go to the
+    end.
     """
 
     words: str
@@ -22,10 +25,16 @@ class FactColumn(IntEnum):
     PAIR_WEIGHT_95 = 2, "the same at .95"
     PAIR_WEIGHT_99 = 3, "the same at .99"
     MET = 4, "1 if the pair had an event before, else 0"
-    LOG_EVENTS_SINCE_MET = 5, "log(1 + events of the source since their last one, or since its first where they never met)"
+    LOG_EVENTS_SINCE_MET = (
+        5,
+        "log(1 + events of the source since their last one, or since its first where they never met)",
+    )
     LOG_SECONDS_SINCE_SENT = 6, "log seconds since source -> candidate"
     LOG_SECONDS_SINCE_RECEIVED = 7, "log seconds since candidate -> source"
-    LOG_SHARE_1 = 8, "log share of the candidate among destinations, decayed by the 1st of `model.half_lives_seconds`"
+    LOG_SHARE_1 = (
+        8,
+        "log share of the candidate among destinations, decayed by the 1st of `model.half_lives_seconds`",
+    )
     LOG_SHARE_2 = 9, "the same by the 2nd"
     LOG_SHARE_3 = 10, "the same by the 3rd"
     LOG_SHARE_4 = 11, "the same by the 4th"
@@ -35,7 +44,10 @@ class FactColumn(IntEnum):
     LOG_SOURCE_EVENTS = 15, "log(1 + events of the source)"
     LOG_CANDIDATE_EVENTS = 16, "log(1 + events of the candidate)"
     LOG_COMMON_PARTNERS = 17, "log(1 + equal entries among the last 16 partners of both)"
-    LOG_THREE_HOP_PATHS = 18, "log(1 + paths of 3 hops from source to candidate over the last 8 partners a hop)"
+    LOG_THREE_HOP_PATHS = (
+        18,
+        "log(1 + paths of 3 hops from source to candidate over the last 8 partners a hop)",
+    )
 
 
 NUM_FACTS = len(FactColumn)

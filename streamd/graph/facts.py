@@ -1,4 +1,5 @@
-"""Facts about (source, candidate) pairs: exact, bounded functions of the log that move with every event.
+"""Facts about (source, candidate) pairs: exact, bounded functions of the log that move with every
+event.
 
 `streamd.graph.fact_columns` names the columns of a row.
 """
@@ -25,7 +26,18 @@ from streamd.graph.facts_kernels import (
     place_all,
 )
 
-NODE_ARRAYS = ("seen", "last", "last_dst", "log_pop", "pop_at", "ring", "ring_count", "mark", "rank", "order")
+NODE_ARRAYS = (
+    "seen",
+    "last",
+    "last_dst",
+    "log_pop",
+    "pop_at",
+    "ring",
+    "ring_count",
+    "mark",
+    "rank",
+    "order",
+)
 PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
 NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
 
@@ -33,26 +45,43 @@ NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at
 class PairFacts:
     """The facts' state after the events taken in. Owner: one thread per role.
 
-    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each. edge: id of the next
-    event. A deleted node is forgotten at its delete's place among the events; a later event never has it.
+    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each.
+    edge: id of the next event. A deleted node is forgotten at its delete's place among the events;
+    a later event never has it.
     """
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int, edge: int = 0) -> None:
         if len(half_lives_seconds) != NUM_HALF_LIVES:
-            raise ValueError(f"{NUM_HALF_LIVES} half-lives are needed, not {len(half_lives_seconds)}")
+            raise ValueError(
+                f"{NUM_HALF_LIVES} half-lives are needed, not {len(half_lives_seconds)}"
+            )
         self.max_pairs = max_pairs
         self.edge = edge
         self._forgotten = 0
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
         self._f = FactArrays(
-            seen=np.zeros(0, np.int64), last=np.zeros(0, np.int64), last_dst=np.zeros(0, np.int64),
-            log_pop=np.zeros((0, NUM_HALF_LIVES)), pop_at=np.zeros(0, np.int64),
-            ring=np.zeros((0, PARTNERS), np.int32), ring_count=np.zeros(0, np.int64), mark=np.zeros(0, np.int32),
-            rank=np.zeros(0, np.int32), order=np.zeros(0, np.int32),
-            key=np.zeros(0, np.uint64), weight=np.zeros((0, 2, NUM_RATES), np.float32), met_at=np.zeros((0, 2), np.int64),
-            sent=np.zeros((0, 2), np.int64), before=np.zeros(0, np.int32), after=np.zeros(0, np.int32),
-            slots=np.zeros(2, np.int32), totals=np.zeros(NUM_HALF_LIVES), power=power,
-            decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6), size=np.array([0, -1, -1, 0, 0], np.int64))
+            seen=np.zeros(0, np.int64),
+            last=np.zeros(0, np.int64),
+            last_dst=np.zeros(0, np.int64),
+            log_pop=np.zeros((0, NUM_HALF_LIVES)),
+            pop_at=np.zeros(0, np.int64),
+            ring=np.zeros((0, PARTNERS), np.int32),
+            ring_count=np.zeros(0, np.int64),
+            mark=np.zeros(0, np.int32),
+            rank=np.zeros(0, np.int32),
+            order=np.zeros(0, np.int32),
+            key=np.zeros(0, np.uint64),
+            weight=np.zeros((0, 2, NUM_RATES), np.float32),
+            met_at=np.zeros((0, 2), np.int64),
+            sent=np.zeros((0, 2), np.int64),
+            before=np.zeros(0, np.int32),
+            after=np.zeros(0, np.int32),
+            slots=np.zeros(2, np.int32),
+            totals=np.zeros(NUM_HALF_LIVES),
+            power=power,
+            decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6),
+            size=np.array([0, -1, -1, 0, 0], np.int64),
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -62,18 +91,33 @@ class PairFacts:
     def num_pairs(self) -> int:
         return int(self._f.size[0])
 
-    def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64, deletes: NodeDeletes = NO_DELETES) -> None:
+    def advance(
+        self, src_E: Int64, dst_E: Int64, time_E: Int64, deletes: NodeDeletes = NO_DELETES
+    ) -> None:
         """Take in events, in log order, and all of the log's deletes up to their end.
 
         A run of equal times may be cut between calls: no row is asked for here.
         """
-        self._run(src_E, dst_E, time_E, np.full(len(src_E), -1, np.int64), np.zeros((0, 1), np.int64), deletes)
+        self._run(
+            src_E,
+            dst_E,
+            time_E,
+            np.full(len(src_E), -1, np.int64),
+            np.zeros((0, 1), np.int64),
+            deletes,
+        )
 
     def advance_scoring(
-        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64,
-        deletes: NodeDeletes = NO_DELETES
+        self,
+        src_E: Int64,
+        dst_E: Int64,
+        time_E: Int64,
+        asked_R: Int64,
+        candidates_RC: Int64,
+        deletes: NodeDeletes = NO_DELETES,
     ) -> Float32:
-        """Take in events, writing for each event asked_R[r] the facts of its candidates from strictly before it.
+        """Take in events, writing for each event asked_R[r] the facts of its candidates from
+        strictly before it.
 
         Runs of equal times must be whole. Returns: float32[R, C, NUM_FACTS].
         """
@@ -82,7 +126,8 @@ class PairFacts:
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     def rows(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
-        """Facts for queries at given times on the state as it stands: float32[R, C, NUM_FACTS]. Ids never seen are fine."""
+        """Facts for queries at given times on the state as it stands: float32[R, C, NUM_FACTS]. Ids
+        never seen are fine."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
         fill_many(self._f, src_R, time_R, candidates_RC, out)
         return out
@@ -93,11 +138,13 @@ class PairFacts:
 
     @property
     def sighted(self) -> NDArray[np.int32]:
-        """int32, ids of all nodes that ever were a destination in order of first sight, deleted ones among them."""
+        """int32, ids of all nodes that ever were a destination in order of first sight, deleted
+        ones among them."""
         return self._f.order[: int(self._f.size[4])]
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Place of each node in `sighted`, -1 for one that never was a destination: int64, same shape."""
+        """Place of each node in `sighted`, -1 for one that never was a destination: int64, same
+        shape."""
         inside = (nodes >= 0) & (nodes < self.num_nodes)
         ranks = np.full(nodes.shape, -1, np.int64)
         ranks[inside] = self._f.rank[nodes[inside]] - 1
@@ -107,7 +154,9 @@ class PairFacts:
         """Distinct last partners of a node, at most 16; none for a node never seen."""
         if not 0 <= node < self.num_nodes:
             return np.zeros(0, np.int64)
-        return np.unique(self._f.ring[node, : min(int(self._f.ring_count[node]), PARTNERS)]).astype(np.int64)
+        return np.unique(self._f.ring[node, : min(int(self._f.ring_count[node]), PARTNERS)]).astype(
+            np.int64
+        )
 
     def is_known(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Whether each id took part in an event before."""
@@ -132,29 +181,47 @@ class PairFacts:
         nodes = int(used[-1]) + 1 if len(used) else 0
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
-        return held | {"totals": self._f.totals, "size": self._f.size, "decay": self._f.decay,
-                       "edge": np.array([self.edge])}
+        return held | {
+            "totals": self._f.totals,
+            "size": self._f.size,
+            "decay": self._f.decay,
+            "edge": np.array([self.edge]),
+        }
 
     def restore(self, tensors: dict[str, NDArray[Any]]) -> bool:
-        """Take over a stored state; False, and nothing taken, where it was made with other half-lives or more pairs."""
-        if not np.array_equal(tensors["decay"], self._f.decay) or len(tensors["key"]) > self.max_pairs:
+        """Take over a stored state; False, and nothing taken, where it was made with other
+        half-lives or more pairs."""
+        if (
+            not np.array_equal(tensors["decay"], self._f.decay)
+            or len(tensors["key"]) > self.max_pairs
+        ):
             return False
         if "rank" not in tensors:
             tensors = _with_order(tensors)
-        self._f = self._f._replace(**{n: tensors[n] for n in (*NODE_ARRAYS, *PAIR_ARRAYS, "totals", "size")},
-                                   slots=np.zeros(2, np.int32))
-        self.edge, self._forgotten = int(tensors["edge"][0]), 0
+        self._f = self._f._replace(
+            **{n: tensors[n] for n in (*NODE_ARRAYS, *PAIR_ARRAYS, "totals", "size")},
+            slots=np.zeros(2, np.int32),
+        )
+        self.edge = int(tensors["edge"][0])
+        self._forgotten = 0
         self._place_pairs()
         return True
 
     def _run(
-        self, src: Int64, dst: Int64, time: Int64, row_of: Int64, candidates: Int64, deletes: NodeDeletes
+        self,
+        src: Int64,
+        dst: Int64,
+        time: Int64,
+        row_of: Int64,
+        candidates: Int64,
+        deletes: NodeDeletes,
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
         if len(src):
             self._make_room(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
         due = deletes.until(self.edge + len(src))
-        gone, gone_at = due.node[self._forgotten:], due.edge[self._forgotten:] - self.edge
+        gone = due.node[self._forgotten :]
+        gone_at = due.edge[self._forgotten :] - self.edge
         self._forgotten = len(due.node)
         advance(self._f, src, dst, time, row_of, candidates, out, self.max_pairs, gone, gone_at)
         self.edge += len(src)
@@ -184,8 +251,8 @@ class PairFacts:
 
 
 def _with_order(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Facts stored by the release before, which kept no order of destinations: they are taken in order of their ids, which
-    were given out in order of first sight, be it as a source."""
+    """Facts stored by the release before, which kept no order of destinations: they are taken in
+    order of their ids, which were given out in order of first sight, be it as a source."""
     known = np.flatnonzero(tensors["pop_at"] != NEVER)
     rank, order = np.zeros((2, len(tensors["seen"])), np.int32)
     rank[known] = np.arange(1, len(known) + 1)
@@ -193,8 +260,9 @@ def _with_order(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return tensors | {"rank": rank, "order": order, "size": np.append(tensors["size"], len(known))}
 
 
-def _grown(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int) -> np.ndarray[
-        tuple[int, ...], np.dtype[np.generic]]:
+def _grown(
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     out = np.full((size, *array.shape[1:]), fill, array.dtype)
     out[: len(array)] = array
     return out

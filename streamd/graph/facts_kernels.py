@@ -1,4 +1,5 @@
-"""Kernels of the pair facts, compiled by numba; `streamd.graph.facts_reference.ReferenceFacts` says the same plainly."""
+"""Kernels of the pair facts, compiled by numba; `streamd.graph.facts_reference.ReferenceFacts` says
+the same plainly."""
 
 from typing import Any, NamedTuple
 
@@ -36,16 +37,17 @@ THREE_HOP_PATHS = int(FactColumn.LOG_THREE_HOP_PATHS)
 
 
 class FactArrays(NamedTuple):
-    """Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring int32[N, 16], newest at
-    (ring_count - 1) % 16; mark int32[N] scratch; rank int32[N], one more than a node's place among all destinations by
-    first sight, 0 for none; order int32[N], the other way round, first sighted first.
+    """Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring
+    int32[N, 16], newest at (ring_count - 1) % 16; mark int32[N] scratch; rank int32[N], one more
+    than a node's place among all destinations by first sight, 0 for none; order int32[N], the other
+    way round, first sighted first.
 
-    Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of that side when they last
-    met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from least to most recently touched. slots int32[S]:
-    open addressing, entry + 1.
+    Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
+    that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from
+    least to most recently touched. slots int32[S]: open addressing, entry + 1.
 
-    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond; size: pairs, oldest, newest,
-    total_at, destinations.
+    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
+    size: pairs, oldest, newest, total_at, destinations.
     """
 
     seen: NDArray[Any]
@@ -127,7 +129,8 @@ def _displace(f: FactArrays, entry: int) -> None:
 
 @inner
 def _unlink(f: FactArrays, entry: int) -> None:
-    before, after = f.before[entry], f.after[entry]
+    before = f.before[entry]
+    after = f.after[entry]
     if before >= 0:
         f.after[before] = after
     else:
@@ -151,7 +154,8 @@ def _link_newest(f: FactArrays, entry: int) -> None:
 
 @inner
 def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
-    """Entry of a pair, made anew where there is none (in place of the least recently touched when full)."""
+    """Entry of a pair, made anew where there is none (in place of the least recently touched when
+    full)."""
     entry = find(f, key)
     if entry >= 0:
         if f.size[2] != entry:
@@ -191,7 +195,8 @@ def _drop(f: FactArrays, entry: int) -> None:
         f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
         for r in range(NUM_RATES):
             f.weight[entry, side, r] = f.weight[last, side, r]
-    before, after = f.before[last], f.after[last]
+    before = f.before[last]
+    after = f.after[last]
     f.before[entry], f.after[entry] = before, after
     if before >= 0:
         f.after[before] = entry
@@ -206,7 +211,8 @@ def _drop(f: FactArrays, entry: int) -> None:
 
 @inner
 def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
-    """Delete nodes: their pairs, their rows, and their places among the last partners of others. One pass over all."""
+    """Delete nodes: their pairs, their rows, and their places among the last partners of others.
+    One pass over all."""
     num_nodes = len(f.seen)
     gone = np.zeros(num_nodes, np.bool_)
     found = False
@@ -307,8 +313,11 @@ def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
 
 
 @inner
-def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]) -> None:
-    """Facts about u and each candidate at `time`, float32[C, NUM_FACTS]; ids outside the table are nodes never seen."""
+def fill_rows(
+    f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]
+) -> None:
+    """Facts about u and each candidate at `time`, float32[C, NUM_FACTS]; ids outside the table are
+    nodes never seen."""
     num_nodes = len(f.seen)
     known = 0 <= u < num_nodes
     seen = f.seen[u] if known else 0
@@ -316,7 +325,9 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
     since_source = _log_seconds(time, f.last[u] if known else NEVER)
     log_total = np.empty(NUM_HALF_LIVES)
     for h in range(NUM_HALF_LIVES):
-        log_total[h] = np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
+        log_total[h] = (
+            np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
+        )
     partners = min(f.ring_count[u], PARTNERS) if known else 0
     for i in range(partners):
         f.mark[f.ring[u, i]] += 1
@@ -350,7 +361,9 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
             out[c, MET] = 0.0
             out[c, EVENTS_SINCE_MET] = log_seen
         out[c, SINCE_SENT] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
-        out[c, SINCE_RECEIVED] = _log_seconds(time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER)
+        out[c, SINCE_RECEIVED] = _log_seconds(
+            time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER
+        )
         for h in range(NUM_HALF_LIVES):
             share = FLOOR_LOG_SHARE
             if inside and f.pop_at[v] != NEVER:
@@ -365,7 +378,9 @@ def fill_rows(f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: N
 
 
 @inner
-def _forget_until(f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done: int, event: int) -> int:
+def _forget_until(
+    f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done: int, event: int
+) -> int:
     end = done
     while end < len(gone) and gone_at[end] <= event:
         end += 1
@@ -376,13 +391,23 @@ def _forget_until(f: FactArrays, gone: NDArray[Any], gone_at: NDArray[Any], done
 
 @kernel
 def advance(
-    f: FactArrays, src: NDArray[Any], dst: NDArray[Any], time: NDArray[Any], row_of: NDArray[Any],
-    candidates: NDArray[Any], out: NDArray[Any], max_pairs: int, gone: NDArray[Any], gone_at: NDArray[Any],
+    f: FactArrays,
+    src: NDArray[Any],
+    dst: NDArray[Any],
+    time: NDArray[Any],
+    row_of: NDArray[Any],
+    candidates: NDArray[Any],
+    out: NDArray[Any],
+    max_pairs: int,
+    gone: NDArray[Any],
+    gone_at: NDArray[Any],
 ) -> None:
-    """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from strictly before, first.
+    """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from
+    strictly before, first.
 
-    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Equal times do not see one
-    another. gone: int64[D] nodes deleted, each before event gone_at (ascending).
+    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Equal
+    times do not see one another. gone: int64[D] nodes deleted, each before event gone_at
+    (ascending).
     """
     i = done = np.int64(0)
     while i < len(src):
@@ -400,7 +425,14 @@ def advance(
 
 
 @kernel
-def fill_many(f: FactArrays, src: NDArray[Any], time: NDArray[Any], candidates: NDArray[Any], out: NDArray[Any]) -> None:
-    """Facts of many queries on a state that stands still: src, time int64[R]; candidates int64[R, C]."""
+def fill_many(
+    f: FactArrays,
+    src: NDArray[Any],
+    time: NDArray[Any],
+    candidates: NDArray[Any],
+    out: NDArray[Any],
+) -> None:
+    """Facts of many queries on a state that stands still: src, time int64[R]; candidates int64[R,
+    C]."""
     for r in range(len(src)):
         fill_rows(f, src[r], candidates[r], time[r], out[r])

@@ -1,4 +1,5 @@
-"""The slow, obvious reference of what the facts' kernels compute: the meaning of the facts, for tests."""
+"""The slow, obvious reference of what the facts' kernels compute: the meaning of the facts, for
+tests."""
 
 import math
 from collections import OrderedDict
@@ -18,7 +19,8 @@ class ReferenceFacts:
     """`PairFacts` by dictionaries and lists."""
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int) -> None:
-        self.half_lives, self.max_pairs = list(half_lives_seconds), max_pairs
+        self.half_lives = list(half_lives_seconds)
+        self.max_pairs = max_pairs
         self.events: list[tuple[int, int | None, int]] = []
         self.seen: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -28,7 +30,8 @@ class ReferenceFacts:
         self.sighted: list[int] = []
 
     def row(self, u: int, c: int, t: int) -> list[float]:
-        """The facts about source u and candidate c for a query at time t (microseconds), in the order of FactColumn."""
+        """The facts about source u and candidate c for a query at time t (microseconds), in the
+        order of FactColumn."""
         out: dict[FactColumn, float] = {}
 
         # What the two had with one another.
@@ -41,16 +44,24 @@ class ReferenceFacts:
             out[column] = math.fsum(rate ** (seen - k) for k in met)
         out[FactColumn.MET] = float(bool(met))
         out[FactColumn.LOG_EVENTS_SINCE_MET] = math.log1p(seen - met[-1] if met else seen)
-        for column, a in ((FactColumn.LOG_SECONDS_SINCE_SENT, u), (FactColumn.LOG_SECONDS_SINCE_RECEIVED, c)):
+        for column, a in (
+            (FactColumn.LOG_SECONDS_SINCE_SENT, u),
+            (FactColumn.LOG_SECONDS_SINCE_RECEIVED, c),
+        ):
             sent = pair["sent"].get(a) if pair else None
             out[column] = self._log_seconds(t, sent)  # type: ignore[arg-type]
 
         # The candidate's popularity.
         for column, half_life in zip(columns[LOG_SHARES], self.half_lives, strict=True):
-            weight = {x: 2.0 ** (-(t - when) / 1e6 / half_life) for x, (_, _, when) in enumerate(self.events)}
+            weight = {
+                x: 2.0 ** (-(t - when) / 1e6 / half_life)
+                for x, (_, _, when) in enumerate(self.events)
+            }
             total = math.fsum(weight.values())
             mine = math.fsum(weight[x] for x, (_, v, _) in enumerate(self.events) if v == c)
-            out[column] = max(math.log(mine / total), FLOOR_LOG_SHARE) if mine > 0 else FLOOR_LOG_SHARE
+            out[column] = (
+                max(math.log(mine / total), FLOOR_LOG_SHARE) if mine > 0 else FLOOR_LOG_SHARE
+            )
         out[FactColumn.LOG_SECONDS_SINCE_DESTINATION] = self._log_seconds(t, self.last_dst.get(c))
         out[FactColumn.LOG_SECONDS_SINCE_SOURCE] = self._log_seconds(t, self.last.get(u))
         out[FactColumn.LOG_SOURCE_EVENTS] = math.log1p(seen)
@@ -58,8 +69,12 @@ class ReferenceFacts:
 
         # Whom both met.
         common = sum(a == b for a in self._ring(u, PARTNERS) for b in self._ring(c, PARTNERS))
-        paths = sum(z == c for x in self._ring(u, THREE_HOP_PARTNERS) for y in self._ring(x, THREE_HOP_PARTNERS)
-                    for z in self._ring(y, THREE_HOP_PARTNERS))
+        paths = sum(
+            z == c
+            for x in self._ring(u, THREE_HOP_PARTNERS)
+            for y in self._ring(x, THREE_HOP_PARTNERS)
+            for z in self._ring(y, THREE_HOP_PARTNERS)
+        )
         out[FactColumn.LOG_COMMON_PARTNERS] = math.log1p(common)
         out[FactColumn.LOG_THREE_HOP_PATHS] = math.log1p(paths)
         return [out[column] for column in FactColumn]
@@ -85,7 +100,8 @@ class ReferenceFacts:
             self.sighted.append(v)
 
     def forget(self, gone: Collection[int]) -> None:
-        """Delete nodes: their pairs, what is known of them, and their places among the last partners of others."""
+        """Delete nodes: their pairs, what is known of them, and their places among the last
+        partners of others."""
         self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
         for table in (self.seen, self.last, self.last_dst, self.partners):
             for node in gone:
@@ -100,4 +116,8 @@ class ReferenceFacts:
 
     @staticmethod
     def _log_seconds(now: int, then: int | None) -> float:
-        return NEVER_LOG_SECONDS if then is None else min(math.log(max(now - then, 1) / 1e6), NEVER_LOG_SECONDS)
+        return (
+            NEVER_LOG_SECONDS
+            if then is None
+            else min(math.log(max(now - then, 1) / 1e6), NEVER_LOG_SECONDS)
+        )

@@ -1,4 +1,5 @@
-"""Times and features of edges by id, read by kernels straight from the mapped files, across segments."""
+"""Times and features of edges by id, read by kernels straight from the mapped files, across
+segments."""
 
 from typing import Any
 
@@ -16,6 +17,7 @@ from streamd.segments.columns import EdgeColumns
 @intrinsic
 def _int64_at(_: Any, address: Any) -> Any:
     """The int64 at an address."""
+
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
 
@@ -25,6 +27,7 @@ def _int64_at(_: Any, address: Any) -> Any:
 @intrinsic
 def _floats_at(_: Any, address: Any) -> Any:
     """A pointer to float32."""
+
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.FloatType().as_pointer())
 
@@ -55,10 +58,18 @@ def time_of(first: NDArray[Any], time: NDArray[Any], edge: int, near: int) -> An
 
 @kernel
 def gather_times(
-    first: NDArray[Any], time: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+    first: NDArray[Any],
+    time: NDArray[Any],
+    end: int,
+    edge: NDArray[Any],
+    mask: NDArray[Any],
+    out: NDArray[Any],
 ) -> Any:
-    """out[i] = time of edge[i] where mask[i], else 0. Returns: False where an edge is not in the log."""
-    low, high, base = first[0], first[0], time[0]
+    """out[i] = time of edge[i] where mask[i], else 0. Returns: False where an edge is not in the
+    log."""
+    low = first[0]
+    high = first[0]
+    base = time[0]
     for i in range(len(edge)):
         out[i] = 0
         if mask[i]:
@@ -66,7 +77,8 @@ def gather_times(
                 if edge[i] < first[0] or edge[i] >= end:
                     return False
                 segment = segment_of(first, edge[i], np.int64(0))
-                low, base = first[segment], time[segment]
+                low = first[segment]
+                base = time[segment]
                 high = first[segment + 1] if segment + 1 < len(first) else end
             out[i] = _int64_at(base + np.uint64(8) * np.uint64(edge[i] - low))
     return True
@@ -74,8 +86,14 @@ def gather_times(
 
 @kernel
 def next_roots(
-    nodes: NDArray[Any], times: NDArray[Any], cutoff: NDArray[Any], neighbor: NDArray[Any], mask: NDArray[Any],
-    to_nodes: NDArray[Any], to_times: NDArray[Any], to_cutoff: NDArray[Any]
+    nodes: NDArray[Any],
+    times: NDArray[Any],
+    cutoff: NDArray[Any],
+    neighbor: NDArray[Any],
+    mask: NDArray[Any],
+    to_nodes: NDArray[Any],
+    to_times: NDArray[Any],
+    to_cutoff: NDArray[Any],
 ) -> None:
     """The roots themselves, then their neighbours in row order, each at its root's time and cutoff."""
     at = len(nodes)
@@ -89,16 +107,26 @@ def next_roots(
 
 @kernel
 def gather_rows(
-    first: NDArray[Any], msg: NDArray[Any], end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+    first: NDArray[Any],
+    msg: NDArray[Any],
+    end: int,
+    edge: NDArray[Any],
+    mask: NDArray[Any],
+    out: NDArray[Any],
 ) -> Any:
-    """out[i] = features of edge[i] where mask[i], else zeros. out: float32[n, dim]. Returns: False as `gather_times`."""
-    segment, dim = np.int64(0), out.shape[1]
+    """out[i] = features of edge[i] where mask[i], else zeros. out: float32[n, dim]. Returns: False
+    as `gather_times`."""
+    segment = np.int64(0)
+    dim = out.shape[1]
     for i in range(len(edge)):
         if mask[i]:
             if edge[i] < first[0] or edge[i] >= end:
                 return False
             segment = segment_of(first, edge[i], segment)
-            row = carray(_floats_at(msg[segment] + np.uint64(4 * dim) * np.uint64(edge[i] - first[segment])), (dim,))
+            row = carray(
+                _floats_at(msg[segment] + np.uint64(4 * dim) * np.uint64(edge[i] - first[segment])),
+                (dim,),
+            )
             for d in range(dim):
                 out[i, d] = row[d]
         else:
@@ -109,11 +137,17 @@ def gather_rows(
 
 @kernel
 def cutoffs(
-    first: NDArray[Any], time: NDArray[Any], begin: int, end: int, query: NDArray[Any], out: NDArray[Any]
+    first: NDArray[Any],
+    time: NDArray[Any],
+    begin: int,
+    end: int,
+    query: NDArray[Any],
+    out: NDArray[Any],
 ) -> None:
-    """out[i] = first edge id in [begin, end) whose time is not before query[i]. Neighbouring queries are looked for near
-    one another: doubling steps from the last answer, then halving."""
-    at, segment = begin, np.int64(0)
+    """out[i] = first edge id in [begin, end) whose time is not before query[i]. Neighbouring
+    queries are looked for near one another: doubling steps from the last answer, then halving."""
+    at = begin
+    segment = np.int64(0)
     for i in range(len(query)):
         wanted = query[i]
         low, high = begin, end
@@ -148,7 +182,9 @@ def cutoffs(
         out[i] = at = low
 
 
-def edge_features(columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 | None = None) -> Float32:
+def edge_features(
+    columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 | None = None
+) -> Float32:
     """Features of edges, float32[..., dim], zeros where not mask; into `out` where given.
 
     Raises: IndexError where an edge is not in the log.
@@ -159,19 +195,38 @@ def edge_features(columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 |
         _check(columns, not mask.any())
         out[:] = 0
     elif columns.dim:
-        _check(columns, gather_rows(columns.first_S, columns.msg_S, columns.end, edge.reshape(-1), mask.reshape(-1),
-                                    out.reshape(-1, columns.dim)))
+        _check(
+            columns,
+            gather_rows(
+                columns.first_S,
+                columns.msg_S,
+                columns.end,
+                edge.reshape(-1),
+                mask.reshape(-1),
+                out.reshape(-1, columns.dim),
+            ),
+        )
     return out
 
 
 def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
-    """Times of edges, int64 microseconds, 0 where not mask. Raises: IndexError where an edge is not in the log."""
+    """Times of edges, int64 microseconds, 0 where not mask. Raises: IndexError where an edge is not
+    in the log."""
     if not len(columns.first_S):
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
     out = np.empty(edge.shape, np.int64)
-    _check(columns, gather_times(columns.first_S, columns.time_S, columns.end, edge.reshape(-1), mask.reshape(-1),
-                                 out.reshape(-1)))
+    _check(
+        columns,
+        gather_times(
+            columns.first_S,
+            columns.time_S,
+            columns.end,
+            edge.reshape(-1),
+            mask.reshape(-1),
+            out.reshape(-1),
+        ),
+    )
     return out
 
 
@@ -184,5 +239,12 @@ def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
     """For each time the id of the first edge that is not before it: int64, same shape."""
     out = np.full(time.shape, columns.end, np.int64)
     if len(columns.first_S):
-        cutoffs(columns.first_S, columns.time_S, int(columns.first_S[0]), columns.end, time.reshape(-1), out.reshape(-1))
+        cutoffs(
+            columns.first_S,
+            columns.time_S,
+            int(columns.first_S[0]),
+            columns.end,
+            time.reshape(-1),
+            out.reshape(-1),
+        )
     return out

@@ -94,13 +94,15 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> Explored[A]:
         parts += [root, arrays.where(hop.found.mask, hop.found.neighbor, root[:, None]).ravel()]
     node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
 
-    at, explored = 0, []
+    at = 0
+    explored = []
     for hop in hops:
         found: Any = hop.found
-        num_roots, num_places = len(found.mask), found.mask.shape[0] * found.mask.shape[1]
-        root_U = place[at: at + num_roots]
+        num_roots = len(found.mask)
+        num_places = found.mask.shape[0] * found.mask.shape[1]
+        root_U = place[at : at + num_roots]
         at += num_roots
-        neighbor_UK = place[at: at + num_places].reshape(found.mask.shape)
+        neighbor_UK = place[at : at + num_places].reshape(found.mask.shape)
         at += num_places
         explored.append(ExploredHop(root_U, neighbor_UK, found.event, found.mask))
     return Explored(node_M, tuple(explored))

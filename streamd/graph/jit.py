@@ -1,4 +1,5 @@
-"""How kernels are compiled, and where what was compiled is kept: the one place that knows numba's cache.
+"""How kernels are compiled, and where what was compiled is kept: the one place that knows numba's
+cache.
 
 numba keeps machine code by the file that calls a kernel and does not see that another file, whose
 functions it inlined, has changed. So the folder of the cache is named by a hash of all sources that
@@ -28,7 +29,8 @@ def sources_hash(package: Path) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: below NUMBA_CACHE_DIR, the user's cache folder, or a private temporary one.
+    """Where compiled kernels are kept: below NUMBA_CACHE_DIR, the user's cache folder, or a private
+    temporary one.
 
     None where no such folder can be trusted, since what it holds is run.
     """
@@ -55,7 +57,8 @@ if CACHE is not None:
 
 kernel = njit(cache=CACHE is not None, nogil=True)
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the kernel itself."""
+"""Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the
+kernel itself."""
 
 
 def compile_notice() -> str | None:

@@ -26,7 +26,10 @@ SPAN = 2**31 - 1
 """Relative event ids are below it, so that a packed entry is a positive int64."""
 FILLER = ((SPAN - 1) << 32) | GONE
 """A hidden entry that fills up a block, behind all real entries of the block."""
-TAIL, BASE, DEGREE, DIRECTORY = 0, 1, 2, 3
+TAIL = 0
+BASE = 1
+DEGREE = 2
+DIRECTORY = 3
 AHEAD = 32
 """Events or roots whose memory is read ahead together."""
 NEAR = 16
@@ -99,7 +102,8 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
     nothing."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -113,7 +117,8 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
 @inner
 def num_blocks(g: BlockArrays, degree: int) -> Any:
     """Blocks of a node with so many entries."""
-    tau, shift = g.tau[0], g.tau[1]
+    tau = g.tau[0]
+    shift = g.tau[1]
     if degree > tau:
         return shift + ((degree + tau - 1) >> shift)
     return 1 + bit_length(degree - 1) if degree > 1 else degree
@@ -161,7 +166,8 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
     at = g.nodes[4 * node + DIRECTORY]
     if number == 0 or (number >= 2 and number & (number - 1) == 0):
         capacity = max(2, 2 * number)
-        old, at = at, g.used[1]
+        old = at
+        at = g.used[1]
         g.used[1] += capacity
         for i in range(number):
             g.blocks[2 * (at + i)] = g.blocks[2 * (old + i)]
@@ -220,7 +226,8 @@ def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int)
     Without branches, since what a search finds is anyone's guess, and with unsigned places, which
     cannot count from the end.
     """
-    low, left = np.uint64(at), np.uint64(count)
+    low = np.uint64(at)
+    left = np.uint64(count)
     while left > np.uint64(1):
         half = left >> np.uint64(1)
         low += half * np.uint64(table[np.uint64(step) * (low + half - np.uint64(1))] < bound)
@@ -284,13 +291,21 @@ def entries_below(g: BlockArrays, node: int, before: int) -> Any:
         return np.int64(-1), block
     count = entries_before(g, block)
     size = min(entries_before(g, block + 1), degree) - count
-    return count + _rows_below(g.entries, 1, place, size, _bound(g.blocks[2 * (at + block)], before)), block
+    return count + _rows_below(
+        g.entries, 1, place, size, _bound(g.blocks[2 * (at + block)], before)
+    ), block
 
 
 @inner
 def locate(
-    g: BlockArrays, q: Query, before: NDArray[Any], own: NDArray[Any], begin: int, end: int,
-    count: NDArray[Any], block: NDArray[Any],
+    g: BlockArrays,
+    q: Query,
+    before: NDArray[Any],
+    own: NDArray[Any],
+    begin: int,
+    end: int,
+    count: NDArray[Any],
+    block: NDArray[Any],
 ) -> None:
     """`entries_below` for the roots own[begin : end], into count and block from 0 on; unknown nodes
     have none. before: int64[R], `q.before` or `q.since`.
@@ -322,9 +337,11 @@ def locate(
     # Find the block, and guess where in it the entry is.
     for i in range(end - begin):
         r = own[begin + i]
-        node, blocks = q.root[r], block[i]
+        node = q.root[r]
+        blocks = block[i]
         if blocks > 0:
-            at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
+            at = g.nodes[4 * node + DIRECTORY]
+            degree = g.nodes[4 * node + DEGREE]
             block[i] = _rows_below_near(g.blocks, 2, at, blocks, before[r], window[i]) - 1
             if block[i] >= 0:
                 size = entries_before(g, block[i] + 1) - entries_before(g, block[i])
@@ -381,7 +398,8 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
     of both directions. None of the nodes' own entries may be offloaded."""
     for node in nodes:
-        at, degree = g.nodes[4 * node + DIRECTORY], g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
+        degree = g.nodes[4 * node + DEGREE]
         for block in range(num_blocks(g, degree)):
             start = g.blocks[2 * (at + block) + 1]
             size = min(entries_before(g, block + 1), degree) - entries_before(g, block)
@@ -404,7 +422,8 @@ def offload_blocks(
     entries in the marked blocks, directory slots that were newly marked."""
     offloaded = marked = np.int64(0)
     for node in range(num_nodes):
-        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
         blocks = num_blocks(g, degree)
         for block in range(blocks):
             place = g.blocks[2 * (at + block) + 1]
@@ -424,15 +443,19 @@ def offload_blocks(
 
 @kernel
 def begin_restoring(
-    g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any], freed: NDArray[Any],
-    page_entries: int
+    g: BlockArrays,
+    nodes: NDArray[Any],
+    next_number: NDArray[Any],
+    freed: NDArray[Any],
+    page_entries: int,
 ) -> Any:
     """Clear the offloaded blocks of some nodes for `restore_events`, and freed[p] of their pages.
     next_number: int64[N], set for each of the nodes to the number of its first offloaded entry, or
     -1. Returns: the events [since, before) that lie in these blocks."""
     since, before = np.int64(2**63 - 1), np.int64(0)
     for node in nodes:
-        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
         next_number[node] = -1
         for block in range(num_blocks(g, degree)):
             place = g.blocks[2 * (at + block) + 1]
@@ -475,8 +498,13 @@ def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDA
 
 @kernel
 def restore_events(
-    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], gone: NDArray[Any], first: int,
-    next_number: NDArray[Any], both: bool
+    g: BlockArrays,
+    node: NDArray[Any],
+    other: NDArray[Any],
+    gone: NDArray[Any],
+    first: int,
+    next_number: NDArray[Any],
+    both: bool,
 ) -> None:
     """Write events first, first + 1, ..., in the log's order, into the offloaded blocks of the
     nodes that `begin_restoring` was called for. gone: bool[E], hidden by a delete."""
@@ -493,7 +521,8 @@ def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]
     """Take the mark off the offloaded blocks of some nodes."""
     for node in nodes:
         next_number[node] = -1
-        degree, at = g.nodes[4 * node + DEGREE], g.nodes[4 * node + DIRECTORY]
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
         for block in range(num_blocks(g, degree)):
             if g.blocks[2 * (at + block) + 1] < 0:
                 g.blocks[2 * (at + block) + 1] = ~g.blocks[2 * (at + block) + 1]

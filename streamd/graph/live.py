@@ -1,4 +1,5 @@
-"""The log as one role sees it: block graph, pair facts and node features at one place, less what deletes hide."""
+"""The log as one role sees it: block graph, pair facts and node features at one place, less what
+deletes hide."""
 
 from pathlib import Path
 
@@ -30,7 +31,8 @@ class LiveGraph:
     """Owner: one thread per role. The graph may be ahead of `edge`, the place of the facts; queries
     name what they see.
 
-    A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its place in the log.
+    A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its
+    place in the log.
     """
 
     def __init__(
@@ -38,7 +40,8 @@ class LiveGraph:
     ) -> None:
         """graph: empty, from the log's first event on. keep_us: microseconds of event time that
         stay in memory, 0 for all."""
-        self.log, self.graph = reader, graph
+        self.log = reader
+        self.graph = graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
         self._nodes_hidden = self._edges_hidden = 0
@@ -75,7 +78,8 @@ class LiveGraph:
         self.graph.offload(self._in_memory_from)
 
     def step(self, until_edge: int, slice_edges: int) -> int:
-        """Move graph and facts on by at most a slice, the graph first where it is behind. Returns: edges moved over."""
+        """Move graph and facts on by at most a slice, the graph first where it is behind. Returns:
+        edges moved over."""
         at = self.graph.next_event
         if at < self.edge:
             self.insert(min(self.edge, at + slice_edges))
@@ -90,22 +94,31 @@ class LiveGraph:
         """Move the facts over the next edges."""
         self.facts.advance(src_E, dst_E, time_E, self.log.deletions.of_nodes)
 
-    def advance_scoring(self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64) -> Float32:
+    def advance_scoring(
+        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
+    ) -> Float32:
         """Move the facts over the next edges, as `PairFacts.advance_scoring` does."""
-        return self.facts.advance_scoring(src_E, dst_E, time_E, asked_R, candidates_RC, self.log.deletions.of_nodes)
+        return self.facts.advance_scoring(
+            src_E, dst_E, time_E, asked_R, candidates_RC, self.log.deletions.of_nodes
+        )
 
     def take_features(self, until_edge: int) -> None:
         """Put the node features in force that were updated before an edge."""
-        self.features.advance(self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_edge)
+        self.features.advance(
+            self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_edge
+        )
 
     def hide_deleted(self) -> bool:
-        """Hide what the reader learned of deletes since the last call, and what the log dropped. True if anything is new."""
+        """Hide what the reader learned of deletes since the last call, and what the log dropped.
+        True if anything is new."""
         self.graph.drop_before(self.log.first_edge)
         deletions = self.log.deletions
-        nodes, edges = deletions.nodes[self._nodes_hidden:], deletions.edges[self._edges_hidden:]
+        nodes = deletions.nodes[self._nodes_hidden :]
+        edges = deletions.edges[self._edges_hidden :]
         if not len(nodes) and not len(edges):
             return False
-        self._nodes_hidden, self._edges_hidden = len(deletions.nodes), len(deletions.edges)
+        self._nodes_hidden = len(deletions.nodes)
+        self._edges_hidden = len(deletions.edges)
         if "both" in self.graph.directions:
             self.graph.hide_nodes(nodes)
         elif len(nodes):
@@ -131,7 +144,8 @@ class LiveGraph:
     def restore_facts(self, folder: Path, until_edge: int) -> int:
         """Take over the newest stored facts at or before an edge. Returns: the edge they stand at.
 
-        Without any they begin at the log's first edge, which is exact only where nothing lay before it.
+        Without any they begin at the log's first edge, which is exact only where nothing lay before
+        it.
         """
         for path in _stored_facts(folder):
             if self.log.first_edge <= int(path.stem) <= until_edge:
@@ -141,10 +155,18 @@ class LiveGraph:
                     reason = "they were made under other model settings"
                 except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
                     reason = str(error)
-                log.warning("facts_not_taken", file=str(path), reason=reason, meaning="they are made from the log again")
+                log.warning(
+                    "facts_not_taken",
+                    file=str(path),
+                    reason=reason,
+                    meaning="they are made from the log again",
+                )
         if self.log.first_edge > 0:
-            log.warning("facts_incomplete", first_edge=self.log.first_edge,
-                        meaning="facts know nothing of the events that retention dropped")
+            log.warning(
+                "facts_incomplete",
+                first_edge=self.log.first_edge,
+                meaning="facts know nothing of the events that retention dropped",
+            )
         return self.edge
 
 

@@ -1,4 +1,5 @@
-"""What a model needs to embed some nodes: sampled neighbours with times and features, ids made compact."""
+"""What a model needs to embed some nodes: sampled neighbours with times and features, ids made
+compact."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +82,13 @@ class Neighborhood:
 
 
 def look_around(
-    graph: TemporalGraph, columns: EdgeColumns, features: NodeFeatures, roots_U: Int64, before_edge: int,
-    query_us: int, plan: SamplingPlan,
+    graph: TemporalGraph,
+    columns: EdgeColumns,
+    features: NodeFeatures,
+    roots_U: Int64,
+    before_edge: int,
+    query_us: int,
+    plan: SamplingPlan,
 ) -> Neighborhood:
     """Neighbourhoods of distinct roots among events below `before_edge`, at query time
     `query_us`."""
@@ -98,13 +104,15 @@ def look_around(
     hops = []
     for hop in found.hops:
         time_UK = edge_times(columns, hop.eid_UK, hop.mask_UK)
-        hops.append(Hop(
-            root_U=hop.root_U,
-            neighbor_UK=hop.neighbor_UK,
-            eid_UK=hop.eid_UK,
-            mask_UK=hop.mask_UK,
-            ago_UK=np.where(hop.mask_UK, query_us - time_UK, 0),
-            edge_UKD=edge_features(columns, hop.eid_UK, hop.mask_UK),
-        ))
+        hops.append(
+            Hop(
+                root_U=hop.root_U,
+                neighbor_UK=hop.neighbor_UK,
+                eid_UK=hop.eid_UK,
+                mask_UK=hop.mask_UK,
+                ago_UK=np.where(hop.mask_UK, query_us - time_UK, 0),
+                edge_UKD=edge_features(columns, hop.eid_UK, hop.mask_UK),
+            )
+        )
     node_MD = features.of(found.node_M)
     return Neighborhood(found.node_M, node_MD, tuple(hops), windows=plan.window_us > 0)

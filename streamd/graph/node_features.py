@@ -18,9 +18,12 @@ class NodeFeatures:
         end = int(np.searchsorted(edge_U, until_edge, side="right"))
         if end <= self._taken:
             return
-        nodes, values = node_U[self._taken:end], values_UD[self._taken:end]
+        nodes = node_U[self._taken : end]
+        values = values_UD[self._taken : end]
         if nodes.max() >= len(self._values):
-            grown = np.zeros((max(int(nodes.max()) + 1, 2 * len(self._values)), self.dim), np.float32)
+            grown = np.zeros(
+                (max(int(nodes.max()) + 1, 2 * len(self._values)), self.dim), np.float32
+            )
             grown[: len(self._values)] = self._values
             self._values = grown
         self._values[nodes] = values

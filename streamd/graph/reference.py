@@ -9,8 +9,14 @@ from streamd.graph.hashing import GOLDEN, mix
 
 
 def entries(
-    src_E: Int64, dst_E: Int64, first_event: int, node: int, since: int, before: int,
-    hidden: Collection[int] = (), direction: str = "both",
+    src_E: Int64,
+    dst_E: Int64,
+    first_event: int,
+    node: int,
+    since: int,
+    before: int,
+    hidden: Collection[int] = (),
+    direction: str = "both",
 ) -> list[tuple[int, int]]:
     """(event id, neighbour) of a node among events [since, before), oldest first, by looking at
     every event. hidden: ids of deleted events."""
@@ -24,15 +30,18 @@ def entries(
     return out
 
 
-def recent(
-    visible: Sequence[tuple[int, int]], fanout: int, **_: object
-) -> list[tuple[int, int]]:
+def recent(visible: Sequence[tuple[int, int]], fanout: int, **_: object) -> list[tuple[int, int]]:
     """The newest of a root's entries, newest first."""
     return list(visible[::-1][:fanout])
 
 
 def uniform(
-    visible: Sequence[tuple[int, int]], fanout: int, *, node: int, before: int, seed: int,
+    visible: Sequence[tuple[int, int]],
+    fanout: int,
+    *,
+    node: int,
+    before: int,
+    seed: int,
     replace: bool,
 ) -> list[tuple[int, int]]:
     """Entries of a root, each as likely as any other; draws are a hash of seed, node, the query's

@@ -1,4 +1,5 @@
-"""From where a role goes on after a stop: facts it stored, and the hold that keeps the log behind them."""
+"""From where a role goes on after a stop: facts it stored, and the hold that keeps the log behind
+them."""
 
 from pathlib import Path
 
@@ -13,7 +14,9 @@ class RestartPoint:
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
         """name: of the role. Takes over what an older release left."""
-        self._data_dir, self._name, self._live = data_dir, name, live
+        self._data_dir = data_dir
+        self._name = name
+        self._live = live
         self._folder = folder_of(data_dir, name) / FACTS
         take_over(data_dir, name)
         begin_hold(data_dir, name, live.log.first_edge)
@@ -29,17 +32,20 @@ class RestartPoint:
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts should be stored, which are at `edge`: once a segment is behind, or compaction asks."""
+        """Whether facts should be stored, which are at `edge`: once a segment is behind, or
+        compaction asks."""
         behind = max(self._live.log.sealed_until(edge), min(self.wish() or 0, edge))
         return self._facts_edge < behind
 
     def store(self, facts: PairFacts) -> None:
-        """Store the facts, or a copy of them, durably. Safe in a thread of its own. Raises: OSError."""
+        """Store the facts, or a copy of them, durably. Safe in a thread of its own. Raises:
+        OSError."""
         save_facts(facts, self._folder)
         self._facts_edge = facts.edge
 
     def hold(self, edge: int, clean_edge: int) -> None:
-        """Say what of the log a restart needs: what is behind `edge`, and behind the facts. clean_edge: as of `Hold`."""
+        """Say what of the log a restart needs: what is behind `edge`, and behind the facts.
+        clean_edge: as of `Hold`."""
         hold = Hold(min(self._facts_edge, edge), clean_edge)
         if hold.edge != self._hold.edge or (hold != self._hold and self.wish() is not None):
             write_hold(self._data_dir, self._name, hold)

@@ -37,8 +37,8 @@ class Compact:
 @dataclass(frozen=True)
 class Layer:
     """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time:
-    int64[R, k], mask: bool[R, k]; padding is 0. Next hop's roots are `root` itself, then the sampled
-    neighbours in row order, padding left out."""
+    int64[R, k], mask: bool[R, k]; padding is 0. Next hop's roots are `root` itself, then the
+    sampled neighbours in row order, padding left out."""
 
     root: Int64
     root_time: Int64
@@ -57,7 +57,7 @@ class Layer:
         distinct, place = np.unique(pairs, axis=1, return_inverse=True)
         place = place.reshape(-1)
         roots = place[: len(self.root)]
-        edge_index = np.stack([place[len(self.root):], roots[row]])
+        edge_index = np.stack([place[len(self.root) :], roots[row]])
         return Compact(distinct[0], distinct[1], roots, edge_index, self.eid[self.mask])
 
 
@@ -65,7 +65,8 @@ class Threads:
     """A sampler whose roots are shared among threads; their answers do not depend on how."""
 
     def __init__(self, sampler: NeighborSampler[Int64], threads: int) -> None:
-        self._sampler, self._threads = sampler, threads
+        self._sampler = sampler
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
 
     def sample(
@@ -125,8 +126,10 @@ class TemporalSampler:
             raise ValueError("strategy window needs width_us and snapshots above 0, and one fanout")
         if not fanouts or min(fanouts) <= 0:
             raise ValueError("fanouts must be one or more numbers above 0")
-        self.strategy, self.columns = strategy, columns
-        self.prop_time, self.width_us = prop_time, width_us
+        self.strategy = strategy
+        self.columns = columns
+        self.prop_time = prop_time
+        self.width_us = width_us
         self._sampler = Threads(graph, threads) if threads > 1 else graph
         self._draws = [
             Draw(
@@ -203,8 +206,10 @@ class TemporalSampler:
         self, hop: SampledHop[Int64], times: Int64, snapshot: int
     ) -> tuple[Roots[Int64], Int64]:
         """The next hop's roots, this hop's and then its neighbours in row order, and their times."""
-        roots, found = hop.roots, hop.found
-        first, total = len(roots.node), len(roots.node) + int(np.count_nonzero(found.mask))
+        roots = hop.roots
+        found = hop.found
+        first = len(roots.node)
+        total = len(roots.node) + int(np.count_nonzero(found.mask))
         nodes, next_times, before = np.empty((3, total), np.int64)
         next_roots(
             roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before

@@ -38,10 +38,10 @@ def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
     size = 16
     while size < 2 * len(q.root):
         size *= 2
-    table, found = np.zeros(size, np.int32), 0
+    table = np.zeros(size, np.int32)
+    found = 0
     for r in range(len(q.root)):
-        key = (np.uint64(q.root[r]) * GOLDEN
-               ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F))
+        key = np.uint64(q.root[r]) * GOLDEN ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
             other = table[slot] - 1
@@ -78,19 +78,24 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
     answered once.
     """
     k = out.neighbor.shape[1]
-    own, like = np.empty(len(q.root), np.int32), np.empty(len(q.root), np.int32)
+    own = np.empty(len(q.root), np.int32)
+    like = np.empty(len(q.root), np.int32)
     distinct = _distinct(q, own, like)
-    counts, blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
+    counts = np.empty(AHEAD, np.int64)
+    blocks = np.empty(AHEAD, np.int64)
     for first in range(0, distinct, AHEAD):
         last = min(first + AHEAD, distinct)
         locate(g, q, q.before, own, first, last, counts, blocks)
         for i in range(last - first):
             r = own[first + i]
-            found, block, since = 0, blocks[i], q.since[r]
+            found = 0
+            block = blocks[i]
+            since = q.since[r]
             missing = counts[i] < 0 and since < q.before[r]
             if counts[i] > 0 and since < q.before[r]:
                 at = g.nodes[4 * q.root[r] + DIRECTORY]
-                base, start = g.blocks[2 * (at + block)], g.blocks[2 * (at + block) + 1]
+                base = g.blocks[2 * (at + block)]
+                start = g.blocks[2 * (at + block) + 1]
                 entry = start + counts[i] - entries_before(g, block) - 1
                 while found < k:
                     # Go on with the block before, where there is one that reaches back far enough.
@@ -98,7 +103,8 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
                         if block == 0 or base <= since:
                             break
                         block -= 1
-                        base, start = g.blocks[2 * (at + block)], g.blocks[2 * (at + block) + 1]
+                        base = g.blocks[2 * (at + block)]
+                        start = g.blocks[2 * (at + block) + 1]
                         if start < 0:
                             missing = True
                             break
@@ -171,12 +177,16 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     node, the query's end and the draw.
     """
     k = out.neighbor.shape[1]
-    ends, end_blocks = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
-    begins, begin_blocks = np.zeros(AHEAD, np.int64), np.empty(AHEAD, np.int64)
-    chosen, found = np.empty((AHEAD, k), np.int64), np.empty(AHEAD, np.int64)
+    ends = np.empty(AHEAD, np.int64)
+    end_blocks = np.empty(AHEAD, np.int64)
+    begins = np.zeros(AHEAD, np.int64)
+    begin_blocks = np.empty(AHEAD, np.int64)
+    chosen = np.empty((AHEAD, k), np.int64)
+    found = np.empty(AHEAD, np.int64)
     in_block = np.empty((AHEAD, k), np.int64)
     listed = np.empty(0, np.int64)
-    own, like = np.empty(len(q.root), np.int32), np.empty(len(q.root), np.int32)
+    own = np.empty(len(q.root), np.int32)
+    like = np.empty(len(q.root), np.int32)
     distinct = _distinct(q, own, like)
     bounded = False
     for r in range(len(q.root)):
@@ -191,7 +201,9 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
         # Choose numbers of entries, and fetch what says where they lie.
         for i in range(last - first):
             r = own[first + i]
-            node, begin, count = q.root[r], begins[i], ends[i] - begins[i]
+            node = q.root[r]
+            begin = begins[i]
+            count = ends[i] - begins[i]
             found[i] = 0
             out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
             if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:

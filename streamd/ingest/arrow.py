@@ -32,16 +32,24 @@ class EventSink(Protocol):
 
     def key_numbers(self, keys: Sequence[Key]) -> Int64 | None: ...
 
-    def add_columns(self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any) -> bool: ...
+    def add_columns(
+        self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any
+    ) -> bool: ...
 
     def events(
-        self, items: Sequence[Any], read: Callable[[Any], WireEvent], record: Any,
-        raw: Callable[[Any], bytes], first: int = 0, scale: int | None = None
+        self,
+        items: Sequence[Any],
+        read: Callable[[Any], WireEvent],
+        record: Any,
+        raw: Callable[[Any], bytes],
+        first: int = 0,
+        scale: int | None = None,
     ) -> None: ...
 
 
 def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
-    """Give the rows of an Arrow IPC stream to `sink`: as columns where all are plain edges, else as rows.
+    """Give the rows of an Arrow IPC stream to `sink`: as columns where all are plain edges, else as
+    rows.
 
     Columns are the fields of the JSON events. Raises: BadEvent where it cannot be read, or where a
     column has another name or another type than `_expected` takes.
@@ -49,13 +57,17 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
     try:
         import pyarrow as pa
     except ImportError:
-        raise BadEvent("unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'") from None
+        raise BadEvent(
+            "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
+        ) from None
     try:
         check_head(value, pa)
         reader = pa.ipc.open_stream(value)
         _check_schema(reader.schema, pa)
         check_batches(value, pa)
-        batches, count, size = [], 0, 0
+        batches = []
+        count = 0
+        size = 0
         for batch in reader:
             count += batch.num_rows
             sink.check_count(count)
@@ -78,8 +90,11 @@ def _check_schema(schema: Any, pa: Any) -> None:
     names = schema.names
     for name, kind in zip(names, schema.types, strict=True):
         if name not in FIELDS:
-            raise BadEvent("bad_arrow", f"no event has {named([name])}; "
-                                        f"has {named(names)}{to_map(names) or ': leave it out'}")
+            raise BadEvent(
+                "bad_arrow",
+                f"no event has {named([name])}; "
+                f"has {named(names)}{to_map(names) or ': leave it out'}",
+            )
         if names.count(name) > 1:
             raise BadEvent("bad_arrow", f"two columns are named {name}")
         expected = _expected(name, kind, pa)
@@ -137,7 +152,8 @@ def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
 
 
 def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
-    """Take the table by columns; False, and nothing taken, where it holds anything but plain, valid edges."""
+    """Take the table by columns; False, and nothing taken, where it holds anything but plain, valid
+    edges."""
     names = set(table.column_names)
     if not {"src", "dst", "time"} <= names <= EDGE_COLUMNS or len(names) != table.num_columns:
         return False

@@ -26,8 +26,11 @@ def check_head(value: bytes, pa: Any) -> None:
     for message in pa.ipc.MessageReader.open_stream(value):
         data = message.metadata.to_pybytes()
         if message.type != "schema" or len(data) > MAX_SCHEMA_BYTES:
-            raise BadEvent("bad_arrow", f"begins with a {message.type} of {len(data)} bytes, "
-                                        f"not with a schema of at most {MAX_SCHEMA_BYTES}")
+            raise BadEvent(
+                "bad_arrow",
+                f"begins with a {message.type} of {len(data)} bytes, "
+                f"not with a schema of at most {MAX_SCHEMA_BYTES}",
+            )
         top = _follow(data, 0)
         header = _follow(data, _field(data, top, 2))
         _bound(data, top, 4, MAX_NOTES, "notes")
@@ -48,7 +51,9 @@ def check_batches(value: bytes, pa: Any) -> None:
         top = _follow(data, 0)
         _bound(data, top, 4, MAX_NOTES, "notes")
         if _field(data, _follow(data, _field(data, top, 2)), 3):
-            raise BadEvent("bad_arrow", "compressed buffers are not taken; let Kafka compress the record")
+            raise BadEvent(
+                "bad_arrow", "compressed buffers are not taken; let Kafka compress the record"
+            )
 
 
 def _check_column(data: bytes, column: int) -> None:

@@ -9,12 +9,25 @@ from numpy.typing import NDArray
 
 from streamd.events import EDGE, LABEL, Bools, Float32, Int64
 
-ROW = np.dtype([("time", "<i8"), ("stamp", "<i8"), ("source", "<i4"), ("offset", "<i8"), ("item", "<i4"), ("kind", "<i1"),
-                ("a", "<i8"), ("b", "<i8"), ("extra", "<i4")], align=True)
-"""time: event time, int64 microseconds; 0 for NODE and DELETE, which have none. stamp: the Kafka record's timestamp in
-microseconds, NO_STAMP without one. source: number of the topic-partition in sorted order. item: place in a batched record.
-kind: EDGE (a = src, b = dst), NODE, LABEL (a = node) or DELETE (a = node, b = -1; or a = src, b = dst); a and b are
-numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none."""
+ROW = np.dtype(
+    [
+        ("time", "<i8"),
+        ("stamp", "<i8"),
+        ("source", "<i4"),
+        ("offset", "<i8"),
+        ("item", "<i4"),
+        ("kind", "<i1"),
+        ("a", "<i8"),
+        ("b", "<i8"),
+        ("extra", "<i4"),
+    ],
+    align=True,
+)
+"""time: event time, int64 microseconds; 0 for NODE and DELETE, which have none. stamp: the Kafka
+record's timestamp in microseconds, NO_STAMP without one. source: number of the topic-partition in
+sorted order. item: place in a batched record. kind: EDGE (a = src, b = dst), NODE, LABEL (a = node)
+or DELETE (a = node, b = -1; or a = src, b = dst); a and b are numbers of a `KeyTable`. extra: index
+into `Block.extras`, -1 for none."""
 NO_STAMP = -1
 Rows = NDArray[np.void]
 
@@ -28,9 +41,11 @@ def has_time(rows: Rows) -> Bools:
 
 @dataclass
 class Block:
-    """n events. rows: `ROW` [n]; values: edge features, float32[n, D]; extras: what other kinds carry.
+    """n events. rows: `ROW` [n]; values: edge features, float32[n, D]; extras: what other kinds
+    carry.
 
-    extras: features of a NODE, target of a LABEL, (time of the edge in microseconds,) of a DELETE of edges.
+    extras: features of a NODE, target of a LABEL, (time of the edge in microseconds,) of a DELETE
+    of edges.
     """
 
     rows: Rows
@@ -51,10 +66,13 @@ class Block:
         return Block(rows, self.values[index], extras)
 
     def split(self, count: int) -> tuple["Block", "Block"]:
-        """The first `count` events and the others; nothing is copied but what other kinds than edges carry."""
+        """The first `count` events and the others; nothing is copied but what other kinds than
+        edges carry."""
         if self.extras:
             return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
-        return Block(self.rows[:count], self.values[:count]), Block(self.rows[count:], self.values[count:])
+        return Block(self.rows[:count], self.values[:count]), Block(
+            self.rows[count:], self.values[count:]
+        )
 
 
 def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:
@@ -84,7 +102,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     at = 0
     for b in blocks:
         if b.extras:
-            part = rows[at: at + len(b)]
+            part = rows[at : at + len(b)]
             part["extra"] += np.where(part["extra"] >= 0, len(extras), 0).astype(np.int32)
             extras += b.extras
         at += len(b)

@@ -16,24 +16,42 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
-"""Longest pause between attempts to reach a broker; the client's own 30 s would outlast most restarts."""
+"""Longest pause between attempts to reach a broker; the client's own 30 s would outlast most
+restarts."""
 BOOTSTRAP_MS = 4_000
-"""Longest wait for a first answer of a broker, after which ours tries again: the client's own 30 s would outlast a stop."""
+"""Longest wait for a first answer of a broker, after which ours tries again: the client's own 30 s
+would outlast a stop."""
 TOKEN_PROVIDER = "sasl_oauth_token_provider"
-OURS = {"bootstrap_servers", "group_id", "ssl_context",
-        "enable_auto_commit", "auto_offset_reset", "isolation_level",
-        "key_deserializer", "value_deserializer", "key_serializer", "value_serializer", "metadata_max_age_ms"}
+OURS = {
+    "bootstrap_servers",
+    "group_id",
+    "ssl_context",
+    "enable_auto_commit",
+    "auto_offset_reset",
+    "isolation_level",
+    "key_deserializer",
+    "value_deserializer",
+    "key_serializer",
+    "value_serializer",
+    "metadata_max_age_ms",
+}
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """kafka-python takes any other text for PLAINTEXT, without a word."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
 MECHANISMS: dict[str, tuple[str, ...]] = {
-    "PLAIN": PASSWORD, "SCRAM-SHA-256": PASSWORD, "SCRAM-SHA-512": PASSWORD,
-    "OAUTHBEARER": (TOKEN_PROVIDER,), "GSSAPI": (), "AWS_MSK_IAM": ()}
+    "PLAIN": PASSWORD,
+    "SCRAM-SHA-256": PASSWORD,
+    "SCRAM-SHA-512": PASSWORD,
+    "OAUTHBEARER": (TOKEN_PROVIDER,),
+    "GSSAPI": (),
+    "AWS_MSK_IAM": (),
+}
 """SASL mechanisms, and the options that each needs."""
 
 
 def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python settings every client of ours gets; lists from YAML or JSON become the tuples it expects."""
+    """kafka-python settings every client of ours gets; lists from YAML or JSON become the tuples it
+    expects."""
     given = read_options(kafka)
     extra = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in known}
     provider = extra.get(TOKEN_PROVIDER)
@@ -47,7 +65,8 @@ def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str,
 
 
 def read_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """The options of `kafka.client` and of the file `kafka.client_file`, which is read anew for each client.
+    """The options of `kafka.client` and of the file `kafka.client_file`, which is read anew for
+    each client.
 
     Raises: SettingsError, naming the option and where it stands, never its value.
     """
@@ -56,8 +75,9 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
     _check_each(in_file, f"kafka.client_file {kafka.client_file}")
     for key in in_file:
         if key in kafka.client:
-            raise SettingsError(f"{key} stands in kafka.client and in {kafka.client_file}.",
-                                "keep one of them.")
+            raise SettingsError(
+                f"{key} stands in kafka.client and in {kafka.client_file}.", "keep one of them."
+            )
     options = {**kafka.client, **in_file}
     _check_security(options)
     _check_certificates(options)
@@ -65,7 +85,8 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. No error quotes its text, as a parser's own message would."""
+    """The mapping in a YAML or JSON file. No error quotes its text, as a parser's own message
+    would."""
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
@@ -73,8 +94,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         at = "" if mark is None else f" at line {mark.line + 1}"
-        raise SettingsError(f"kafka.client_file {path} is no YAML{at}.",
-                            "put text with marks such as * or : in quotes.") from None
+        raise SettingsError(
+            f"kafka.client_file {path} is no YAML{at}.",
+            "put text with marks such as * or : in quotes.",
+        ) from None
     if not isinstance(content, dict):
         raise SettingsError(f"kafka.client_file {path} must hold a mapping of options.")
     return content
@@ -82,21 +105,29 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _check_each(options: Mapping[str, Any], where: str) -> None:
     """Refuse options that kafka-python does not know, that streamd decides, or of another type."""
-    known = {*KafkaConsumer.DEFAULT_CONFIG, *KafkaProducer.DEFAULT_CONFIG,
-             *KafkaAdminClient.DEFAULT_CONFIG}
+    known = {
+        *KafkaConsumer.DEFAULT_CONFIG,
+        *KafkaProducer.DEFAULT_CONFIG,
+        *KafkaAdminClient.DEFAULT_CONFIG,
+    }
     for key, value in options.items():
         if key in OURS:
-            raise SettingsError(f"{where}: {key} is decided by streamd and cannot be set.",
-                                "remove it.")
+            raise SettingsError(
+                f"{where}: {key} is decided by streamd and cannot be set.", "remove it."
+            )
         if key not in known:
             close = difflib.get_close_matches(str(key), sorted(known), 1, 0.5)
-            raise SettingsError(f"{where} has {key!r}, which kafka-python does not know"
-                                + (f"; did you mean {close[0]!r}?" if close else "."))
+            raise SettingsError(
+                f"{where} has {key!r}, which kafka-python does not know"
+                + (f"; did you mean {close[0]!r}?" if close else ".")
+            )
         kind = _kind(key)
         if kind is not None and not isinstance(value, kind):
             found = type(value).__name__
-            raise SettingsError(f"{where}: {key} is of type {found}, not {kind.__name__}.",
-                                "put text in quotes; true and false stand without.")
+            raise SettingsError(
+                f"{where}: {key} is of type {found}, not {kind.__name__}.",
+                "put text in quotes; true and false stand without.",
+            )
 
 
 def _kind(key: str) -> type | None:
@@ -111,31 +142,42 @@ def _check_security(options: Mapping[str, Any]) -> None:
     protocol = options.get("security_protocol", "PLAINTEXT")
     mechanism = options.get("sasl_mechanism")
     if protocol not in PROTOCOLS:
-        raise SettingsError("The Kafka client's security_protocol does not exist.",
-                            f"use one of {', '.join(PROTOCOLS)}.")
+        raise SettingsError(
+            "The Kafka client's security_protocol does not exist.",
+            f"use one of {', '.join(PROTOCOLS)}.",
+        )
     for key in options:
         without = "SASL" if key.startswith("sasl_") else "SSL" if key.startswith("ssl_") else ""
         if without not in protocol:
-            raise SettingsError(f"The Kafka client's {key} means nothing without {without}: its "
-                                f"security_protocol is {protocol}.", "change that, or remove it.")
+            raise SettingsError(
+                f"The Kafka client's {key} means nothing without {without}: its "
+                f"security_protocol is {protocol}.",
+                "change that, or remove it.",
+            )
     if "SASL" in protocol and mechanism not in MECHANISMS:
-        raise SettingsError(f"security_protocol {protocol} needs a sasl_mechanism that exists.",
-                            f"use one of {', '.join(MECHANISMS)}.")
+        raise SettingsError(
+            f"security_protocol {protocol} needs a sasl_mechanism that exists.",
+            f"use one of {', '.join(MECHANISMS)}.",
+        )
     for key in MECHANISMS.get(mechanism or "", ()):
         if not options.get(key):
-            raise SettingsError(f"sasl_mechanism {mechanism} needs {key}.",
-                                "set it in the file that kafka.client_file names.")
+            raise SettingsError(
+                f"sasl_mechanism {mechanism} needs {key}.",
+                "set it in the file that kafka.client_file names.",
+            )
     if mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
         raise SettingsError("sasl_mechanism AWS_MSK_IAM needs security_protocol SASL_SSL.")
     if mechanism == "AWS_MSK_IAM" and find_spec("botocore") is None:
-        raise SettingsError("sasl_mechanism AWS_MSK_IAM needs the package botocore.",
-                            "pip install 'streamd[msk]'.")
+        raise SettingsError(
+            "sasl_mechanism AWS_MSK_IAM needs the package botocore.", "pip install 'streamd[msk]'."
+        )
 
 
 def _check_certificates(options: Mapping[str, Any]) -> None:
     """Load the files of TLS once: of a wrong one kafka-python says only that no broker answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority, certificate = options.get("ssl_cafile"), options.get("ssl_certfile")
+    authority = options.get("ssl_cafile")
+    certificate = options.get("ssl_certfile")
     if options.get("ssl_keyfile") and not certificate:
         raise SettingsError("The Kafka client's ssl_keyfile needs ssl_certfile.", "set both.")
     try:
@@ -148,8 +190,10 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
             password = options.get("ssl_password", "")
             context.load_cert_chain(certificate, options.get("ssl_keyfile"), password)
     except OSError as error:
-        raise SettingsError(f"The Kafka client's {seen} cannot be used: {error.strerror}.",
-                            "name files in PEM that this user may read.") from None
+        raise SettingsError(
+            f"The Kafka client's {seen} cannot be used: {error.strerror}.",
+            "name files in PEM that this user may read.",
+        ) from None
 
 
 def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
@@ -164,7 +208,9 @@ def settle(producer: Any, pending: list[Any]) -> None:
         try:
             future.get(timeout=60)
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
-            raise KafkaError(f"An event was not acknowledged: {error}.", "check the broker and the topic.") from error
+            raise KafkaError(
+                f"An event was not acknowledged: {error}.", "check the broker and the topic."
+            ) from error
     pending.clear()
 
 
@@ -174,11 +220,22 @@ def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
 
 
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
-    """A consumer for assigned partitions: it joins no group, commits nothing and never skips by itself."""
-    return _made(KafkaConsumer, kafka, {
-        "fetch_max_bytes": 16_777_216, "max_partition_fetch_bytes": 4_194_304, "group_id": None,
-        "enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": "read_committed",
-        "allow_auto_create_topics": False, "metadata_max_age_ms": 30_000})
+    """A consumer for assigned partitions: it joins no group, commits nothing and never skips by
+    itself."""
+    return _made(
+        KafkaConsumer,
+        kafka,
+        {
+            "fetch_max_bytes": 16_777_216,
+            "max_partition_fetch_bytes": 4_194_304,
+            "group_id": None,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "isolation_level": "read_committed",
+            "allow_auto_create_topics": False,
+            "metadata_max_age_ms": 30_000,
+        },
+    )
 
 
 def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
@@ -186,10 +243,14 @@ def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
     try:
         return kind(**{**settings, **options})
     except ClientError as error:
-        raise KafkaError(f"No broker answers at {kafka.bootstrap_servers}: {error}.",
-                         "check kafka.bootstrap_servers, kafka.client and kafka.client_file.") from None
+        raise KafkaError(
+            f"No broker answers at {kafka.bootstrap_servers}: {error}.",
+            "check kafka.bootstrap_servers, kafka.client and kafka.client_file.",
+        ) from None
     except (TypeError, ValueError, OSError, AssertionError) as error:
-        raise SettingsError(f"kafka.client does not fit together: {error}.", "check kafka.client.") from None
+        raise SettingsError(
+            f"kafka.client does not fit together: {error}.", "check kafka.client."
+        ) from None
 
 
 def _token_provider(path: str) -> Any:
@@ -198,5 +259,7 @@ def _token_provider(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SettingsError(f"kafka.client.{TOKEN_PROVIDER} {path!r} cannot be made: {error}.",
-                            "name it as package.module:Class, with a constructor without arguments.") from None
+        raise SettingsError(
+            f"kafka.client.{TOKEN_PROVIDER} {path!r} cannot be made: {error}.",
+            "name it as package.module:Class, with a constructor without arguments.",
+        ) from None

@@ -19,8 +19,16 @@ def expand(codec: int, data: bytes, limit: int) -> bytes:
     """
     try:
         out = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}[codec](data, limit)
-    except (zlib.error, zstandard.ZstdError, snappy.UncompressError, RuntimeError, OSError, EOFError, IndexError,
-            KeyError) as error:
+    except (
+        zlib.error,
+        zstandard.ZstdError,
+        snappy.UncompressError,
+        RuntimeError,
+        OSError,
+        EOFError,
+        IndexError,
+        KeyError,
+    ) as error:
         raise ValueError(f"the compressed batch cannot be read: {error!r}") from None
     if len(out) > limit:
         raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit}")
@@ -40,8 +48,11 @@ def _lz4(data: bytes, limit: int) -> bytes:
 
 
 def _zstd(data: bytes, limit: int) -> bytes:
-    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(data, read_across_frames=True)
-    parts, size = [], 0
+    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(
+        data, read_across_frames=True
+    )
+    parts = []
+    size = 0
     while size <= limit and (part := reader.read(min(1 << 20, limit + 1 - size))):
         parts.append(part)
         size += len(part)
@@ -51,10 +62,11 @@ def _zstd(data: bytes, limit: int) -> bytes:
 def _snappy(data: bytes, limit: int) -> bytes:
     if data[:8] != XERIAL_MAGIC:
         return _snappy_block(data, limit)
-    out, at = [], 16
+    out = []
+    at = 16
     while at < len(data):
-        size = int.from_bytes(data[at: at + 4], "big")
-        block = data[at + 4: at + 4 + size]
+        size = int.from_bytes(data[at : at + 4], "big")
+        block = data[at + 4 : at + 4 + size]
         if not 0 < size == len(block):
             raise EOFError("a snappy block is cut short")
         out.append(_snappy_block(block, limit))
@@ -71,6 +83,8 @@ def _snappy_block(data: bytes, limit: int) -> bytes:
         if data[place] < 0x80:
             break
     if size > limit:
-        raise ValueError(f"the batch expands to more than ingest.max_batch_bytes, {limit} of which are left")
+        raise ValueError(
+            f"the batch expands to more than ingest.max_batch_bytes, {limit} of which are left"
+        )
     out: bytes = snappy.decompress(data)
     return out

@@ -1,4 +1,5 @@
-"""Merged events to the columns of one commit: keys become dense ids, late events get the watermark as their time."""
+"""Merged events to the columns of one commit: keys become dense ids, late events get the watermark
+as their time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,16 +8,29 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import DELETE, DELETION, EDGE, LABEL, MICROSECONDS, NODE, EventBatch, Int64, Key, Schema
+from streamd.events import (
+    DELETE,
+    DELETION,
+    EDGE,
+    LABEL,
+    MICROSECONDS,
+    NODE,
+    EventBatch,
+    Int64,
+    Key,
+    Schema,
+)
 from streamd.ingest.block import Block
 
-UNSEEN, NONE = -2, -1
+UNSEEN = -2
+NONE = -1
 HasEdge = Callable[[int, int, int], bool]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An event that was valid alone but has no place in the log as it is now. row: its place in the block."""
+    """An event that was valid alone but has no place in the log as it is now. row: its place in the
+    block."""
 
     row: int
     reason: str
@@ -26,15 +40,24 @@ class Refused:
 class BatchBuilder:
     """Turns blocks of merged events into commits. Owner: the poll thread.
 
-    ids: the log's key table, which gets new keys and loses deleted ones here (a commit that fails ends the process, so
-    none is orphaned). A cache from the decoder's key numbers to node ids is kept beside it.
+    ids: the log's key table, which gets new keys and loses deleted ones here (a commit that fails
+    ends the process, so none is orphaned). A cache from the decoder's key numbers to node ids is
+    kept beside it.
     """
 
     def __init__(
-        self, schema: Schema, ids: dict[Key, int], max_nodes: int, late_policy: str, has_edge: HasEdge
+        self,
+        schema: Schema,
+        ids: dict[Key, int],
+        max_nodes: int,
+        late_policy: str,
+        has_edge: HasEdge,
     ) -> None:
         """has_edge: whether the log holds an edge with these ends (node ids) and this event time."""
-        self._schema, self._ids, self._max_nodes, self._late_policy = schema, ids, max_nodes, late_policy
+        self._schema = schema
+        self._ids = ids
+        self._max_nodes = max_nodes
+        self._late_policy = late_policy
         self._has_edge = has_edge
         self._cache = np.zeros(0, np.int64)
         self._epoch = -1
@@ -44,7 +67,8 @@ class BatchBuilder:
     ) -> tuple[EventBatch, int, list[Refused]]:
         """Columns for the events of `block`, which are in log order.
 
-        Args: keys: by number, as in the block's a and b; epoch: changes when those numbers do; watermark: newest time in
+        Args: keys: by number, as in the block's a and b; epoch: changes when those numbers do;
+        watermark: newest time in
             the log, microseconds; num_nodes: node ids given out so far.
         Returns: the batch, the watermark after it, and the events left out.
         """
@@ -53,8 +77,14 @@ class BatchBuilder:
         time, late = _clamped(rows, watermark)
         refused: list[Refused] = []
         if late.any() and self._late_policy == "dead_letter":
-            refused = [Refused(i, "late", f"time is {(watermark - rows['time'][i]) / 1e6:,.6g} s behind the watermark")
-                       for i in np.flatnonzero(late).tolist()]
+            refused = [
+                Refused(
+                    i,
+                    "late",
+                    f"time is {(watermark - rows['time'][i]) / 1e6:,.6g} s behind the watermark",
+                )
+                for i in np.flatnonzero(late).tolist()
+            ]
             time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
@@ -66,16 +96,23 @@ class BatchBuilder:
 
     def _prepare(self, keys: Sequence[Key], epoch: int) -> None:
         if epoch != self._epoch:
-            self._cache, self._epoch = np.zeros(0, np.int64), epoch
+            self._cache = np.zeros(0, np.int64)
+            self._epoch = epoch
         if len(keys) > len(self._cache):
             grown = np.full(max(len(keys), 2 * len(self._cache)), UNSEEN, np.int64)
             grown[: len(self._cache)] = self._cache
             self._cache = grown
 
     def _number(
-        self, rows: NDArray[np.void], keys: Sequence[Key], kept: NDArray[np.bool_], num_nodes: int, refused: list[Refused]
+        self,
+        rows: NDArray[np.void],
+        keys: Sequence[Key],
+        kept: NDArray[np.bool_],
+        num_nodes: int,
+        refused: list[Refused],
     ) -> tuple[Int64, Int64, list[Key]]:
-        """Node ids of both ends, NONE where there is none; refuses what the node limit has no room for (kept: in, out)."""
+        """Node ids of both ends, NONE where there is none; refuses what the node limit has no room
+        for (kept: in, out)."""
         edge = rows["kind"] == EDGE
         b_number = np.where(rows["b"] >= 0, rows["b"], rows["a"])
         unseen = [column[self._cache[column] == UNSEEN] for column in (rows["a"], b_number)]
@@ -87,13 +124,28 @@ class BatchBuilder:
         start = 0
         for stop in (*deletes.tolist(), len(rows)):
             part = slice(start, min(stop + 1, len(rows)))
-            missing = np.flatnonzero(kept[part] & (rows["kind"][part] != DELETE) & (
-                (self._cache[rows["a"][part]] == NONE) | (edge[part] & (self._cache[b_number[part]] == NONE)))) + start
+            missing = (
+                np.flatnonzero(
+                    kept[part]
+                    & (rows["kind"][part] != DELETE)
+                    & (
+                        (self._cache[rows["a"][part]] == NONE)
+                        | (edge[part] & (self._cache[b_number[part]] == NONE))
+                    )
+                )
+                + start
+            )
             for i in missing.tolist():
                 ends = (int(rows["a"][i]), int(rows["b"][i])) if edge[i] else (int(rows["a"][i]),)
                 wanted = [n for n in dict.fromkeys(ends) if self._cache[n] == NONE]
                 if num_nodes + len(new_keys) + len(wanted) > self._max_nodes:
-                    refused.append(Refused(i, "node_limit", f"the log holds ingest.max_nodes = {self._max_nodes} keys"))
+                    refused.append(
+                        Refused(
+                            i,
+                            "node_limit",
+                            f"the log holds ingest.max_nodes = {self._max_nodes} keys",
+                        )
+                    )
                     kept[i] = False
                     continue
                 for n in wanted:
@@ -110,15 +162,21 @@ class BatchBuilder:
     def _refuse_unmatched(
         self, block: Block, kept: NDArray[np.bool_], a: Int64, b: Int64, refused: list[Refused]
     ) -> None:
-        """Refuse deletes of a node or edge that lies neither in the log nor before them in the block (kept: in, out)."""
+        """Refuse deletes of a node or edge that lies neither in the log nor before them in the
+        block (kept: in, out)."""
         rows = block.rows
         deletes = np.flatnonzero(rows["kind"] == DELETE)
         of_edges = deletes[rows["b"][deletes] >= 0]
         here: dict[tuple[int, int, int], int] = {}
         if len(of_edges):
             edges = np.flatnonzero(kept & (rows["kind"] == EDGE))
-            for place, *edge in zip(edges.tolist(), a[edges].tolist(), b[edges].tolist(),
-                                    rows["time"][edges].tolist(), strict=True):
+            for place, *edge in zip(
+                edges.tolist(),
+                a[edges].tolist(),
+                b[edges].tolist(),
+                rows["time"][edges].tolist(),
+                strict=True,
+            ):
                 here.setdefault((edge[0], edge[1], edge[2]), place)
         for i in deletes.tolist():
             src, dst = int(a[i]), int(b[i])
@@ -126,26 +184,41 @@ class BatchBuilder:
                 found = src >= 0
             else:
                 wanted = (src, dst, int(block.extras[int(rows["extra"][i])][0]))
-                found = min(src, dst) >= 0 and (here.get(wanted, len(rows)) < i or self._has_edge(*wanted))
+                found = min(src, dst) >= 0 and (
+                    here.get(wanted, len(rows)) < i or self._has_edge(*wanted)
+                )
             if not found:
                 what = "node" if rows["b"][i] < 0 else "edge"
                 refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
                 kept[i] = False
 
     def _columns(
-        self, block: Block, time: Int64, late: NDArray[np.bool_], kept: NDArray[np.bool_], a: Int64, b: Int64,
-        new_keys: list[Key]
+        self,
+        block: Block,
+        time: Int64,
+        late: NDArray[np.bool_],
+        kept: NDArray[np.bool_],
+        a: Int64,
+        b: Int64,
+        new_keys: list[Key],
     ) -> EventBatch:
-        rows, schema = block.rows, self._schema
+        rows = block.rows
+        schema = self._schema
         edge, node, label = (kept & (rows["kind"] == k) for k in (EDGE, NODE, LABEL))
         single = rows["b"] < 0
         delete = kept & (rows["kind"] == DELETE) & (a >= 0) & (single | (b >= 0))
         place = np.cumsum(edge | node | label | delete) - 1
         edges_before = np.cumsum(edge)
         deletions = np.zeros(int(delete.sum()), DELETION)
-        deletions["row"], deletions["edge"], deletions["src"] = place[delete], edges_before[delete], a[delete]
+        deletions["row"], deletions["edge"], deletions["src"] = (
+            place[delete],
+            edges_before[delete],
+            a[delete],
+        )
         deletions["dst"] = np.where(single, NONE, b)[delete]
-        deletions["time"] = [block.extras[x][0] if x >= 0 else NONE for x in rows["extra"][delete].tolist()]
+        deletions["time"] = [
+            block.extras[x][0] if x >= 0 else NONE for x in rows["extra"][delete].tolist()
+        ]
         late_edges = np.flatnonzero(late & edge)
 
         def carried(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
@@ -167,7 +240,8 @@ class BatchBuilder:
             new_keys=tuple(new_keys),
             late_edge=tuple((edges_before[late_edges] - 1).tolist()),
             late_time=tuple(rows["time"][late_edges].tolist()),
-            deletions_X=deletions)
+            deletions_X=deletions,
+        )
 
 
 def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
@@ -175,14 +249,17 @@ def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.
     moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
     if not len(rows):
         return rows["time"].copy(), moves
-    time: Int64 = np.maximum.accumulate(np.where(moves, np.maximum(rows["time"], watermark), watermark))
+    time: Int64 = np.maximum.accumulate(
+        np.where(moves, np.maximum(rows["time"], watermark), watermark)
+    )
     return time, moves & (time > rows["time"])
 
 
 def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> bytes:
     """An event of a block as its producer could have sent it."""
     r = block.rows[row]
-    a, time = keys[int(r["a"])], int(r["time"]) // MICROSECONDS[time_unit]
+    a = keys[int(r["a"])]
+    time = int(r["time"]) // MICROSECONDS[time_unit]
     carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
     event: dict[str, object]
     if r["kind"] == EDGE:
@@ -194,8 +271,12 @@ def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> byte
     elif r["kind"] == NODE:
         event = {"type": "node", "id": a, "features": list(carried)}
     elif r["b"] >= 0:
-        event = {"type": "delete", "src": a, "dst": keys[int(r["b"])],
-                 "time": int(carried[0]) // MICROSECONDS[time_unit]}
+        event = {
+            "type": "delete",
+            "src": a,
+            "dst": keys[int(r["b"])],
+            "time": int(carried[0]) // MICROSECONDS[time_unit],
+        }
     else:
         event = {"type": "delete", "node": a}
     return msgspec.json.encode(event)

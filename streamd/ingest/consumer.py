@@ -21,20 +21,24 @@ from streamd.settings import IngestSettings, KafkaSettings
 
 log = structlog.get_logger()
 ANSWER_MS = 5_000
-"""Longest wait for one answer of the broker: kafka-python's own calls wait for ever where a partition has no leader."""
+"""Longest wait for one answer of the broker: kafka-python's own calls wait for ever where a
+partition has no leader."""
 UNKNOWN_END = 2**62
 """End of a partition that nobody can tell: it is not read to its end."""
 
 
 class OutOfRange(Exception):
-    """Kafka no longer has the offset to be read next: what that means is decided where reading begins."""
+    """Kafka no longer has the offset to be read next: what that means is decided where reading
+    begins."""
 
 
 class KafkaSource:
-    """The partitions of the configured topics, or a shard of them, numbered in sorted order. Owner: the poll thread."""
+    """The partitions of the configured topics, or a shard of them, numbered in sorted order. Owner:
+    the poll thread."""
 
     def __init__(self, kafka: KafkaSettings, ingest: IngestSettings) -> None:
-        self._kafka, self._ingest = kafka, ingest
+        self._kafka = kafka
+        self._ingest = ingest
         make_reading_safe(ingest.max_batch_bytes)
         self._open()
         self._topics = Topics("", {}, ())
@@ -45,7 +49,8 @@ class KafkaSource:
 
         self._epochs: dict[TopicPartition, int] = {}
         self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        """Partitions that lost what was read: where they part from it, None where they have nothing in common."""
+        """Partitions that lost what was read: where they part from it, None where they have nothing
+        in common."""
 
     def _open(self) -> None:
         self._consumer = make_consumer(self._kafka)
@@ -53,13 +58,15 @@ class KafkaSource:
         bound_polls(self._consumer, self._ingest.max_batch_bytes)
 
     def discover(self) -> tuple[str, ...]:
-        """Learn cluster, topics and partitions. Returns: topics that do not exist; nothing is learned while there are any.
-        Raises: KafkaError."""
+        """Learn cluster, topics and partitions. Returns: topics that do not exist; nothing is
+        learned while there are any. Raises: KafkaError."""
         admin = make_admin(self._kafka)
         try:
             topics = describe(admin, self._kafka.topics)
         except ClientError as error:
-            raise KafkaError(f"The broker does not describe its topics: {error}.", "check kafka.client.") from None
+            raise KafkaError(
+                f"The broker does not describe its topics: {error}.", "check kafka.client."
+            ) from None
         finally:
             admin.close()
         if topics.missing:
@@ -67,11 +74,14 @@ class KafkaSource:
         self._topics = topics
         self.partitions = [tp for tp in topics.partitions if in_shard(tp, self._ingest.shard)]
         if not self.partitions:
-            raise SettingsError(f"Shard {self._ingest.shard} of {len(topics.partitions)} partitions has none.",
-                                "use fewer shards, or more partitions.")
+            raise SettingsError(
+                f"Shard {self._ingest.shard} of {len(topics.partitions)} partitions has none.",
+                "use fewer shards, or more partitions.",
+            )
         if self._watch is not None:
             self._watch.close()
-            # A client that knew the topics before fails on a partition which its metadata do not hold yet.
+            # A client that knew the topics before fails on a partition which its metadata do not
+            # hold yet.
             self._consumer.close(autocommit=False)
             self._open()
         self._watch = BrokerWatch(self._kafka, topics)
@@ -83,54 +93,85 @@ class KafkaSource:
         return self._watch is not None and self._watch.changed.is_set()
 
     def begin(self, stored: Progress) -> tuple[list[Position], list[Gap]]:
-        """Seek every partition to its stored position, or by `ingest.start` where there is none, after checking both.
+        """Seek every partition to its stored position, or by `ingest.start` where there is none,
+        after checking both.
 
         Returns: the positions, and with `ingest.on_data_loss: continue` what had to be passed over.
-        Raises: DataLossError where Kafka no longer has what the log expects next; KafkaError while no broker answers.
+        Raises: DataLossError where Kafka no longer has what the log expects next; KafkaError while
+        no broker answers.
         """
         topics = self._topics
         if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
-            raise DataLossError(f"This log was read from Kafka cluster {stored.cluster_id}, not {topics.cluster_id}.",
-                                "point kafka.bootstrap_servers at that cluster, or start a new data_dir.")
-        anew = {t for t, old in stored.topic_ids.items() if old and topics.topic_ids.get(t, old) not in (old, "")}
+            raise DataLossError(
+                f"This log was read from Kafka cluster {stored.cluster_id}, not {topics.cluster_id}.",
+                "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
+            )
+        anew = {
+            t
+            for t, old in stored.topic_ids.items()
+            if old and topics.topic_ids.get(t, old) not in (old, "")
+        }
         self._consumer.assign(self.partitions)
         led = [tp for tp in self.partitions if tp not in topics.leaderless]
         try:
             first = self._consumer.beginning_offsets(led, ANSWER_MS)
             end = self._consumer.end_offsets(led, ANSWER_MS)
         except ClientError as error:
-            raise KafkaError(f"The broker does not tell its offsets: {error}.", "ingest goes on trying.") from None
+            raise KafkaError(
+                f"The broker does not tell its offsets: {error}.", "ingest goes on trying."
+            ) from None
         self._end = dict(end)
         self._stable.clear()
-        begun, gaps = [], []
+        begun = []
+        gaps = []
         for tp in self.partitions:
             position = stored.positions.get(tp.topic, {}).get(tp.partition)
             if tp in topics.leaderless:
                 if position is None:
-                    raise KafkaError(f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying.")
+                    raise KafkaError(
+                        f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
+                    )
                 log.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
                 self._end[tp] = UNKNOWN_END
             elif position is None:
-                start = first[tp] if tp.topic in stored.positions else self._first_start(tp, first[tp], end[tp])
+                start = (
+                    first[tp]
+                    if tp.topic in stored.positions
+                    else self._first_start(tp, first[tp], end[tp])
+                )
                 position = Position(start)
             elif tp.topic in anew:
-                gaps.append(self._lost(Gap(tp.topic, tp.partition, position.offset, -1),
-                                       f"Topic {tp.topic} was deleted and made anew (id {topics.topic_ids[tp.topic]}, the "
-                                       f"log has {stored.topic_ids[tp.topic]})."))
+                gaps.append(
+                    self._lost(
+                        Gap(tp.topic, tp.partition, position.offset, -1),
+                        f"Topic {tp.topic} was deleted and made anew (id {topics.topic_ids[tp.topic]}, the "
+                        f"log has {stored.topic_ids[tp.topic]}).",
+                    )
+                )
                 position = Position(first[tp])
             elif tp in self._truncated:
                 gap, position = self._parted(tp, position, first[tp])
                 gaps.append(gap)
             elif position.offset > end[tp]:
-                gaps.append(self._lost(Gap(tp.topic, tp.partition, end[tp], position.offset),
-                                       f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, but the log has read up to "
-                                       f"{position.offset}."))
+                gaps.append(
+                    self._lost(
+                        Gap(tp.topic, tp.partition, end[tp], position.offset),
+                        f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, but the log has read up to "
+                        f"{position.offset}.",
+                    )
+                )
                 position = Position(end[tp])
             elif position.offset < first[tp]:
-                gaps.append(self._lost(Gap(tp.topic, tp.partition, position.offset, first[tp]),
-                                       f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; offsets {position.offset} "
-                                       f"to {first[tp] - 1} were deleted before they were read."))
-                position = Position(first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp]))
+                gaps.append(
+                    self._lost(
+                        Gap(tp.topic, tp.partition, position.offset, first[tp]),
+                        f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; offsets {position.offset} "
+                        f"to {first[tp] - 1} were deleted before they were read.",
+                    )
+                )
+                position = Position(
+                    first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp])
+                )
             seek(self._consumer, tp, position.offset, position.epoch)
             self._positions[tp], self._epochs[tp] = position.offset, position.epoch
             begun.append(position)
@@ -138,19 +179,34 @@ class KafkaSource:
         return begun, gaps
 
     def _parted(self, tp: TopicPartition, position: Position, first: int) -> tuple[Gap, Position]:
-        """What was lost of a partition whose leader has another log than the one read, and where to read on."""
+        """What was lost of a partition whose leader has another log than the one read, and where to
+        read on."""
         at = self._truncated[tp]
         what = f"An election made a leader of {tp.topic}-{tp.partition} that has not what was read of it"
         if at is None:
-            return self._lost(Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."), Position(first)
+            return self._lost(
+                Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."
+            ), Position(first)
         gap = Gap(tp.topic, tp.partition, at.offset, position.offset)
-        return self._lost(gap, f"{what} from offset {at.offset} to {position.offset - 1}."), Position(at.offset)
+        return self._lost(
+            gap, f"{what} from offset {at.offset} to {position.offset - 1}."
+        ), Position(at.offset)
 
     def _lost(self, gap: Gap, what: str) -> Gap:
         if self._ingest.on_data_loss == "fail":
-            raise DataLossError(what, "raise the topic's retention or restore it; to pass over the loss, set "
-                                      "ingest.on_data_loss: continue, which notes the gap in the journal.")
-        log.error("data_lost", topic=gap.topic, partition=gap.partition, first=gap.first, end=gap.end, what=what)
+            raise DataLossError(
+                what,
+                "raise the topic's retention or restore it; to pass over the loss, set "
+                "ingest.on_data_loss: continue, which notes the gap in the journal.",
+            )
+        log.error(
+            "data_lost",
+            topic=gap.topic,
+            partition=gap.partition,
+            first=gap.first,
+            end=gap.end,
+            what=what,
+        )
         return gap
 
     def _first_start(self, tp: TopicPartition, first: int, end: int) -> int:
@@ -161,15 +217,22 @@ class KafkaSource:
         try:
             found = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
         except ClientError as error:
-            raise KafkaError(f"The broker does not say what was written at {start}: {error}.",
-                             "ingest goes on trying.") from None
+            raise KafkaError(
+                f"The broker does not say what was written at {start}: {error}.",
+                "ingest goes on trying.",
+            ) from None
         return end if found is None else int(found.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
-        """Records by source. Raises: OutOfRange where Kafka lost what comes next, KafkaError while no broker answers."""
+        """Records by source. Raises: OutOfRange where Kafka lost what comes next, KafkaError while
+        no broker answers."""
         try:
-            polled = self._consumer.poll(timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
-            self._positions = {tp: int(self._consumer.position(tp, ANSWER_MS)) for tp in self.partitions}
+            polled = self._consumer.poll(
+                timeout_ms=int(timeout_seconds * 1000), max_records=max_records
+            )
+            self._positions = {
+                tp: int(self._consumer.position(tp, ANSWER_MS)) for tp in self.partitions
+            }
         except OffsetOutOfRangeError:
             raise OutOfRange from None
         except LogTruncationError as error:
@@ -177,13 +240,18 @@ class KafkaSource:
             raise OutOfRange from None
         except Exception as error:  # noqa: BLE001 - whatever reading raises, the client that raised it may be broken
             self._begin_anew()
-            raise KafkaError(f"The broker does not answer: {error!r}.", "ingest goes on trying.") from error
-        self._epochs.update({tp: records[-1].leader_epoch for tp, records in polled.items() if records})
+            raise KafkaError(
+                f"The broker does not answer: {error!r}.", "ingest goes on trying."
+            ) from error
+        self._epochs.update(
+            {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
+        )
         number = {tp: i for i, tp in enumerate(self.partitions)}
         return {number[tp]: records for tp, records in polled.items()}
 
     def _begin_anew(self) -> None:
-        """Read on with a new client: one that raised an error may go on raising it, or never return."""
+        """Read on with a new client: one that raised an error may go on raising it, or never
+        return."""
         seen = self._stable
         self._consumer.close(autocommit=False)
         self._open()
@@ -193,11 +261,13 @@ class KafkaSource:
             seek(self._consumer, tp, self._positions[tp], self._epochs.get(tp, -1))
 
     def position(self, source: int) -> int:
-        """Next offset to be read, as of the last poll; passes over holes left by transactions and compaction."""
+        """Next offset to be read, as of the last poll; passes over holes left by transactions and
+        compaction."""
         return self._positions[self.partitions[source]]
 
     def end(self, source: int) -> int:
-        """End of what can be read of the partition, as last seen: where an open transaction begins, if there is one."""
+        """End of what can be read of the partition, as last seen: where an open transaction begins,
+        if there is one."""
         tp = self.partitions[source]
         return self._stable.get(tp, self._end[tp])
 
@@ -207,7 +277,8 @@ class KafkaSource:
         return self._watch.answered_at if self._watch is not None else 0.0
 
     def confirm_all_read(self) -> bool:
-        """Ask the broker itself whether every partition is read to its end; False where it does not answer."""
+        """Ask the broker itself whether every partition is read to its end; False where it does not
+        answer."""
         try:
             end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
         except ClientError as error:
@@ -227,13 +298,17 @@ class KafkaSource:
     def publish(self, positions: Sequence[Position]) -> None:
         """Have Kafka told how far we are, for lag tools only."""
         if self._watch is not None:
-            self._watch.publish({tp: p.offset for tp, p in zip(self.partitions, positions, strict=True)})
+            self._watch.publish(
+                {tp: p.offset for tp, p in zip(self.partitions, positions, strict=True)}
+            )
 
     def progress(self, positions: Sequence[Position]) -> Progress:
         """What the commit line stores."""
         table: dict[str, dict[int, Position]] = {}
         for tp, position in zip(self.partitions, positions, strict=True):
-            table.setdefault(tp.topic, {})[tp.partition] = replace(position, epoch=self._epochs.get(tp, -1))
+            table.setdefault(tp.topic, {})[tp.partition] = replace(
+                position, epoch=self._epochs.get(tp, -1)
+            )
         return Progress(self._topics.cluster_id, dict(self._topics.topic_ids), table)
 
     def close(self) -> None:
@@ -243,7 +318,8 @@ class KafkaSource:
 
 
 def in_shard(tp: TopicPartition, shard: str | None) -> bool:
-    """Whether a partition belongs to shard "2/4" (the second of four); it never moves as partitions are added."""
+    """Whether a partition belongs to shard "2/4" (the second of four); it never moves as partitions
+    are added."""
     if shard is None:
         return True
     index, count = (int(x) for x in shard.split("/"))

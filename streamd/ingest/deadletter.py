@@ -1,4 +1,5 @@
-"""Where events go that do not fit: a topic, or bounded local files; acknowledged before the commit that passes them."""
+"""Where events go that do not fit: a topic, or bounded local files; acknowledged before the commit
+that passes them."""
 
 import base64
 import json
@@ -19,7 +20,8 @@ from streamd.storage import DISK, Disk, write_durably
 
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
-"""Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by default."""
+"""Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by
+default."""
 MAX_KEY_BYTES = 50_000
 """Most of a record's key that is kept: value and key together stay below that megabyte."""
 MAX_SENT = 10_000
@@ -30,18 +32,39 @@ FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
 REASONS = (
-    "bad_json", "too_deep", "wrong_type", "unknown_type", "missing_field", "bad_time", "time_ahead", "bad_features",
-    "feature_width", "bad_key", "record_too_large", "too_many_events", "empty", "unknown_content_type", "bad_arrow",
-    "bad_batch", "out_of_memory", "tombstone", "unsupported", "node_limit", "late", "unmatched_delete",
+    "bad_json",
+    "too_deep",
+    "wrong_type",
+    "unknown_type",
+    "missing_field",
+    "bad_time",
+    "time_ahead",
+    "bad_features",
+    "feature_width",
+    "bad_key",
+    "record_too_large",
+    "too_many_events",
+    "empty",
+    "unknown_content_type",
+    "bad_arrow",
+    "bad_batch",
+    "out_of_memory",
+    "tombstone",
+    "unsupported",
+    "node_limit",
+    "late",
+    "unmatched_delete",
 )
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One event that was not taken. index: place in a batched record, -1 for the whole value. time_us: wall clock.
+    """One event that was not taken. index: place in a batched record, -1 for the whole value.
+    time_us: wall clock.
 
-    content_type: the record's header of that name where the whole value is kept, empty for one event as JSON.
-    key, timestamp_ms: those of the record that the event came in; None and -1 for none.
+    content_type: the record's header of that name where the whole value is kept, empty for one
+    event as JSON. key, timestamp_ms: those of the record that the event came in; None and -1 for
+    none.
     """
 
     topic: str
@@ -68,13 +91,16 @@ class DeadLetters(Protocol):
 
 
 class LocalDeadLetters:
-    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the poll thread.
+    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the
+    poll thread.
 
     Raises: DiskError where a write or sync fails; nothing more is taken then.
     """
 
     def __init__(self, folder: Path, max_bytes: int, disk: Disk = DISK) -> None:
-        self._folder, self._half, self._disk = folder, max(max_bytes // 2, 1), disk
+        self._folder = folder
+        self._half = max(max_bytes // 2, 1)
+        self._disk = disk
         folder.mkdir(parents=True, exist_ok=True)
         self._current = folder / "current.jsonl"
         self._dirty = False
@@ -82,14 +108,25 @@ class LocalDeadLetters:
             self._open()
 
     def add(self, letter: DeadLetter) -> None:
-        fields = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "index": letter.index,
-                  "reason": letter.reason, "error": letter.error[:500], "time_us": letter.time_us,
-                  "content_type": letter.content_type, "num_bytes": len(letter.value),
-                  "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode(),
-                  "timestamp_ms": letter.timestamp_ms}
+        fields = {
+            "topic": letter.topic,
+            "partition": letter.partition,
+            "offset": letter.offset,
+            "index": letter.index,
+            "reason": letter.reason,
+            "error": letter.error[:500],
+            "time_us": letter.time_us,
+            "content_type": letter.content_type,
+            "num_bytes": len(letter.value),
+            "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode(),
+            "timestamp_ms": letter.timestamp_ms,
+        }
         if letter.key is not None:
             kept = letter.key[: min(MAX_KEY_BYTES, self._half // 8)]
-            fields |= {"num_key_bytes": len(letter.key), "key_base64": base64.b64encode(kept).decode()}
+            fields |= {
+                "num_key_bytes": len(letter.key),
+                "key_base64": base64.b64encode(kept).decode(),
+            }
         line = msgspec.json.encode(fields) + b"\n"
         with self._told():
             if self._size + len(line) > self._half:
@@ -108,14 +145,19 @@ class LocalDeadLetters:
             self._dirty = False
 
     def purge(self, keys: Collection[Key]) -> None:
-        """Take away the letters that speak of some keys; one that cannot be read as JSON goes with them."""
+        """Take away the letters that speak of some keys; one that cannot be read as JSON goes with
+        them."""
         if not keys:
             return
         with self._told():
             self._disk.close(self._fd)
             for path in (self._folder / "previous.jsonl", self._current):
                 if path.exists():
-                    kept = [line for line in path.read_bytes().splitlines(keepends=True) if not mentions(line, keys)]
+                    kept = [
+                        line
+                        for line in path.read_bytes().splitlines(keepends=True)
+                        if not mentions(line, keys)
+                    ]
                     write_durably(path, b"".join(kept), self._disk)
             self._open()
 
@@ -132,8 +174,10 @@ class LocalDeadLetters:
         try:
             yield
         except OSError as error:
-            raise DiskError(f"A dead letter in {self._folder} could not be written: {error.strerror or error}.",
-                            "free space or mend the disk; ingest resumes from the last commit by itself.") from error
+            raise DiskError(
+                f"A dead letter in {self._folder} could not be written: {error.strerror or error}.",
+                "free space or mend the disk; ingest resumes from the last commit by itself.",
+            ) from error
 
 
 def mentions(line: bytes, keys: Collection[Key]) -> bool:
@@ -151,7 +195,9 @@ def mentions(line: bytes, keys: Collection[Key]) -> bool:
             return True
         if b"\\" in record_key:
             return True  # JSON may spell a key with escapes
-        parts = [json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()]
+        parts = [
+            json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()
+        ]
     except (ValueError, RecursionError, KeyError, TypeError):
         return True
     left = parts
@@ -169,7 +215,8 @@ class TopicDeadLetters:
 
     def __init__(self, make_producer: Callable[[], Any], topic: str) -> None:
         """make_producer: called with the first letter, so that a start needs no broker."""
-        self._make_producer, self._topic = make_producer, topic
+        self._make_producer = make_producer
+        self._topic = topic
         self._producer: Any = None
         self._sent: list[Any] = []
 
@@ -186,7 +233,9 @@ class TopicDeadLetters:
             headers.append(("key", letter.key[:MAX_KEY_BYTES]))
         if len(self._sent) >= MAX_SENT:
             self.flush()
-        self._sent.append(self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers))
+        self._sent.append(
+            self._producer.send(self._topic, value=letter.value[:MAX_TOPIC_BYTES], headers=headers)
+        )
 
     def flush(self) -> None:
         if not self._sent:
@@ -196,8 +245,10 @@ class TopicDeadLetters:
             for future in self._sent:
                 future.get(ACKNOWLEDGED_SECONDS)
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the letter is not acknowledged
-            raise KafkaError(f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
-                             "check the topic and its permissions; ingest resumes where it stopped.") from error
+            raise KafkaError(
+                f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
+                "check the topic and its permissions; ingest resumes where it stopped.",
+            ) from error
         self._sent.clear()
 
 

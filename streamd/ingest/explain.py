@@ -20,12 +20,50 @@ MAX_KEPT = 256
 EXPLAINED = ("missing_field", "wrong_type", "unknown_type", "feature_width", "unsupported")
 """Reasons that the fields found, or the sight of a right event, explain."""
 OTHER_NAMES = {
-    "src": ("user", "userid", "uid", "source", "sourceid", "srcid", "from", "fromid", "sender",
-            "senderid", "customer", "customerid", "account", "accountid", "u"),
-    "dst": ("item", "itemid", "iid", "destination", "destinationid", "dstid", "to", "toid",
-            "receiver", "receiverid", "product", "productid", "merchant", "merchantid", "v"),
-    "time": ("ts", "timestamp", "t", "datetime", "eventtime", "createdat", "unixtime",
-             "timestampms"),
+    "src": (
+        "user",
+        "userid",
+        "uid",
+        "source",
+        "sourceid",
+        "srcid",
+        "from",
+        "fromid",
+        "sender",
+        "senderid",
+        "customer",
+        "customerid",
+        "account",
+        "accountid",
+        "u",
+    ),
+    "dst": (
+        "item",
+        "itemid",
+        "iid",
+        "destination",
+        "destinationid",
+        "dstid",
+        "to",
+        "toid",
+        "receiver",
+        "receiverid",
+        "product",
+        "productid",
+        "merchant",
+        "merchantid",
+        "v",
+    ),
+    "time": (
+        "ts",
+        "timestamp",
+        "t",
+        "datetime",
+        "eventtime",
+        "createdat",
+        "unixtime",
+        "timestampms",
+    ),
 }
 """What others call the fields of an edge, in small letters, without `_` and `-`."""
 ENVELOPE = ("before", "after", "op")
@@ -42,7 +80,7 @@ class Explainer:
             "edge": f'{{"src": "user:8", "dst": "item:3", "time": {time}{edge}}}',
             "node": f'{{"type": "node", "id": "user:8"{node}}}',
             "label": f'{{"type": "label", "node": "user:8", "time": {time}'
-                     f'{_numbers("target", schema.label_dim)}}}',
+            f"{_numbers('target', schema.label_dim)}}}",
             "delete": '{"type": "delete", "node": "user:8"}',
         }
         self._texts: dict[tuple[str, ...], str] = {}
@@ -81,9 +119,11 @@ def to_map(names: Sequence[str], kind: str = "edge") -> str:
     if kind != "edge":
         return ""
     plain = {n.lower().replace("_", "").replace("-", ""): n for n in names if n not in FIELDS}
-    meant = {field: next(plain[other] for other in others if other in plain)
-             for field, others in OTHER_NAMES.items()
-             if field not in names and not plain.keys().isdisjoint(others)}
+    meant = {
+        field: next(plain[other] for other in others if other in plain)
+        for field, others in OTHER_NAMES.items()
+        if field not in names and not plain.keys().isdisjoint(others)
+    }
     if not meant:
         return ""
     which = "them" if list(meant.values()) == list(names) else named(list(meant.values()))
@@ -95,8 +135,10 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
     inside = fields(found["payload"]) if "payload" in found else {}
     if not (all(n in found for n in ENVELOPE) or all(n in inside for n in ENVELOPE)):
         return ""
-    return ("looks like Debezium (before, after, op): let the connector unwrap it "
-            "(ExtractNewRecordState, no schemas) and map its columns to src, dst, time")
+    return (
+        "looks like Debezium (before, after, op): let the connector unwrap it "
+        "(ExtractNewRecordState, no schemas) and map its columns to src, dst, time"
+    )
 
 
 def foreign(start: bytes) -> str:
@@ -104,8 +146,10 @@ def foreign(start: bytes) -> str:
     if start[:1] == b"\0" and len(start) >= 5:
         number = int.from_bytes(start[1:5], "big")
         what = "JSON" if start[5:6] in (b"{", b"[") else "Avro or Protobuf"
-        return (f"schema registry header, id {number}: {what} follows; send plain JSON, "
-                "by a serializer without a registry")
+        return (
+            f"schema registry header, id {number}: {what} follows; send plain JSON, "
+            "by a serializer without a registry"
+        )
     if start[:4] in (b"\xff\xff\xff\xff", b"ARRO"):
         return "looks like Arrow: set the header content-type, and send the stream format"
     if start[:4] == b"Obj\x01":

@@ -1,10 +1,11 @@
-"""How kafka-python reads record batches, made safe: whatever cannot be read becomes one refused record.
+"""How kafka-python reads record batches, made safe: whatever cannot be read becomes one refused
+record.
 
-kafka-python decodes records inside a generator. An error in there, such as a header name that is not
-UTF-8, ends the generator for good, and the next poll never returns. It also expands a compressed
-batch without a limit. `SafeBatch` takes the place of its batch class. A refused record carries the
-reason as its value and REFUSED_HEADER, so that it passes through the decoder like any other value
-that does not fit.
+kafka-python decodes records inside a generator. An error in there, such as a header name that is
+not UTF-8, ends the generator for good, and the next poll never returns. It also expands a
+compressed batch without a limit. `SafeBatch` takes the place of its batch class. A refused record
+carries the reason as its value and REFUSED_HEADER, so that it passes through the decoder like any
+other value that does not fit.
 """
 
 import itertools
@@ -62,10 +63,11 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         if self._decompressed or self.compression_type == self.CODEC_NONE:
             self._decompressed = True
             return
-        data = bytes(memoryview(self._buffer)[self._pos:])
+        data = bytes(memoryview(self._buffer)[self._pos :])
         try:
             self._buffer = bytearray(expand(self.compression_type, data, self.max_batch_bytes))
-            self._pos, self._decompressed = 0, True
+            self._pos = 0
+            self._decompressed = True
         except ValueError as error:
             self._refuse(str(error))
 
@@ -86,11 +88,13 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     next = __next__
 
     def _read_record(self) -> DefaultRecord:
-        """The record at `_pos`, which moves behind it (Kafka's message format 2). Raises: UNREADABLE.
+        """The record at `_pos`, which moves behind it (Kafka's message format 2). Raises:
+        UNREADABLE.
 
         Header names that are not UTF-8 are read with replacements, as Kafka's own client does.
         """
-        buffer, end = self._buffer, len(self._buffer)
+        buffer = self._buffer
+        end = len(self._buffer)
         length, pos = decode_varint(buffer, self._pos)
         start = pos
         _, pos = decode_varint(buffer, pos)
@@ -123,7 +127,9 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             _, pos = decode_varint(self._buffer, body)
             _, pos = decode_varint(self._buffer, pos)
             offset_delta, pos = decode_varint(self._buffer, pos)
-            found = 0 <= offset_delta <= self.last_offset_delta and pos <= body + length <= len(self._buffer)
+            found = 0 <= offset_delta <= self.last_offset_delta and pos <= body + length <= len(
+                self._buffer
+            )
         except UNREADABLE:
             found = False
         if found:
@@ -131,10 +137,12 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
         self._next_record_index = self._num_records
         return self._refused_record(
-            self.last_offset, f"all up to offset {self.last_offset} of a batch: {error}")
+            self.last_offset, f"all up to offset {self.last_offset} of a batch: {error}"
+        )
 
     def _control_record(self) -> Any:
-        """The record of a transaction's end; None, which means that it does not abort, where it is malformed."""
+        """The record of a transaction's end; None, which means that it does not abort, where it is
+        malformed."""
         try:
             return self._read_msg()
         except UNREADABLE:
@@ -143,12 +151,21 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     def _refuse(self, why: str) -> None:
         """Make this a batch of one record, a refused one."""
         self._refused = f"offsets {self.base_offset} to {self.last_offset}: {why}"
-        self._num_records, self._next_record_index, self._decompressed = 1, 0, True
+        self._num_records = 1
+        self._next_record_index = 0
+        self._decompressed = True
 
     def _refused_record(self, offset: int, why: str) -> DefaultRecord:
         value = f"cannot be read: {why}".encode()[:1000]
-        return DefaultRecord(len(value), offset, self.max_timestamp, self.timestamp_type, None, value,
-                             [(REFUSED_HEADER, b"")])
+        return DefaultRecord(
+            len(value),
+            offset,
+            self.max_timestamp,
+            self.timestamp_type,
+            None,
+            value,
+            [(REFUSED_HEADER, b"")],
+        )
 
 
 def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
@@ -158,12 +175,12 @@ def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
         return None, pos
     if pos + length > len(buffer):
         raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
-    return bytes(buffer[pos: pos + length]), pos + length
+    return bytes(buffer[pos : pos + length]), pos + length
 
 
 class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """What was fetched of a partition, given out up to a number of bytes: compressed, a megabyte may
-    hold gigabytes."""
+    """What was fetched of a partition, given out up to a number of bytes: compressed, a megabyte
+    may hold gigabytes."""
 
     bytes_left = 2**63
 
@@ -173,8 +190,11 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         try:
             for record in itertools.islice(self.record_iterator, 0, n):
                 records.append(record)
-                self.bytes_left -= max(0, record.serialized_key_size) + max(0, record.serialized_value_size) + max(
-                    0, record.serialized_header_size)
+                self.bytes_left -= (
+                    max(0, record.serialized_key_size)
+                    + max(0, record.serialized_value_size)
+                    + max(0, record.serialized_header_size)
+                )
                 if self.bytes_left <= 0:
                     break
         except Exception as error:  # noqa: BLE001 - as kafka-python does: what was read before goes first
@@ -194,7 +214,8 @@ def make_reading_safe(max_batch_bytes: int) -> None:
 def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
     """Let a poll end with the record that brings its keys, values and headers to `max_bytes`."""
     fetcher = consumer._fetcher
-    fetch, append = fetcher.fetched_records, fetcher._append
+    fetch = fetcher.fetched_records
+    append = fetcher._append
     bytes_left = max_bytes
 
     def fetch_bounded(*args: Any, **kwargs: Any) -> Any:
@@ -211,12 +232,14 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
             bytes_left = min(bytes_left, part.bytes_left)
         return taken if bytes_left > 0 else max_records  # as if all had come: the poll ends
 
-    fetcher.fetched_records, fetcher._append = fetch_bounded, append_bounded
+    fetcher.fetched_records = fetch_bounded
+    fetcher._append = append_bounded
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Read on at an offset; the next poll asks the broker first whether it still has the log that was
-    read up to there under this leader epoch (KIP-320), and raises LogTruncationError where it has not.
+    """Read on at an offset; the next poll asks the broker first whether it still has the log that
+    was read up to there under this leader epoch (KIP-320), and raises LogTruncationError where it
+    has not.
 
     kafka-python's own `seek` takes no epoch.
     """
@@ -237,7 +260,9 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
         data = fetched.partition_data
         if not data.error_code:
             end = data.last_stable_offset
-            stable[fetched.topic_partition] = end if end is not None and end >= 0 else data.high_watermark
+            stable[fetched.topic_partition] = (
+                end if end is not None and end >= 0 else data.high_watermark
+            )
         return parse(fetched)
 
     consumer._fetcher._parse_fetched_data = parse_and_remember

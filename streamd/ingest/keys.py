@@ -1,4 +1,5 @@
-"""External keys seen lately as small numbers, so that one look-up checks a key and the rest works on integers."""
+"""External keys seen lately as small numbers, so that one look-up checks a key and the rest works
+on integers."""
 
 import re
 from collections.abc import Sequence

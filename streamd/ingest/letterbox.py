@@ -1,4 +1,5 @@
-"""Dead letters read back, and sent again to the topics they came from once what was wrong is mended."""
+"""Dead letters read back, and sent again to the topics they came from once what was wrong is
+mended."""
 
 import base64
 from collections.abc import Collection, Iterator
@@ -19,7 +20,8 @@ from streamd.storage import write_durably
 SENT = "replayed.json"
 FLUSH_EVERY = 1_000
 UNREPEATABLE = ("bad_batch", "tombstone")
-"""Reasons whose letters do not hold what was sent: a batch that could not be opened, and a null value."""
+"""Reasons whose letters do not hold what was sent: a batch that could not be opened, and a null
+value."""
 Name = tuple[str, int, int, int]
 
 
@@ -40,7 +42,8 @@ class Found:
 
 
 def read_letters(settings: Settings) -> Iterator[Found]:
-    """All dead letters kept, oldest first: of the topic where one is set, of the local files otherwise."""
+    """All dead letters kept, oldest first: of the topic where one is set, of the local files
+    otherwise."""
     topic = settings.ingest.dead_letter_topic
     return _of_topic(settings, topic) if topic else _of_files(settings.data_dir / FOLDER)
 
@@ -64,16 +67,22 @@ def _of_files(folder: Path) -> Iterator[Found]:
                     value=value,
                     content_type=f["content_type"],
                     key=key,
-                    timestamp_ms=f.get("timestamp_ms", -1))
+                    timestamp_ms=f.get("timestamp_ms", -1),
+                )
             except (ValueError, KeyError, TypeError):
                 continue  # a line that a crash tore
-            yield Found(letter, len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0))
+            yield Found(
+                letter,
+                len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0),
+            )
 
 
 def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
     consumer = make_consumer(settings.kafka)
     try:
-        partitions = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
+        partitions = [
+            TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())
+        ]
         if not partitions:
             raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
         consumer.assign(partitions)
@@ -105,14 +114,16 @@ def _from_record(record: Any) -> Found | None:
             value=record.value or b"",
             content_type=headers.get("content-type", ""),
             key=key,
-            timestamp_ms=int(headers.get("timestamp", "-1")))
+            timestamp_ms=int(headers.get("timestamp", "-1")),
+        )
     except (KeyError, ValueError):
         return None
     return Found(letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES)
 
 
 class Replayed(NamedTuple):
-    """Numbers of letters: sent now, sent before, not whole, and naming a topic not in `kafka.topics`."""
+    """Numbers of letters: sent now, sent before, not whole, and naming a topic not in
+    `kafka.topics`."""
 
     sent: int
     before: int
@@ -121,16 +132,22 @@ class Replayed(NamedTuple):
 
 
 def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replayed:
-    """Send letters to the topics they came from, each once, with key and timestamp of their records.
+    """Send letters to the topics they came from, each once, with key and timestamp of their
+    records.
 
     A letter's topic is only what its writer claims: one that is not in `kafka.topics` gets nothing.
     Args: reasons: which letters, all where empty; again: also those sent before.
     Raises: KafkaError where one was not acknowledged; those before it count as sent.
     """
     path = settings.data_dir / FOLDER / SENT
-    before: set[Name] = set(msgspec.json.decode(path.read_bytes(), type=list[Name])) if path.exists() else set()
+    before: set[Name] = (
+        set(msgspec.json.decode(path.read_bytes(), type=list[Name])) if path.exists() else set()
+    )
     present: set[Name] = set()
-    chosen, skipped, broken, foreign = [], 0, 0, 0
+    chosen = []
+    skipped = 0
+    broken = 0
+    foreign = 0
     for found in read_letters(settings):
         if found.name in present:
             continue  # a crash may leave a letter twice
@@ -149,7 +166,7 @@ def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replaye
     producer = make_producer(settings.kafka) if chosen else None
     try:
         for at in range(0, len(chosen), FLUSH_EVERY):
-            part = chosen[at: at + FLUSH_EVERY]
+            part = chosen[at : at + FLUSH_EVERY]
             _send(producer, part)
             done |= {f.name for f in part}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +184,13 @@ def _send(producer: Any, part: list[Found]) -> None:
         headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
         known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
         stamp = letter.timestamp_ms if known else letter.time_us // 1000
-        futures.append(producer.send(letter.topic, value=letter.value, key=letter.key, headers=headers,
-                                     timestamp_ms=stamp))
+        futures.append(
+            producer.send(
+                letter.topic,
+                value=letter.value,
+                key=letter.key,
+                headers=headers,
+                timestamp_ms=stamp,
+            )
+        )
     settle(producer, futures)

@@ -1,9 +1,12 @@
-"""Partitions merged by event time: those ahead wait for those behind, live ones for a bounded wall time.
+"""Partitions merged by event time: those ahead wait for those behind, live ones for a bounded wall
+time.
 
-Pure: fed with events, ends and a clock reading, it says which events may be appended now and what to read on from.
+Pure: fed with events, ends and a clock reading, it says which events may be appended now and what
+to read on from.
 
-Edges and labels go by their own time. Deletes and node features have none: they go by their record's timestamp plus
-what event times lead timestamps by lately, never before what lies before them in their partition.
+Edges and labels go by their own time. Deletes and node features have none: they go by their
+record's timestamp plus what event times lead timestamps by lately, never before what lies before
+them in their partition.
 """
 
 from collections.abc import Sequence
@@ -54,7 +57,8 @@ class _Partition:
     def keep(self, block: Block) -> None:
         """Buffer this and nothing else."""
         timed = block.rows["time"][has_time(block.rows)] if self.num_untimed else block.rows["time"]
-        self.num_buffered, self.num_untimed = len(block), len(block) - len(timed)
+        self.num_buffered = len(block)
+        self.num_untimed = len(block) - len(timed)
         self.blocks = [block] if len(block) else []
         self.earliest = int(timed.min()) if len(timed) else ALWAYS
 
@@ -71,11 +75,18 @@ class _Arrival(NamedTuple):
 class Merger:
     """Buffers events per partition and releases them in time order. Owner: the poll thread.
 
-    An event leaves when no partition that is still behind can hold an earlier one. A partition read to its end holds
-    the others back for `wait_seconds` only; one that never had an event with a time holds nobody back.
+    An event leaves when no partition that is still behind can hold an earlier one. A partition read
+    to its end holds the others back for `wait_seconds` only; one that never had an event with a
+    time holds nobody back.
     """
 
-    def __init__(self, num_sources: int, wait_seconds: float, edge_feature_dim: int, max_buffered: int = 50_000) -> None:
+    def __init__(
+        self,
+        num_sources: int,
+        wait_seconds: float,
+        edge_feature_dim: int,
+        max_buffered: int = 50_000,
+    ) -> None:
         self.wait_seconds = wait_seconds
         self.max_buffered = max_buffered
         self._dim = edge_feature_dim
@@ -88,16 +99,19 @@ class Merger:
         """Read `source` on from a stored position."""
         part = self._parts[source]
         part.following = (position.offset, position.index)
-        part.ahead, part.ever = list(position.ahead), position.offset > 0
+        part.ahead = list(position.ahead)
+        part.ever = position.offset > 0
 
     def push(self, source: int, events: Block, following: Place, at_end: bool, now: float) -> None:
         """Take what one poll brought from one partition.
 
-        Args: events: in order of offset and item; following: place behind them, from which to read on;
+        Args: events: in order of offset and item; following: place behind them, from which to read
+        on;
             now: monotonic seconds.
         """
         part = self._parts[source]
-        part.following, part.at_end = max(part.following, following), at_end
+        part.following = max(part.following, following)
+        part.at_end = at_end
         if not len(events):
             return
         part.pushed = True
@@ -144,14 +158,17 @@ class Merger:
             first = 0
             for part in taken:
                 buffer = part.buffer()
-                left = gone[first: first + len(buffer)]
+                left = gone[first : first + len(buffer)]
                 self._keep(part, buffer.take(~left), _places(buffer.rows[left]))
                 first += len(buffer)
 
         # Forget the arrivals of which nothing is left.
         oldest = min(p.earliest for p in waiting)
-        self._arrivals = [a for a in self._arrivals if a.newest >= oldest or (
-            a.part.num_untimed and a.last >= _first(a.part.buffer().rows))]
+        self._arrivals = [
+            a
+            for a in self._arrivals
+            if a.newest >= oldest or (a.part.num_untimed and a.last >= _first(a.part.buffer().rows))
+        ]
         return released
 
     def _bound(self, now: float) -> int | None:
@@ -168,11 +185,14 @@ class Merger:
     def _behind(self) -> list[_Partition]:
         """Partitions that may still hold an earlier event, for which the others wait.
 
-        Not one of which only events without a time are known; and not one that is full of them, which
-        can be read on only when they leave.
+        Not one of which only events without a time are known; and not one that is full of them,
+        which can be read on only when they leave.
         """
-        return [p for p in self._parts if not p.at_end and not p.only_untimed
-                and not p.num_untimed >= self.max_buffered]
+        return [
+            p
+            for p in self._parts
+            if not p.at_end and not p.only_untimed and not p.num_untimed >= self.max_buffered
+        ]
 
     def _placed(
         self, taken: Sequence[_Partition], merged: Block, bound: int | None, now: float
@@ -182,26 +202,43 @@ class Merger:
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
         # While partitions are behind nothing is overdue: what they hold may have to go first.
-        overdue = [] if self._behind() else [a for a in self._arrivals if now - a.at >= self.wait_seconds]
-        at, ready = [], []
+        overdue = (
+            [] if self._behind() else [a for a in self._arrivals if now - a.at >= self.wait_seconds]
+        )
+        at = []
+        ready = []
         for part in taken:
             own = part.buffer()
             if not part.num_untimed:
                 at.append(own.rows["time"])
-                ready.append(own.rows["time"] < bound if bound is not None else np.ones(len(own), np.bool_))
+                ready.append(
+                    own.rows["time"] < bound if bound is not None else np.ones(len(own), np.bool_)
+                )
                 continue
-            placed = place_untimed(own, [p.buffer() for p in taken if p is not part], Situation(
-                lead=int(np.median(self._leads)) if len(self._leads) else None,
-                reached=self._others_reached(part), bound=bound,
-                overdue=max((a.last for a in overdue if a.part is part), default=(-1, -1))))
+            placed = place_untimed(
+                own,
+                [p.buffer() for p in taken if p is not part],
+                Situation(
+                    lead=int(np.median(self._leads)) if len(self._leads) else None,
+                    reached=self._others_reached(part),
+                    bound=bound,
+                    overdue=max((a.last for a in overdue if a.part is part), default=(-1, -1)),
+                ),
+            )
             at.append(placed[0])
             ready.append(placed[1])
         return np.concatenate(at), np.concatenate(ready)
 
     def _others_reached(self, part: _Partition) -> int:
         """Record timestamp up to which all other partitions that can be read on were read."""
-        return min((p.reached for p in self._parts
-                    if p is not part and not p.at_end and p.num_buffered < self.max_buffered), default=ALWAYS)
+        return min(
+            (
+                p.reached
+                for p in self._parts
+                if p is not part and not p.at_end and p.num_buffered < self.max_buffered
+            ),
+            default=ALWAYS,
+        )
 
     def _learn_leads(self, timed: Rows) -> None:
         newest = timed[timed["stamp"] != NO_STAMP][-NUM_LEADS:]
@@ -209,7 +246,8 @@ class Merger:
 
     @staticmethod
     def _keep(part: _Partition, rest: Block, left: Sequence[Place]) -> None:
-        """Go on with `rest` in the buffer. left: places of events that went while others before them may have stayed."""
+        """Go on with `rest` in the buffer. left: places of events that went while others before
+        them may have stayed."""
         part.keep(rest)
         first = _first(rest.rows) if len(rest) else part.following
         part.ahead = sorted(x for x in (*part.ahead, *left) if x >= first)
@@ -221,13 +259,24 @@ class Merger:
         return Position(*first, tuple(x for x in part.ahead if x >= first))
 
     def paused(self) -> list[int]:
-        """Partitions that should not be polled now: full buffers, except the one all others wait for."""
+        """Partitions that should not be polled now: full buffers, except the one all others wait
+        for."""
         slowest = min((p.frontier for p in self._behind()), default=ALWAYS)
-        return [i for i, p in enumerate(self._parts) if p.num_buffered >= self.max_buffered
-                and (p.at_end or p.frontier > slowest or p.num_untimed >= self.max_buffered or p.only_untimed)]
+        return [
+            i
+            for i, p in enumerate(self._parts)
+            if p.num_buffered >= self.max_buffered
+            and (
+                p.at_end
+                or p.frontier > slowest
+                or p.num_untimed >= self.max_buffered
+                or p.only_untimed
+            )
+        ]
 
     def next_due(self, now: float) -> float:
-        """Seconds until a buffered event may leave without news from other partitions; 3600 with none waiting."""
+        """Seconds until a buffered event may leave without news from other partitions; 3600 with
+        none waiting."""
         if not self._arrivals:
             return 3600.0
         if len(self._parts) == 1:
@@ -249,8 +298,11 @@ class Merger:
 
 def not_yet_appended(rows: Rows, resume: Position) -> NDArray[np.bool_]:
     """Which events of a partition, read again from `resume`, the log does not hold: bool[n]."""
-    offset, item = rows["offset"], rows["item"]
-    missing: NDArray[np.bool_] = (offset > resume.offset) | ((offset == resume.offset) & (item >= resume.index))
+    offset = rows["offset"]
+    item = rows["item"]
+    missing: NDArray[np.bool_] = (offset > resume.offset) | (
+        (offset == resume.offset) & (item >= resume.index)
+    )
     if resume.ahead:
         ahead = set(resume.ahead)
         for i in np.flatnonzero(offset <= resume.ahead[-1][0]).tolist():
@@ -265,8 +317,11 @@ def _log_order(rows: Rows, at: Int64) -> NDArray[np.int64]:
 
 
 def _is_prefix(order: NDArray[np.int64]) -> bool:
-    """Whether places in a buffer are its first ones, in order: then they leave in order of offset too."""
-    return not len(order) or bool(order[0] == 0 and order[-1] == len(order) - 1 and (order[1:] > order[:-1]).all())
+    """Whether places in a buffer are its first ones, in order: then they leave in order of offset
+    too."""
+    return not len(order) or bool(
+        order[0] == 0 and order[-1] == len(order) - 1 and (order[1:] > order[:-1]).all()
+    )
 
 
 def _first(rows: Rows) -> Place:

@@ -13,7 +13,8 @@ UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 NEAR = 0.1
 """Share by which a time in another unit may miss the wall clock and still look like that unit: five
 years and a half. A stream that counts from 0 rarely lies in it."""
-MAX_NAMES, MAX_NAME = 8, 40
+MAX_NAMES = 8
+MAX_NAME = 40
 """Names of fields in a text, and characters of each."""
 
 
@@ -50,8 +51,12 @@ class Notices:
 
     def unit(self, unit: str) -> None:
         """A time looks like one in another unit."""
-        self._say("time_unit_suspicious", looks_like=unit, stream_time_unit=self._unit,
-                  action=f"send {self._unit}, or set stream.time_unit before the first event")
+        self._say(
+            "time_unit_suspicious",
+            looks_like=unit,
+            stream_time_unit=self._unit,
+            action=f"send {self._unit}, or set stream.time_unit before the first event",
+        )
 
     def times(self, time_us: Int64, now_us: int) -> None:
         """Look at times of valid events: none is far ahead, so only coarser units can show."""

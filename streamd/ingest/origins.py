@@ -1,4 +1,5 @@
-"""Keys and timestamps of records whose events are not in the log yet, for the dead letters that some may become."""
+"""Keys and timestamps of records whose events are not in the log yet, for the dead letters that
+some may become."""
 
 import operator
 from bisect import bisect_left
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 Origin = tuple[int, bytes | None, int]
-"""Offset, key, and timestamp in milliseconds (-1 for none) of a record: a plain tuple, since each record costs one."""
+"""Offset, key, and timestamp in milliseconds (-1 for none) of a record: a plain tuple, since each
+record costs one."""
 _origin = operator.attrgetter("offset", "key", "timestamp")
 
 

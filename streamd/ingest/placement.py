@@ -28,9 +28,10 @@ Name = tuple[int, ...]
 class Situation:
     """What the merge knows beside the buffers. Times in microseconds.
 
-    lead: what event times lead record timestamps by, None before any event. reached: record timestamp
-    up to which all other partitions were read. bound: events before this time may go, None: all.
-    overdue: (offset, item) up to which events have waited long enough for other partitions.
+    lead: what event times lead record timestamps by, None before any event. reached: record
+    timestamp up to which all other partitions were read. bound: events before this time may go,
+    None: all. overdue: (offset, item) up to which events have waited long enough for other
+    partitions.
     """
 
     lead: int | None
@@ -49,7 +50,8 @@ def place_untimed(own: Block, others: Sequence[Block], now: Situation) -> tuple[
     timed = has_time(rows)
     behind_deletes = _later_matches(own)
 
-    # The estimate, no later than an event that must stay behind, no earlier than all that lies before.
+    # The estimate, no later than an event that must stay behind, no earlier than all that lies
+    # before.
     wanted = np.full(len(rows), NEVER)
     if now.lead is not None:
         wanted = np.where(rows["stamp"] != NO_STAMP, rows["stamp"] + now.lead, NEVER)
@@ -111,9 +113,11 @@ def _later_matches(block: Block) -> list[tuple[int, int]]:
     return pairs
 
 
-def _produced_before(own: Block, deletes: Int64, others: Sequence[Block]) -> Iterator[tuple[int, int]]:
-    """For each of some deletes: the newest time of the events of other partitions that it names and that
-    have no later timestamp than it."""
+def _produced_before(
+    own: Block, deletes: Int64, others: Sequence[Block]
+) -> Iterator[tuple[int, int]]:
+    """For each of some deletes: the newest time of the events of other partitions that it names and
+    that have no later timestamp than it."""
     if not len(deletes):
         return
     named = own.rows["a"][deletes]

@@ -105,14 +105,14 @@ class Suspects:
         return int(np.partition(known, rank)[rank])
 
     def _unusual(self, lead: Int64, usual: int | None) -> Int64:
-        """Numbers of the events that lead further than usual by more than `max_ahead_us`, less those
-        where all that follows in the block, if that is enough, leads as far."""
+        """Numbers of the events that lead further than usual by more than `max_ahead_us`, less
+        those where all that follows in the block, if that is enough, leads as far."""
         if usual is None or not len(lead) or lead.max() <= usual + self._max_ahead_us:
             return np.zeros(0, np.int64)
         far = lead > usual + self._max_ahead_us
         least_behind = np.append(np.minimum.accumulate(lead[::-1])[::-1][1:], lead[-1])
         confirmed = least_behind >= lead - self._max_ahead_us
-        confirmed[max(0, len(lead) - NUM_FOLLOWERS):] = False
+        confirmed[max(0, len(lead) - NUM_FOLLOWERS) :] = False
         return np.flatnonzero(far & ~confirmed)
 
     def _is_alone(self, lead: Int64, number: Int64) -> Bools:

@@ -1,4 +1,5 @@
-"""Beside the poll loop: tells Kafka how far we are, and notices new partitions and topics made anew."""
+"""Beside the poll loop: tells Kafka how far we are, and notices new partitions and topics made
+anew."""
 
 import threading
 import time
@@ -23,8 +24,8 @@ INTERVAL_SECONDS = 5.0
 class Topics:
     """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted.
 
-    leaderless: those without a leader at that moment, which makes no difference between two answers.
-    missing: topics that do not exist, or that this user may not see.
+    leaderless: those without a leader at that moment, which makes no difference between two
+    answers. missing: topics that do not exist, or that this user may not see.
     """
 
     cluster_id: str
@@ -37,31 +38,44 @@ class Topics:
 def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
     """Ask the broker. Raises: kafka.errors.KafkaError."""
     cluster = admin.describe_cluster().get("cluster_id") or ""
-    found = {t["name"]: t for t in admin.describe_topics(sorted(set(names))) if not t["error_code"] and t["partitions"]}
+    found = {
+        t["name"]: t
+        for t in admin.describe_topics(sorted(set(names)))
+        if not t["error_code"] and t["partitions"]
+    }
     ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
-    leader = {TopicPartition(n, p["partition_index"]): p["leader_id"] for n, t in found.items() for p in t["partitions"]}
+    leader = {
+        TopicPartition(n, p["partition_index"]): p["leader_id"]
+        for n, t in found.items()
+        for p in t["partitions"]
+    }
     return Topics(
         cluster_id=cluster,
         topic_ids=ids,
         partitions=tuple(sorted(leader)),
         leaderless=frozenset(tp for tp, node in leader.items() if node < 0),
-        missing=tuple(sorted(set(names) - set(found))))
+        missing=tuple(sorted(set(names) - set(found))),
+    )
 
 
 def missing_topic(name: str, bootstrap_servers: str) -> str:
     """What to say of a topic that is missing."""
-    return (f"topic {name!r} does not exist on {bootstrap_servers}, or this user may not see it: create it, e.g. with "
-            f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} --topic {name} --partitions 4")
+    return (
+        f"topic {name!r} does not exist on {bootstrap_servers}, or this user may not see it: create it, e.g. with "
+        f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} --topic {name} --partitions 4"
+    )
 
 
 class BrokerWatch:
-    """A thread with an admin client of its own, so that a slow coordinator never holds up reading. Owner: the source.
+    """A thread with an admin client of its own, so that a slow coordinator never holds up reading.
+    Owner: the source.
 
     changed: set once the topics are not those of `known` any more; the poll loop then begins again.
     """
 
     def __init__(self, kafka: KafkaSettings, known: Topics) -> None:
-        self._kafka, self._known = kafka, known
+        self._kafka = kafka
+        self._known = known
         self._offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self._admin: Any = None
         self._well = True
@@ -95,7 +109,8 @@ class BrokerWatch:
                 now = None if stopping else describe(self._admin, self._kafka.topics)
                 if now is not None and not now.missing and now != self._known:
                     self.changed.set()
-                self._well, self.answered_at = True, time.monotonic()
+                self._well = True
+                self.answered_at = time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
                 if self._well:
                     log.warning("broker_watch_failed", error=str(error))
@@ -111,7 +126,8 @@ class BrokerWatch:
 
     def _drop_admin(self) -> None:
         """A client remembers its controller: after trouble a new one is needed."""
-        admin, self._admin = self._admin, None
+        admin = self._admin
+        self._admin = None
         if admin is not None:
             try:
                 admin.close()

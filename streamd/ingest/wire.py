@@ -9,7 +9,9 @@ import msgspec
 
 from streamd.errors import BadEvent
 
-JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
 CONTENT_TYPES = (JSON, NDJSON, ARROW)
 EventType = Literal["edge", "node", "label", "delete"]
 TYPES = get_args(EventType)
@@ -17,7 +19,8 @@ TOO_DEEP = "nested deeper than the decoder goes"
 
 
 class WireEvent(msgspec.Struct, gc=False):
-    """An event of any type (DESIGN section 3). `time` admits floats here so that they can be refused by name."""
+    """An event of any type (DESIGN section 3). `time` admits floats here so that they can be
+    refused by name."""
 
     type: EventType = "edge"
     src: int | str | None = None
@@ -30,7 +33,8 @@ class WireEvent(msgspec.Struct, gc=False):
 
 
 class WireEdge(msgspec.Struct, gc=False):
-    """An edge and nothing but an edge: what the fast path takes; anything else goes by way of `WireEvent`."""
+    """An edge and nothing but an edge: what the fast path takes; anything else goes by way of
+    `WireEvent`."""
 
     src: int | str
     dst: int | str
@@ -53,8 +57,10 @@ class StrictEdge(WireEdge, forbid_unknown_fields=True):
 FIELDS = WireEvent.__struct_fields__
 MAX_NAMED_BYTES = 65_536
 """Larger events are not read once more for the names of their fields."""
-_event, _strict_event = msgspec.json.Decoder(WireEvent), msgspec.json.Decoder(StrictEvent)
-_edge, _strict_edge = msgspec.json.Decoder(WireEdge), msgspec.json.Decoder(StrictEdge)
+_event = msgspec.json.Decoder(WireEvent)
+_strict_event = msgspec.json.Decoder(StrictEvent)
+_edge = msgspec.json.Decoder(WireEdge)
+_strict_edge = msgspec.json.Decoder(StrictEdge)
 _edges = msgspec.json.Decoder(list[WireEdge])
 _strict_edges = msgspec.json.Decoder(list[StrictEdge])
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
@@ -75,7 +81,8 @@ class EventReader:
         self.met_unknown = False
 
     def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
-        """One edge per value, all parsed in one go; None where any is not exactly one edge on one line."""
+        """One edge per value, all parsed in one go; None where any is not exactly one edge on one
+        line."""
         lines = b"\n".join(values)
         if lines.count(b"\n") != len(values) - 1:
             return None
@@ -157,13 +164,17 @@ def elements(value: bytes) -> Sequence[msgspec.Raw]:
 
 
 def content_type(headers: Sequence[tuple[str, bytes | None]]) -> str:
-    """The content type that a record's headers name, JSON without one. Raises: BadEvent where it is not known."""
+    """The content type that a record's headers name, JSON without one. Raises: BadEvent where it is
+    not known."""
     found = JSON
     for name, content in headers:
         if name.lower() == "content-type":
             found = (content or b"").decode("latin-1").split(";")[0].strip().lower()
     if found not in CONTENT_TYPES:
-        raise BadEvent("unknown_content_type", f"content-type {found[:80]!r}, known are {', '.join(CONTENT_TYPES)}")
+        raise BadEvent(
+            "unknown_content_type",
+            f"content-type {found[:80]!r}, known are {', '.join(CONTENT_TYPES)}",
+        )
     return found
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 Plan = Callable[[ModelSettings], SamplingPlan]
 """How the neighbours that a model looks at are sampled."""
-COMMON = frozenset({"name", "pair_facts", "labels", "memory_chunk", "max_pairs", "half_lives_seconds"})
+COMMON = frozenset(
+    {"name", "pair_facts", "labels", "memory_chunk", "max_pairs", "half_lives_seconds"}
+)
 """Settings that every architecture uses: names of fields of `ModelSettings`."""
 
 
@@ -94,9 +96,7 @@ def _hops(strategy: StrategyName, number: int) -> Plan:
     """`model.neighbors` a root and hop."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
-        draw = Draw(
-            direction=settings.direction, fanout=settings.neighbors, strategy=strategy
-        )
+        draw = Draw(direction=settings.direction, fanout=settings.neighbors, strategy=strategy)
         return SamplingPlan(hops=tuple(replace(draw, seed=hop) for hop in range(number)))
 
     return plan

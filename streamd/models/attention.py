@@ -15,7 +15,8 @@ class NeighborAttention(nn.Module):
 
     def __init__(self, query_dim: int, entry_dim: int, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.width = heads, dim // heads
+        self.heads = heads
+        self.width = dim // heads
         self.query = nn.Linear(query_dim, dim)
         self.key = nn.Linear(entry_dim, dim, bias=False)
         self.value = nn.Linear(entry_dim, dim, bias=False)

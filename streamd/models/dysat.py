@@ -32,7 +32,8 @@ class DySATEncoder(Encoder):
         super().__init__(kind, num_layers, settings, schema)
         d = settings.dim
         self.position = nn.Parameter(torch.zeros(settings.snapshots, d))
-        self.across, self.skip = NeighborAttention(d, d, d, settings.heads), nn.Linear(d, d)
+        self.across = NeighborAttention(d, d, d, settings.heads)
+        self.skip = nn.Linear(d, d)
 
     def forward(
         self,

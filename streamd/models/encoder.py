@@ -40,7 +40,8 @@ class Encoder(nn.Module):
         self, kind: LayerKind, num_layers: int, settings: ModelSettings, schema: Schema
     ) -> None:
         super().__init__()
-        d, t = settings.dim, settings.time_dim
+        d = settings.dim
+        t = settings.time_dim
         self.dim = d
         self.time = TimeEncoding(t) if kind.has_time else None
         entry = d + schema.edge_feature_dim + (t if kind.has_time else 0)
@@ -95,7 +96,9 @@ class Encoder(nn.Module):
         out: Tensor = self.layers[number](embedding(hop.root_U, h_MD), parts, hop.mask_UK, last)
         return out
 
-    def entries(self, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer) -> list[Tensor]:
+    def entries(
+        self, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer
+    ) -> list[Tensor]:
         """Of each neighbour of a hop its state and the features of the edge to it."""
         return [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
 
@@ -114,7 +117,5 @@ def deepest_first(
     for number in reversed(range(len(hops))):
         z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], number == 0)
         if number:
-            h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(
-                0, hops[number].root_U, z_UD
-            )
+            h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
     return z_UD

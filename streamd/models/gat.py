@@ -20,7 +20,8 @@ class GATLayer(nn.Module):
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.root, self.entry = nn.Linear(dim, dim), nn.Linear(entry_dim, dim, bias=False)
+        self.root = nn.Linear(dim, dim)
+        self.entry = nn.Linear(entry_dim, dim, bias=False)
         self.to_root = nn.Parameter(torch.empty(heads, dim // heads))
         self.to_entry = nn.Parameter(torch.empty(heads, dim // heads))
         nn.init.xavier_uniform_(self.to_root)

@@ -110,8 +110,11 @@ def link_inputs(
         weight_E=torch.ones(len(src_E)),
         node_M=t(around.node_M),
         node_MD=t(around.node_MD),
-        hops=tuple(HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
-                   for hop in around.hops))
+        hops=tuple(
+            HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
+            for hop in around.hops
+        ),
+    )
 
 
 def sampled_inputs(
@@ -135,18 +138,28 @@ def sampled_inputs(
 
     # Nodes in the order of the layers: the roots, then what each hop reached, so that the roots of
     # every hop come first.
-    nodes, hops, reached = [asked], [], len(asked)
+    nodes = [asked]
+    hops = []
+    reached = len(asked)
     for layer in layers:
-        mask_UK, neighbor_UK = t(layer.mask), torch.zeros(layer.mask.shape, dtype=torch.int64)
+        mask_UK = t(layer.mask)
+        neighbor_UK = torch.zeros(layer.mask.shape, dtype=torch.int64)
         count = int(layer.mask.sum())
         neighbor_UK[mask_UK] = torch.arange(reached, reached + count)
         rows = edge_rows(t(layer.eid)[mask_UK])
         edge_UKD = rows.new_zeros(*layer.mask.shape, rows.shape[1])
         edge_UKD[mask_UK] = rows
         ago_UK = np.where(layer.mask, layer.root_time[:, None] - layer.time, 0)
-        hops.append(HopInputs(
-            root_U=torch.arange(len(layer.root)), neighbor_UK=neighbor_UK, eid_UK=t(layer.eid),
-            mask_UK=mask_UK, ago_UK=t(ago_UK), edge_UKD=edge_UKD))
+        hops.append(
+            HopInputs(
+                root_U=torch.arange(len(layer.root)),
+                neighbor_UK=neighbor_UK,
+                eid_UK=t(layer.eid),
+                mask_UK=mask_UK,
+                ago_UK=t(ago_UK),
+                edge_UKD=edge_UKD,
+            )
+        )
         nodes.append(layer.neighbor[layer.mask])
         reached += count
     node_M = t(np.concatenate(nodes))
@@ -180,13 +193,16 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
 
     hops = []
     for same in zip(*(p.hops for p in inputs), strict=True):
-        hops.append(HopInputs(
-            root_U=cat("root_U", same, nodes),
-            neighbor_UK=cat("neighbor_UK", same, nodes),
-            eid_UK=cat("eid_UK", same),
-            mask_UK=cat("mask_UK", same),
-            ago_UK=cat("ago_UK", same),
-            edge_UKD=cat("edge_UKD", same)))
+        hops.append(
+            HopInputs(
+                root_U=cat("root_U", same, nodes),
+                neighbor_UK=cat("neighbor_UK", same, nodes),
+                eid_UK=cat("eid_UK", same),
+                mask_UK=cat("mask_UK", same),
+                ago_UK=cat("ago_UK", same),
+                edge_UKD=cat("edge_UKD", same),
+            )
+        )
     whole = LinkInputs(
         event_E=cat("event_E", inputs),
         facts_ECF=cat("facts_ECF", inputs),
@@ -195,7 +211,8 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
         weight_E=cat("weight_E", inputs),
         node_M=cat("node_M", inputs),
         node_MD=cat("node_MD", inputs),
-        hops=tuple(hops))
+        hops=tuple(hops),
+    )
     return whole, torch.cat([state for _, state in parts])
 
 
@@ -218,7 +235,8 @@ def without_deleted(
         | gone_U[inputs.src_E]
         | gone_U[inputs.candidate_EC[:, 0]]
     )
-    hops, hidden = [], False
+    hops = []
+    hidden = False
     for hop in inputs.hops:
         gone_UK = (
             torch.from_numpy(is_deleted(hop.eid_UK.numpy()))
@@ -227,11 +245,17 @@ def without_deleted(
         )
         gone_UK &= hop.mask_UK
         hidden |= bool(gone_UK.any())
-        hops.append(dataclasses.replace(hop, mask_UK=hop.mask_UK & ~gone_UK,
-                                        edge_UKD=hop.edge_UKD * (~gone_UK)[..., None].float()))
+        hops.append(
+            dataclasses.replace(
+                hop,
+                mask_UK=hop.mask_UK & ~gone_UK,
+                edge_UKD=hop.edge_UKD * (~gone_UK)[..., None].float(),
+            )
+        )
     if not (gone_M.any() or gone_E.any() or hidden):
         return None
-    kept_E, kept_M = (~gone_E).float(), (~gone_M).float()[:, None]
+    kept_E = (~gone_E).float()
+    kept_M = (~gone_M).float()[:, None]
     return dataclasses.replace(
         inputs,
         facts_ECF=inputs.facts_ECF * kept_E[:, None, None],

@@ -48,8 +48,12 @@ def label_inputs(
     empty = link_inputs(
         none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around
     )
-    return LabelInputs(empty, torch.from_numpy(node_L), torch.from_numpy(facts[node_L]),
-                       torch.from_numpy(np.ascontiguousarray(target_LT)))
+    return LabelInputs(
+        empty,
+        torch.from_numpy(node_L),
+        torch.from_numpy(facts[node_L]),
+        torch.from_numpy(np.ascontiguousarray(target_LT)),
+    )
 
 
 class LabelHead(nn.Module):
@@ -59,7 +63,8 @@ class LabelHead(nn.Module):
 
     def __init__(self, settings: ModelSettings, label_dim: int, embedding_dim: int) -> None:
         super().__init__()
-        self.task, self.label_dim = settings.labels, label_dim
+        self.task = settings.labels
+        self.label_dim = label_dim
         self.target_stats = RunningStandardizer(label_dim)
         self.net = nn.Sequential(
             nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)

@@ -38,12 +38,14 @@ class LinkModel(nn.Module):
 
     def __init__(self, settings: ModelSettings, schema: Schema) -> None:
         super().__init__()
-        self.settings, self.schema = settings, schema
+        self.settings = settings
+        self.schema = schema
         self.architecture = architecture_of(settings)
         self.has_memory = self.architecture.has_memory
         layer = self.architecture.layer
         self.has_graph = layer is not None
-        d, t = settings.dim, settings.time_dim
+        d = settings.dim
+        t = settings.time_dim
         self.fact_stats = RunningStandardizer(NUM_FACTS)
         self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
         self.node_stats = RunningStandardizer(schema.node_feature_dim)
@@ -55,7 +57,8 @@ class LinkModel(nn.Module):
             self.encoder = self.architecture.encoder(
                 layer, self.architecture.num_layers, settings, schema
             )
-            self.head_src, self.head_dst = nn.Linear(d, d), nn.Linear(d, d)
+            self.head_src = nn.Linear(d, d)
+            self.head_dst = nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
             if settings.pair_facts:
                 nn.init.zeros_(self.head_out.weight)

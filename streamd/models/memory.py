@@ -39,8 +39,13 @@ class EdgeRows:
 
     def cut(self, a: int, b: int) -> "EdgeRows":
         """Rows [a, b) of these."""
-        return EdgeRows(self.first_edge + a, self.src_E[a:b], self.dst_E[a:b], self.time_E[a:b],
-                        self.features_ED[a:b])
+        return EdgeRows(
+            self.first_edge + a,
+            self.src_E[a:b],
+            self.dst_E[a:b],
+            self.time_E[a:b],
+            self.features_ED[a:b],
+        )
 
     @property
     def end_edge(self) -> int:
@@ -62,9 +67,12 @@ class Memory:
         def none(*width: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(0, *width, dtype=dtype, device=device)
 
-        self.state, self.last_us = none(dim, dtype=torch.float32), none()
-        self.pending_node, self.pending_other = none(), none(dim, dtype=torch.float32)
-        self.pending_features, self.pending_us = none(feature_dim, dtype=torch.float32), none()
+        self.state = none(dim, dtype=torch.float32)
+        self.last_us = none()
+        self.pending_node = none()
+        self.pending_other = none(dim, dtype=torch.float32)
+        self.pending_features = none(feature_dim, dtype=torch.float32)
+        self.pending_us = none()
         self.place = none()
         self.edge = edge
         self.now_us = 0
@@ -75,7 +83,8 @@ class Memory:
         for name, tensor in self.tensors().items():
             setattr(twin, name, tensor.clone())
         twin.place = self.place.clone()
-        twin.now_us, twin.num_forgotten = self.now_us, self.num_forgotten
+        twin.now_us = self.now_us
+        twin.num_forgotten = self.num_forgotten
         return twin
 
     @property
@@ -117,7 +126,7 @@ class Memory:
         What neighbours took in of a node stays with them.
         """
         due = deletes.until(self.edge).node
-        gone = torch.from_numpy(due[self.num_forgotten:]).to(self.device)
+        gone = torch.from_numpy(due[self.num_forgotten :]).to(self.device)
         self.num_forgotten = len(due)
         gone = gone[gone < len(self.state)]
         if not len(gone):
@@ -131,8 +140,7 @@ class Memory:
         self._place_pending()
 
     def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
-        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero.
-        """
+        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])
         known = (node_M >= 0) & (node_M < len(self.state))
@@ -165,7 +173,8 @@ class Memory:
         self.pending_features = torch.from_numpy(chunk.features_ED[event]).to(self.device)
         self.pending_us = torch.from_numpy(chunk.time_E[event]).to(self.device)
         self._place_pending()
-        self.edge, self.now_us = chunk.end_edge, int(chunk.time_E[-1])
+        self.edge = chunk.end_edge
+        self.now_us = int(chunk.time_E[-1])
 
     def _grow(self, nodes: int) -> None:
         if nodes <= len(self.state):
@@ -180,8 +189,7 @@ class Memory:
 
 
 class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new state.
-    """
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new state."""
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
@@ -189,12 +197,12 @@ class MemoryUpdater(nn.Module):
         self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
 
     def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
-        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised.
-        """
+        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised."""
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
-        own, last = memory.state[node], memory.last_us[node]
+        own = memory.state[node]
+        last = memory.last_us[node]
         since = torch.where(last > 0, memory.pending_us - last, 0)
         message = torch.cat(
             [own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1

@@ -27,16 +27,20 @@ class NumpyTGN:
     change."""
 
     def __init__(self, model: "LinkModel") -> None:
-        layer, encoder = model.encoder.layers[0], model.encoder
+        layer = model.encoder.layers[0]
+        encoder = model.encoder
         assert isinstance(layer, TGNLayer) and encoder.time is not None
         attention = layer.attention
         self._gap_us = float(model.gap())
-        self._time, self._phase = _numpy(encoder.time.weight), _numpy(encoder.time.bias)
-        self._edge_stats, self._node_stats = _stats(model.edge_stats), _stats(model.node_stats)
+        self._time = _numpy(encoder.time.weight)
+        self._phase = _numpy(encoder.time.bias)
+        self._edge_stats = _stats(model.edge_stats)
+        self._node_stats = _stats(model.node_stats)
         self._node_in = None if encoder.node_in is None else _numpy(encoder.node_in.weight.T)
         self._id_vectors = None if encoder.id_vectors is None else _numpy(encoder.id_vectors.weight)
         self._query, self._skip, self._src, self._dst = map(
-            _linear, (attention.query, layer.skip, model.head_src, model.head_dst))
+            _linear, (attention.query, layer.skip, model.head_src, model.head_dst)
+        )
         self._key_HWD = (
             _numpy(attention.key.weight).reshape(attention.heads, attention.width, -1)
             / attention.width**0.5
@@ -46,7 +50,8 @@ class NumpyTGN:
             .reshape(attention.heads, attention.width, -1)
             .transpose(0, 2, 1)
         )
-        self._query_shape, self._dim = (-1, attention.heads, 1, attention.width), model.settings.dim
+        self._query_shape = (-1, attention.heads, 1, attention.width)
+        self._dim = model.settings.dim
         self._out = _numpy(model.head_out.weight[0])
         self._fact_stats = _stats(model.fact_stats)
         layers = [part for part in model.pair if isinstance(part, nn.Linear)]
@@ -55,8 +60,10 @@ class NumpyTGN:
     def embed(self, memory: Memory, updated_PD: Tensor, around: Neighborhood) -> Float32:
         """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of
         them as sources and as destinations. updated_PD: `LinkModel.updated`."""
-        hop, h_MD = around.hops[0], self._states(memory, updated_PD, around)
-        own_UD, mask_U11K = h_MD[hop.root_U], hop.mask_UK[:, None, None]
+        hop = around.hops[0]
+        h_MD = self._states(memory, updated_PD, around)
+        own_UD = h_MD[hop.root_U]
+        mask_U11K = hop.mask_UK[:, None, None]
         gaps_UK = (hop.ago_UK / self._gap_us).astype(np.float32)
         entry_U1KD = np.concatenate(
             [
@@ -87,7 +94,8 @@ class NumpyTGN:
 
     def _states(self, memory: Memory, updated_PD: Tensor, around: Neighborhood) -> Float32:
         """What the layer sees of each node, float32[M, D]: memory, node features and id vectors."""
-        node_M, state_ND = around.node_M, memory.state.numpy()
+        node_M = around.node_M
+        state_ND = memory.state.numpy()
         known_M = (node_M >= 0) & (node_M < len(state_ND))
         h_MD = np.zeros((len(node_M), self._dim), np.float32)
         inside = node_M[known_M]

@@ -14,7 +14,9 @@ POPULARITY_WEIGHT = 3.0
 def edgebank_scores(facts_ECF: Float32) -> Float32:
     """EdgeBank (Poursafaei et al. 2022), unlimited: 1 for a pair that was seen before in this
     direction. float32[E, C]."""
-    out: Float32 = (facts_ECF[..., FactColumn.LOG_SECONDS_SINCE_SENT] < NEVER_LOG_SECONDS).astype(np.float32)
+    out: Float32 = (facts_ECF[..., FactColumn.LOG_SECONDS_SINCE_SENT] < NEVER_LOG_SECONDS).astype(
+        np.float32
+    )
     return out
 
 
@@ -26,4 +28,6 @@ def rule_scores(facts_ECF: Float32) -> Float32:
     """
     log_share = facts_ECF[..., FactColumn.LOG_SHARE_3]
     share = np.where(log_share > FLOOR_LOG_SHARE, np.exp(log_share), 0.0)
-    return (facts_ECF[..., FactColumn.PAIR_WEIGHT_80] + POPULARITY_WEIGHT * share).astype(np.float32)
+    return (facts_ECF[..., FactColumn.PAIR_WEIGHT_80] + POPULARITY_WEIGHT * share).astype(
+        np.float32
+    )

@@ -13,10 +13,12 @@ class SAGELayer(nn.Module):
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()
-        self.root, self.mean = nn.Linear(dim, dim), nn.Linear(entry_dim, dim, bias=False)
+        self.root = nn.Linear(dim, dim)
+        self.mean = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        entry_UKD, count = torch.cat(parts, -1), mask_UK.sum(1, keepdim=True).clamp_min(1)
+        entry_UKD = torch.cat(parts, -1)
+        count = mask_UK.sum(1, keepdim=True).clamp_min(1)
         mean = (entry_UKD * mask_UK[..., None]).sum(1) / count
         out: Tensor = self.root(root_UD) + self.mean(mean)
         return out if last else out.relu()

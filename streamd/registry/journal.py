@@ -1,4 +1,5 @@
-"""Who made which version champion, when and why: one JSON line per move; aliases are a view of the last one."""
+"""Who made which version champion, when and why: one JSON line per move; aliases are a view of the
+last one."""
 
 import os
 import time
@@ -16,7 +17,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """One line. champion: what serves from here on; shadow: the last proven version, kept for a rollback."""
+    """One line. champion: what serves from here on; shadow: the last proven version, kept for a
+    rollback."""
 
     time: float
     action: str
@@ -30,14 +32,17 @@ class ModelJournal:
     """`models/journal.jsonl`, appended under a lock by trainer, server and command line alike."""
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
-        self._path, self._aliases, self._disk = folder / "journal.jsonl", folder / "aliases.json", disk
+        self._path = folder / "journal.jsonl"
+        self._aliases = folder / "aliases.json"
+        self._disk = disk
         self.passed_over: dict[bytes, str] = {}
         """Lines that are no moves, and why, as far as they were met."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
 
     def moves(self) -> list[Move]:
-        """All moves, oldest first. A torn last line does not count; one that is no move is passed over."""
+        """All moves, oldest first. A torn last line does not count; one that is no move is passed
+        over."""
         try:
             lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
@@ -68,19 +73,27 @@ class ModelJournal:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if line not in self.passed_over:
                 self.passed_over[line] = str(error)
-                log.error("move_passed_over", file=str(self._path), error=str(error),
-                          line=line[:200].decode(errors="replace"))
+                log.error(
+                    "move_passed_over",
+                    file=str(self._path),
+                    error=str(error),
+                    line=line[:200].decode(errors="replace"),
+                )
             return None
 
-    def move(self, action: str, champion: str, who: str, why: str, shadow: str | None = None) -> Move:
-        """Append a move durably; naming what is named already changes nothing. shadow: as it was where None, and the
-        champion where there was none."""
+    def move(
+        self, action: str, champion: str, who: str, why: str, shadow: str | None = None
+    ) -> Move:
+        """Append a move durably; naming what is named already changes nothing. shadow: as it was
+        where None, and the champion where there was none."""
         with self._lock:
             last = self.last()
             shadow = shadow or (last.shadow if last else champion)
             if last is not None and (last.champion, last.shadow) == (champion, shadow):
                 return last
-            move = Move(time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why)
+            move = Move(
+                time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why
+            )
             append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
             aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
             write_durably(self._aliases, aliases, self._disk)

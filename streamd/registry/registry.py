@@ -35,11 +35,13 @@ REMOVE = "remove its folder from models/, or restore it from a backup."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a version is: where in the log it stands, how it was made, how it scored. Times in microseconds.
+    """What a version is: where in the log it stands, how it was made, how it scored. Times in
+    microseconds.
 
-    facts: names of the fact columns that the weights know, in order; none in versions of a release before they had names.
-    tail: MRR before and after on the held-out events, None where the window was too small to hold any out.
-    checksums: CRC32C of each file of tensors, by name; none in versions of the release before format 2.
+    facts: names of the fact columns that the weights know, in order; none in versions of a release
+    before they had names. tail: MRR before and after on the held-out events, None where the window
+    was too small to hold any out. checksums: CRC32C of each file of tensors, by name; none in
+    versions of the release before format 2.
     """
 
     name: str
@@ -71,8 +73,11 @@ class Manifest:
         except ValidationError as error:
             problem = error.errors()[0]
             setting = ".".join(map(str, problem["loc"]))
-            raise VersionError(f"Version {self.name} has a model setting this streamd does not know: {setting}: "
-                               f"{problem['msg']}.", "use the streamd that made it.") from None
+            raise VersionError(
+                f"Version {self.name} has a model setting this streamd does not know: {setting}: "
+                f"{problem['msg']}.",
+                "use the streamd that made it.",
+            ) from None
 
     def log_schema(self) -> Schema:
         return Schema(**self.schema)
@@ -114,7 +119,8 @@ class Registry:
     """`models/`: safe to use from several processes, each with its own object."""
 
     def __init__(self, settings: Settings, disk: Disk = DISK) -> None:
-        self._settings, self._disk = settings, disk
+        self._settings = settings
+        self._disk = disk
         self.folder = settings.data_dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = ModelJournal(self.folder, disk)
@@ -122,7 +128,8 @@ class Registry:
         """Folders that are no versions, and why, as `names` last found them."""
 
     def publish(self, candidate: Candidate, beside: str | None = None) -> Outcome:
-        """Let the gate judge the candidate, write it and name it champion if it may serve, drop what is too old.
+        """Let the gate judge the candidate, write it and name it champion if it may serve, drop
+        what is too old.
 
         beside: the champion of other settings that goes on serving until this one is proven."""
         learned = candidate.learned
@@ -139,14 +146,18 @@ class Registry:
         return Outcome(name, True, decision.reason)
 
     def _write(self, base: str, candidate: Candidate) -> str:
-        """Write a version under that name, with a number behind it where another has it. Returns: its name.
+        """Write a version under that name, with a number behind it where another has it. Returns:
+        its name.
 
         The very same version, as after a stop between writing and naming it, is not written twice.
         """
-        files = {"model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
-                 "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()})}
+        files = {
+            "model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
+            "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()}),
+        }
         checksums = {name: f"{crc32c(data):08x}" for name, data in files.items()}
-        name, number = base, 0
+        name = base
+        number = 0
         while (self.folder / name).exists():
             if self._holds(name, checksums):
                 return name
@@ -168,7 +179,9 @@ class Registry:
         return found == checksums and same
 
     def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
-        s, learned, window = self._settings, candidate.learned, candidate.window
+        s = self._settings
+        learned = candidate.learned
+        window = candidate.window
         return Manifest(
             name=name,
             window_start_us=window.start_us,
@@ -179,17 +192,24 @@ class Registry:
             memory_us=candidate.memory_us,
             parent=candidate.parent,
             model=s.model.model_dump(mode="json"),
-            schema=s.stream.model_dump(include={"edge_feature_dim", "node_feature_dim", "label_dim"}),
+            schema=s.stream.model_dump(
+                include={"edge_feature_dim", "node_feature_dim", "label_dim"}
+            ),
             window_seconds=s.windows.width_seconds,
             training=s.training.model_dump(mode="json"),
             scores=candidate.scores,
-            tail={"before": learned.tail_before, "after": learned.tail_after, "events": learned.num_tail},
+            tail={
+                "before": learned.tail_before,
+                "after": learned.tail_after,
+                "events": learned.num_tail,
+            },
             loss=learned.loss,
             code=__version__,
             created=time.time(),
             facts=candidate.facts,
             format=FORMAT,
-            checksums=checksums)
+            checksums=checksums,
+        )
 
     def champion(self) -> str | None:
         """Name of the version that serves, None before there is one."""
@@ -202,9 +222,10 @@ class Registry:
         return last.champion if last and last.who != "trainer" else None
 
     def names(self) -> list[str]:
-        """All versions whose manifest can be read, oldest first; what else lies in the folder is said once and passed
-        over."""
-        found, strangers = [], {}
+        """All versions whose manifest can be read, oldest first; what else lies in the folder is
+        said once and passed over."""
+        found = []
+        strangers = {}
         for path in self.folder.iterdir():
             if not path.is_dir() or path.name.startswith("."):
                 continue
@@ -223,46 +244,71 @@ class Registry:
         """Raises: VersionError where there is no such version, or nobody can read what it is."""
         path = self.folder / name / "manifest.json"
         if not NAME.fullmatch(name) or not path.is_file():
-            raise VersionError(f"There is no version {name!r}.", "pick one of `streamd models list`.")
+            raise VersionError(
+                f"There is no version {name!r}.", "pick one of `streamd models list`."
+            )
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
-            raise VersionError(f"Version {name!r} is gone.", "pick one of `streamd models list`.") from None
+            raise VersionError(
+                f"Version {name!r} is gone.", "pick one of `streamd models list`."
+            ) from None
         except OSError as error:
-            raise VersionError(f"The manifest of version {name} cannot be read: {error.strerror}.", REMOVE) from None
+            raise VersionError(
+                f"The manifest of version {name} cannot be read: {error.strerror}.", REMOVE
+            ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise VersionError(f"The manifest of version {name} is damaged: {error}.", REMOVE) from None
+            raise VersionError(
+                f"The manifest of version {name} is damaged: {error}.", REMOVE
+            ) from None
         if manifest.format > FORMAT:
-            raise VersionError(f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
-                               "use the streamd that made it.")
+            raise VersionError(
+                f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
+                "use the streamd that made it.",
+            )
         if manifest.sets != EDGE_SETS:
-            raise VersionError(f"Version {name} is of edge sets {', '.join(manifest.sets)}; this streamd knows "
-                               f"{EDGE_SETS[0]} only.", "use the streamd that made it.")
+            raise VersionError(
+                f"Version {name} is of edge sets {', '.join(manifest.sets)}; this streamd knows "
+                f"{EDGE_SETS[0]} only.",
+                "use the streamd that made it.",
+            )
         if manifest.name != name:
-            raise VersionError(f"The folder {name} holds a copy of version {manifest.name}.", REMOVE)
+            raise VersionError(
+                f"The folder {name} holds a copy of version {manifest.name}.", REMOVE
+            )
         return manifest
 
     def load(self, name: str) -> Version:
-        """Weights and memory of a version. Raises: VersionError where there is none, or it is damaged or not finite."""
+        """Weights and memory of a version. Raises: VersionError where there is none, or it is
+        damaged or not finite."""
         manifest = self.manifest(name)
         manifest.model_settings()
         folder = self.folder / name
         try:
             self._check_files(manifest)
-            version = Version(manifest, load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors"))
+            version = Version(
+                manifest,
+                load_file(folder / "model.safetensors"),
+                load_file(folder / "state.safetensors"),
+            )
         except (SafetensorError, OSError) as error:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
         for tensors in (version.weights, version.memory):
             for part, tensor in tensors.items():
                 if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                    raise VersionError(f"Version {name} is not finite in {part}.", "promote another one.")
+                    raise VersionError(
+                        f"Version {name} is not finite in {part}.", "promote another one."
+                    )
         return version
 
     def _check_files(self, manifest: Manifest) -> None:
-        """Raises: VersionError where a file differs from the manifest's checksum; OSError where one is gone."""
+        """Raises: VersionError where a file differs from the manifest's checksum; OSError where one
+        is gone."""
         for file, checksum in manifest.checksums.items():
             if file_checksum(self.folder / manifest.name / file) != checksum:
-                raise VersionError(f"{file} of version {manifest.name} differs from its checksum.", REMOVE)
+                raise VersionError(
+                    f"{file} of version {manifest.name} differs from its checksum.", REMOVE
+                )
 
     def damage(self) -> Iterator[tuple[str, str]]:
         """What is wrong with the folder's versions: (name, error). For `streamd verify`."""
@@ -274,14 +320,15 @@ class Registry:
                     yield path.name, str(error)
 
     def sweep(self) -> None:
-        """Remove what a killed process left half written or half dropped. For the trainer to call at its start."""
+        """Remove what a killed process left half written or half dropped. For the trainer to call
+        at its start."""
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
 
     def promote(self, name: str, who: str, why: str) -> Move:
-        """Make a version champion by hand. Raises: VersionError, also where it is damaged or the log no longer holds its
-        position."""
+        """Make a version champion by hand. Raises: VersionError, also where it is damaged or the
+        log no longer holds its position."""
         self._check_servable(name)
         return self.journal.move("promote", name, who, why)
 
@@ -297,20 +344,26 @@ class Registry:
         self.journal.move("prove", champion, "trainer", why, shadow=name)
 
     def rollback(self, who: str, why: str) -> Move:
-        """Make the shadow, the last proven version, champion. Raises: VersionError where it is champion already, damaged, or
-        the log no longer holds its position."""
+        """Make the shadow, the last proven version, champion. Raises: VersionError where it is
+        champion already, damaged, or the log no longer holds its position."""
         last = self.journal.last()
         if last is None or last.shadow == last.champion:
-            raise VersionError("There is no version to roll back to.", "wait until a second one is promoted.")
+            raise VersionError(
+                "There is no version to roll back to.", "wait until a second one is promoted."
+            )
         self._check_servable(last.shadow)
         return self.journal.move("rollback", last.shadow, who, why)
 
     def _check_servable(self, name: str) -> None:
         self.load(name)
-        edge, tail = self.manifest(name).edge, JournalTail.open(self._settings.data_dir)
+        edge = self.manifest(name).edge
+        tail = JournalTail.open(self._settings.data_dir)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
-            raise VersionError(f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
-                               f"{tail.state.num_edges}).", "pick another one of `streamd models list`.")
+            raise VersionError(
+                f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
+                f"{tail.state.num_edges}).",
+                "pick another one of `streamd models list`.",
+            )
 
     def prune(self) -> None:
         """Drop versions beyond the last `registry.keep` made, never the champion or the shadow."""
@@ -320,7 +373,8 @@ class Registry:
     def drop_before(self, edge: int) -> None:
         """Drop versions whose window began before an edge, never the champion or the shadow.
 
-        The pending messages of such a version may hold features of edges that a delete just before `edge` hides.
+        The pending messages of such a version may hold features of edges that a delete just before
+        `edge` hides.
         """
         self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
 
@@ -351,4 +405,3 @@ def read_manifests(registry: Registry) -> list[Manifest]:
         except VersionError:
             continue
     return out
-

@@ -1,4 +1,5 @@
-"""Makes deletes physical: rows, keys and features that were hidden are overwritten, and no id moves."""
+"""Makes deletes physical: rows, keys and features that were hidden are overwritten, and no id
+moves."""
 
 import functools
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ from streamd.segments.writer import TGUFWriter
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did so far. waiting: hidden rows it had to leave, because a role still replays them, or because
-    they are labels in a segment that has no edge yet. passed: segments looked at, of `total`."""
+    """What a compaction did so far. waiting: hidden rows it had to leave, because a role still
+    replays them, or because they are labels in a segment that has no edge yet. passed: segments
+    looked at, of `total`."""
 
     segments: int = 0
     edges: int = 0
@@ -33,11 +35,13 @@ class Compaction:
 
 
 def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[Compaction]:
-    """Overwrite what deletes hide in rows before `before_edge`, and all keys deleted; a segment a step.
+    """Overwrite what deletes hide in rows before `before_edge`, and all keys deleted; a segment a
+    step.
 
-    A dead row keeps its time; both its ends become a reserved node without a key, its features zero. The segment in
-    progress is sealed first where it holds such rows. A crash between two steps leaves a whole log with fewer steps done;
-    running it again finishes them. Between steps the log may be appended to, but no segment may be dropped.
+    A dead row keeps its time; both its ends become a reserved node without a key, its features
+    zero. The segment in progress is sealed first where it holds such rows. A crash between two
+    steps leaves a whole log with fewer steps done; running it again finishes them. Between steps
+    the log may be appended to, but no segment may be dropped.
     """
     reader.refresh()
     keys = len(deleted_keys(log, reader))
@@ -48,17 +52,20 @@ def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
-        left = int(dead_E[max(before_edge - state.first_edge, 0):].sum())
-        dead_E[max(before_edge - state.first_edge, 0):] = False
+        left = int(dead_E[max(before_edge - state.first_edge, 0) :].sum())
+        dead_E[max(before_edge - state.first_edge, 0) :] = False
         if not state.num_edges:
-            left, dead_L = left + int(dead_L.sum()), dead_L[:0]
+            left = left + int(dead_L.sum())
+            dead_L = dead_L[:0]
         done = replace(done, waiting=done.waiting + left, passed=done.passed + 1)
         if dead_E.any() or dead_L.any():
             if first == log.state.segments[-1].first_edge:
                 log.seal()
             reserved = _reserve(log) if reserved < 0 else reserved
             smaller = replace(state, capacity=max(state.num_edges, 1))
-            log.replace_segment(smaller, functools.partial(_copy, log, state, dead_E, dead_L, reserved))
+            log.replace_segment(
+                smaller, functools.partial(_copy, log, state, dead_E, dead_L, reserved)
+            )
             done = replace(done, segments=done.segments + 1, edges=done.edges + int(dead_E.sum()))
         yield done
     reader.refresh()
@@ -69,11 +76,16 @@ def deleted_keys(log: LogWriter, reader: LogReader) -> dict[int, Key]:
     """Deleted nodes whose keys are still in the log."""
     data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
     gone = set(reader.deletions.nodes.tolist())
-    return {node: key for node, key in enumerate(decode_keys(data)) if key is not None and node in gone}
+    return {
+        node: key for node, key in enumerate(decode_keys(data)) if key is not None and node in gone
+    }
 
 
-def _dead(log: LogWriter, reader: LogReader, state: SegmentState, reserved: int) -> tuple[Bools, Bools]:
-    """Rows of edges and labels that are hidden but not overwritten yet: bool[num_edges], bool[num_labels]."""
+def _dead(
+    log: LogWriter, reader: LogReader, state: SegmentState, reserved: int
+) -> tuple[Bools, Bools]:
+    """Rows of edges and labels that are hidden but not overwritten yet: bool[num_edges],
+    bool[num_labels]."""
     file = open_tguf(log.data_dir / state.path, check_rows=False)
     src, dst = file.column("src", state.num_edges), file.column("dst", state.num_edges)
     hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
@@ -88,7 +100,9 @@ def _copy(
 ) -> int:
     old = open_tguf(log.data_dir / state.path, check_rows=False)
     labels = max(state.num_labels, 1) if log.schema.label_dim else 0
-    schema = TGUFSchema(max(state.num_edges, 1), log.schema.edge_feature_dim, labels, log.schema.label_dim)
+    schema = TGUFSchema(
+        max(state.num_edges, 1), log.schema.edge_feature_dim, labels, log.schema.label_dim
+    )
     with TGUFWriter(path, schema, log.disk) as new:
         _copy_rows(old, new, state, dead_E, dead_L, reserved)
         new.commit()
@@ -98,12 +112,22 @@ def _copy(
 def _copy_rows(
     old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
 ) -> None:
-    src, dst, time, msg = (old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg"))
-    new.append_edges(np.where(dead_E, reserved, src), np.where(dead_E, reserved, dst), time,
-                     np.where(dead_E[:, None], np.float32(0), msg))
+    src, dst, time, msg = (
+        old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg")
+    )
+    new.append_edges(
+        np.where(dead_E, reserved, src),
+        np.where(dead_E, reserved, dst),
+        time,
+        np.where(dead_E[:, None], np.float32(0), msg),
+    )
     if state.num_labels:
-        node, when, target = (old.column(n, state.num_labels) for n in ("label_n_id", "label_time", "label_target"))
-        new.append_labels(np.where(dead_L, reserved, node), when, np.where(dead_L[:, None], np.float32(0), target))
+        node, when, target = (
+            old.column(n, state.num_labels) for n in ("label_n_id", "label_time", "label_target")
+        )
+        new.append_labels(
+            np.where(dead_L, reserved, node), when, np.where(dead_L[:, None], np.float32(0), target)
+        )
 
 
 def _reserve(log: LogWriter) -> int:

@@ -9,10 +9,11 @@ from streamd.events import NO_DELETES, Bools, Int64, NodeDeletes
 
 
 class Deletions:
-    """Owner: a reader of the log. A deleted node's id is retired for good, so all its rows are hidden wherever they lie.
+    """Owner: a reader of the log. A deleted node's id is retired for good, so all its rows are
+    hidden wherever they lie.
 
-    of_nodes: deleted nodes with the places of their deletes. edges: int64, single edges deleted, in log order.
-    places: int64, number of edges in the log before each delete of either kind.
+    of_nodes: deleted nodes with the places of their deletes. edges: int64, single edges deleted, in
+    log order. places: int64, number of edges in the log before each delete of either kind.
     """
 
     def __init__(self) -> None:
@@ -28,16 +29,21 @@ class Deletions:
         return self.of_nodes.node
 
     def take(self, rows_X: NDArray[np.void], find: Callable[[int, int, int, int], Int64]) -> None:
-        """Take in `DELETION` rows. find: (src, dst, time, before edge) -> ids of the matching edges."""
+        """Take in `DELETION` rows. find: (src, dst, time, before edge) -> ids of the matching
+        edges."""
         if not len(rows_X):
             return
         self.places = np.concatenate([self.places, rows_X["edge"]])
         of_nodes = rows_X[rows_X["dst"] < 0]
-        self.of_nodes = NodeDeletes(np.concatenate([self.of_nodes.node, of_nodes["src"]]),
-                                    np.concatenate([self.of_nodes.edge, of_nodes["edge"]]))
+        self.of_nodes = NodeDeletes(
+            np.concatenate([self.of_nodes.node, of_nodes["src"]]),
+            np.concatenate([self.of_nodes.edge, of_nodes["edge"]]),
+        )
         self.retire(of_nodes["src"])
         singles = rows_X[rows_X["dst"] >= 0]
-        found = [find(int(r["src"]), int(r["dst"]), int(r["time"]), int(r["edge"])) for r in singles]
+        found = [
+            find(int(r["src"]), int(r["dst"]), int(r["time"]), int(r["edge"])) for r in singles
+        ]
         if found:
             self.edges = np.concatenate([self.edges, *found])
             self._sorted = np.unique(self.edges)

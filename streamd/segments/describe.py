@@ -13,14 +13,17 @@ Lines = list[tuple[str, ...]]
 
 
 def describe(path: Path) -> tuple[Lines, Lines]:
-    """Header lines (name, value) and section lines (name, byte offset, rows, capacity, bytes a row).
+    """Header lines (name, value) and section lines (name, byte offset, rows, capacity, bytes a
+    row).
 
     Raises: TGUFError where it is not a TGUF file, or contradicts itself.
     """
     file = open_tguf(path, check_rows=False)
     h = file.header
     header: Lines = [("file", f"{path}, {file.file_bytes:,} bytes")]
-    header += [(name, f"{getattr(h, name):,}") for name in FIELDS[1:] if not name.endswith("_offset")]
+    header += [
+        (name, f"{getattr(h, name):,}") for name in FIELDS[1:] if not name.endswith("_offset")
+    ]
     header += [("edge times", _range(file.time)), ("label times", _range(file.label_time))]
     header += [(f"{name} rows", f"[{a:,}, {b:,})") for name, (a, b) in file.splits.items()]
     sections: Lines = []

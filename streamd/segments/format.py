@@ -54,7 +54,8 @@ HEADER_BYTES = 8 * len(FIELDS)
 
 @dataclass(frozen=True)
 class Section:
-    """A named array inside the file: byte offset, bytes per row, and the rows that fit before the next section."""
+    """A named array inside the file: byte offset, bytes per row, and the rows that fit before the
+    next section."""
 
     name: str
     offset: int
@@ -66,8 +67,9 @@ class Section:
 class TGUFSchema:
     """Capacities (rows), widths and splits of a file to be written.
 
-    negatives_per_edge candidates are stored for each edge from row `negatives_start` on. Splits are edge rows, 0 for
-    none: train is [0, val_start), validation [val_start, test_start), test the rest.
+    negatives_per_edge candidates are stored for each edge from row `negatives_start` on. Splits are
+    edge rows, 0 for none: train is [0, val_start), validation [val_start, test_start), test the
+    rest.
     """
 
     edge_capacity: int
@@ -84,12 +86,18 @@ class TGUFSchema:
     def __post_init__(self) -> None:
         wrong = [f.name for f in fields(self) if not 0 <= getattr(self, f.name) < NO_LIMIT]
         if wrong:
-            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}; it must be 0 or above, and a size a file can have")
+            raise ValueError(
+                f"{wrong[0]} is {getattr(self, wrong[0])}; it must be 0 or above, and a size a file can have"
+            )
         if self.negatives_start > self.edge_capacity:
-            raise ValueError(f"negatives_start {self.negatives_start} lies behind edge_capacity {self.edge_capacity}")
+            raise ValueError(
+                f"negatives_start {self.negatives_start} lies behind edge_capacity {self.edge_capacity}"
+            )
         if not _in_order(self.val_start, self.test_start, self.edge_capacity):
-            raise ValueError(f"splits val_start {self.val_start}, test_start {self.test_start} are out of order or behind "
-                             f"edge_capacity {self.edge_capacity}")
+            raise ValueError(
+                f"splits val_start {self.val_start}, test_start {self.test_start} are out of order or behind "
+                f"edge_capacity {self.edge_capacity}"
+            )
 
 
 def _in_order(val_start: int, test_start: int, edges: int) -> bool:
@@ -98,7 +106,8 @@ def _in_order(val_start: int, test_start: int, edges: int) -> bool:
 
 
 def lay_out(schema: TGUFSchema) -> tuple[Header, int]:
-    """Header with offsets for the schema's capacities, and the file size in bytes, as the reference lays them out."""
+    """Header with offsets for the schema's capacities, and the file size in bytes, as the reference
+    lays them out."""
     s = schema
     at = PAGE
     offset: dict[str, int] = {}
@@ -122,10 +131,15 @@ def lay_out(schema: TGUFSchema) -> tuple[Header, int]:
         place("label_target", 4 * s.label_capacity * s.label_dim)
     size = max(at, max(offset.values()) + PAGE)
     header = Header(
-        msg_dim=s.msg_dim, label_dim=s.label_dim if s.label_capacity else 0,
+        msg_dim=s.msg_dim,
+        label_dim=s.label_dim if s.label_capacity else 0,
         node_feat_dim=s.node_feat_dim if has_features else 0,
-        negatives_start_e_id=s.negatives_start if s.negatives_per_edge else 0, negatives_per_edge=s.negatives_per_edge,
-        val_start=s.val_start, test_start=s.test_start, **{f"{name}_offset": value for name, value in offset.items()})
+        negatives_start_e_id=s.negatives_start if s.negatives_per_edge else 0,
+        negatives_per_edge=s.negatives_per_edge,
+        val_start=s.val_start,
+        test_start=s.test_start,
+        **{f"{name}_offset": value for name, value in offset.items()},
+    )
     return header, size
 
 
@@ -141,27 +155,37 @@ def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
     if header.magic != MAGIC:
         raise fail(f"magic {header.magic:#x} is not TGUF's")
     if header.src_offset != PAGE:
-        raise fail(f"the header is of an older TGUF layout (src_offset {header.src_offset}, version 1 has {PAGE}), which "
-                   "this reader does not know")
+        raise fail(
+            f"the header is of an older TGUF layout (src_offset {header.src_offset}, version 1 has {PAGE}), which "
+            "this reader does not know"
+        )
     if header.version != 1:
         raise fail(f"version {header.version} is unknown, this reader knows 1")
     capacity = sections_of(header, file_bytes, path)["src"].capacity
     if header.neg_dst_offset and header.negatives_start_e_id > capacity:
-        raise fail(f"negatives begin at edge {header.negatives_start_e_id}, behind the {capacity} rows there is room for")
+        raise fail(
+            f"negatives begin at edge {header.negatives_start_e_id}, behind the {capacity} rows there is room for"
+        )
     if not _in_order(header.val_start, header.test_start, capacity):
-        raise fail(f"splits val_start {header.val_start}, test_start {header.test_start} are out of order or behind the "
-                   f"{capacity} rows there is room for")
+        raise fail(
+            f"splits val_start {header.val_start}, test_start {header.test_start} are out of order or behind the "
+            f"{capacity} rows there is room for"
+        )
     return header
 
 
 def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
-    """Sections by name, checked: page-aligned, ordered, inside the file, large enough for the counts.
+    """Sections by name, checked: page-aligned, ordered, inside the file, large enough for the
+    counts.
 
     Raises: TGUFError naming the section.
     """
     for name in ("msg_dim", "label_dim", "node_feat_dim", "negatives_per_edge"):
         if getattr(h, name) * 4 > file_bytes:
-            raise TGUFError(f"{path}: {name} {getattr(h, name)} does not fit a file of {file_bytes} bytes.", REWRITE)
+            raise TGUFError(
+                f"{path}: {name} {getattr(h, name)} does not fit a file of {file_bytes} bytes.",
+                REWRITE,
+            )
     row_bytes = {"src": 8, "dst": 8, "time": 8, "msg": 4 * h.msg_dim}
     if h.neg_dst_offset:
         row_bytes["neg_dst"] = 8 * h.negatives_per_edge
@@ -175,19 +199,31 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
     starts = [getattr(h, f"{n}_offset") for n in names]
     for name, start in zip(names, starts, strict=True):
         if start % PAGE or not PAGE <= start <= file_bytes:
-            raise TGUFError(f"{path}: section {name} at byte {start} is misaligned or outside the file of {file_bytes} "
-                            "bytes.", REWRITE)
+            raise TGUFError(
+                f"{path}: section {name} at byte {start} is misaligned or outside the file of {file_bytes} "
+                "bytes.",
+                REWRITE,
+            )
     for i, name in enumerate(names):
         start = starts[i]
         end = starts[i + 1] if i + 1 < len(names) else file_bytes
         if end < start:
-            raise TGUFError(f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.", REWRITE)
+            raise TGUFError(
+                f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.",
+                REWRITE,
+            )
         width = row_bytes[name]
         capacity = (end - start) // width if width else NO_LIMIT
         count = rows.get(name, h.num_labels if name.startswith("label") else h.num_edges)
         if count > capacity:
-            raise TGUFError(f"{path}: section {name} has room for {capacity} rows, the header counts {count}.", REWRITE)
+            raise TGUFError(
+                f"{path}: section {name} has room for {capacity} rows, the header counts {count}.",
+                REWRITE,
+            )
         out[name] = Section(name, start, width, capacity)
     if (h.num_labels and not h.label_n_id_offset) or (h.num_nodes and not h.node_feat_offset):
-        raise TGUFError(f"{path}: the header counts labels or node features but names no section for them.", REWRITE)
+        raise TGUFError(
+            f"{path}: the header counts labels or node features but names no section for them.",
+            REWRITE,
+        )
     return out

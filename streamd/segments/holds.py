@@ -1,7 +1,9 @@
-"""What each role still needs of the log, written by the role, read by whoever drops or overwrites rows.
+"""What each role still needs of the log, written by the role, read by whoever drops or overwrites
+rows.
 
-`DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its events. `DATA/holds/compact`
-is the wish that everything deleted before an edge becomes physical; roles that see it write newer state at their next cut.
+`DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its
+events. `DATA/holds/compact` is the wish that everything deleted before an edge becomes physical;
+roles that see it write newer state at their next cut.
 """
 
 from collections.abc import Iterator
@@ -14,13 +16,14 @@ from streamd.errors import CorruptionError
 from streamd.roles import HOLD, OLD_HOLDS, folder_of, make_folder, names_in
 from streamd.storage import write_durably
 
-WISHES, WISH = "holds", "compact"
+WISHES = "holds"
+WISH = "compact"
 
 
 @dataclass(frozen=True)
 class Hold:
-    """edge: the oldest edge the role replays from after a restart. clean_edge: deletes that lie before this edge of the
-    log have left all files of the role."""
+    """edge: the oldest edge the role replays from after a restart. clean_edge: deletes that lie
+    before this edge of the log have left all files of the role."""
 
     edge: int
     clean_edge: int
@@ -38,7 +41,8 @@ def begin_hold(data_dir: Path, name: str, edge: int) -> None:
 
 
 def read_holds(data_dir: Path) -> dict[str, Hold]:
-    """Holds by name, of all roles that ever ran here. Raises: CorruptionError where one cannot be read."""
+    """Holds by name, of all roles that ever ran here. Raises: CorruptionError where one cannot be
+    read."""
     holds = {}
     for name, path in _places(data_dir):
         try:
@@ -46,15 +50,19 @@ def read_holds(data_dir: Path) -> dict[str, Hold]:
         except FileNotFoundError:
             continue
         except msgspec.DecodeError as error:
-            raise CorruptionError(f"{path} is damaged: {error}.",
-                                  f"remove it if {name} will not run here again, or start {name}.") from None
+            raise CorruptionError(
+                f"{path} is damaged: {error}.",
+                f"remove it if {name} will not run here again, or start {name}.",
+            ) from None
     return holds
 
 
 def _places(data_dir: Path) -> Iterator[tuple[str, Path]]:
-    """Where holds may be. A role that starts may move its own meanwhile, from an old place to the new: so the old ones are
-    read before it is looked which new ones there are."""
-    yield from ((p.name, p) for p in sorted((data_dir / OLD_HOLDS).glob("[a-z]*")) if p.name != WISH)
+    """Where holds may be. A role that starts may move its own meanwhile, from an old place to the
+    new: so the old ones are read before it is looked which new ones there are."""
+    yield from (
+        (p.name, p) for p in sorted((data_dir / OLD_HOLDS).glob("[a-z]*")) if p.name != WISH
+    )
     yield from ((name, folder_of(data_dir, name) / HOLD) for name in names_in(data_dir))
 
 

@@ -1,7 +1,9 @@
-"""The journal: one line per commit, each with its CRC32C; what it says up to `published` is what the log holds.
+"""The journal: one line per commit, each with its CRC32C; what it says up to `published` is what
+the log holds.
 
-A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the whole state) and is
-named by the first commit that may follow. `LogState.after` is the only code that interprets lines, for all readers.
+A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
+whole state) and is named by the first commit that may follow. `LogState.after` is the only code
+that interprets lines, for all readers.
 """
 
 import os
@@ -19,14 +21,17 @@ from streamd.storage import DISK, SCRATCH, Disk
 
 FORMAT = 3
 READABLE = (2, 3)
-"""Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default one."""
+"""Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
+one."""
 
 
 @dataclass(frozen=True)
 class SegmentState:
-    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was allocated for.
+    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was
+    allocated for.
 
-    revision: the commit that put a compacted file in its place, 0 for none; readers map it anew when this changes.
+    revision: the commit that put a compacted file in its place, 0 for none; readers map it anew
+    when this changes.
     """
 
     first_edge: int
@@ -40,7 +45,10 @@ class SegmentState:
         """The state of a journal's entry. Raises: JournalError."""
         *fields, rows_per_set = entry if len(entry) == 6 else [*entry, [entry[1]]]
         if rows_per_set != [fields[1]]:
-            raise JournalError(f"The segment at event {fields[0]} has rows {rows_per_set} of several edge sets.", OTHER)
+            raise JournalError(
+                f"The segment at event {fields[0]} has rows {rows_per_set} of several edge sets.",
+                OTHER,
+            )
         return cls(*fields)
 
     def entry(self) -> list[Any]:
@@ -54,7 +62,8 @@ class SegmentState:
 
 @dataclass(frozen=True)
 class FileState:
-    """An append-only file: its committed bytes and the CRC32C of all of them. revision: as a segment's."""
+    """An append-only file: its committed bytes and the CRC32C of all of them. revision: as a
+    segment's."""
 
     num_bytes: int = 0
     crc: int = 0
@@ -67,8 +76,8 @@ OTHER = "use the streamd that wrote it."
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: number of the leader's reign; 0
-    where one machine writes the log for itself."""
+    """What is committed after commit `seq`. files: append-only files by path. term: number of the
+    leader's reign; 0 where one machine writes the log for itself."""
 
     schema: Schema
     seq: int = 0
@@ -92,9 +101,14 @@ class LogState:
     def after(self, line: dict[str, Any]) -> "LogState":
         """The state after one more commit line. Raises: JournalError."""
         if "schema" in line:
-            raise JournalError(f"Commit {line['seq']} changes the schema, which this streamd does not know.", OTHER)
+            raise JournalError(
+                f"Commit {line['seq']} changes the schema, which this streamd does not know.", OTHER
+            )
         if line["seq"] != self.seq + 1:
-            raise JournalError(f"The journal jumps from commit {self.seq} to {line['seq']}.", "restore the data_dir.")
+            raise JournalError(
+                f"The journal jumps from commit {self.seq} to {line['seq']}.",
+                "restore the data_dir.",
+            )
         segments = {s.first_edge: s for s in self.segments}
         for changed in line["segments"]:
             segments[changed[0]] = SegmentState.restored(changed)
@@ -135,10 +149,16 @@ class LogState:
     def restored(cls, line: dict[str, Any]) -> "LogState":
         """The state of a checkpoint line. Raises: JournalError."""
         if line.get("format") not in READABLE:
-            raise JournalError(f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.", OTHER)
+            raise JournalError(
+                f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.",
+                OTHER,
+            )
         sets = tuple(s["name"] for s in line["sets"]) if "sets" in line else EDGE_SETS
         if sets != EDGE_SETS:
-            raise JournalError(f"The log has edge sets {', '.join(sets)}; this streamd knows {EDGE_SETS[0]} only.", OTHER)
+            raise JournalError(
+                f"The log has edge sets {', '.join(sets)}; this streamd knows {EDGE_SETS[0]} only.",
+                OTHER,
+            )
         return cls(
             schema=Schema(**line["schema"]),
             seq=line["checkpoint"],
@@ -152,19 +172,32 @@ class LogState:
 
 
 def progress_fields(progress: Progress) -> dict[str, Any]:
-    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index, [ahead], epoch]}}}.
+    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index,
+    [ahead], epoch]}}}.
 
     Before 2026-11-23 there was no epoch."""
-    return {"cluster": progress.cluster_id, "topics": progress.topic_ids,
-            "positions": {t: {str(p): [x.offset, x.index, [list(a) for a in x.ahead], x.epoch] for p, x in parts.items()}
-                          for t, parts in progress.positions.items()}}
+    return {
+        "cluster": progress.cluster_id,
+        "topics": progress.topic_ids,
+        "positions": {
+            t: {
+                str(p): [x.offset, x.index, [list(a) for a in x.ahead], x.epoch]
+                for p, x in parts.items()
+            }
+            for t, parts in progress.positions.items()
+        },
+    }
 
 
 def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
     """The part of `new` that a commit line must hold."""
-    moved = {t: {p: x for p, x in parts.items() if old.positions.get(t, {}).get(p) != x}
-             for t, parts in new.positions.items()}
-    return progress_fields(replace(new, positions={t: parts for t, parts in moved.items() if parts}))
+    moved = {
+        t: {p: x for p, x in parts.items() if old.positions.get(t, {}).get(p) != x}
+        for t, parts in new.positions.items()
+    }
+    return progress_fields(
+        replace(new, positions={t: parts for t, parts in moved.items() if parts})
+    )
 
 
 def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
@@ -172,8 +205,11 @@ def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
     for topic, parts in fields["positions"].items():
         for partition, (offset, index, ahead, *epoch) in parts.items():
             positions.setdefault(topic, {})[int(partition)] = Position(
-                offset, index, tuple((a, b) for a, b in ahead), *epoch)
-    return Progress(fields["cluster"] or old.cluster_id, old.topic_ids | fields["topics"], positions)
+                offset, index, tuple((a, b) for a, b in ahead), *epoch
+            )
+    return Progress(
+        fields["cluster"] or old.cluster_id, old.topic_ids | fields["topics"], positions
+    )
 
 
 def encode_line(fields: dict[str, Any]) -> bytes:
@@ -212,14 +248,17 @@ class JournalWriter:
     def __init__(self, folder: Path, state: LogState, disk: Disk = DISK) -> None:
         """Begin a new file with `state` as its checkpoint.
 
-        It never goes on with an old one: a line whose sync failed may be shown by the page cache and yet never have
-        reached the disk. The checkpoint makes durable what the old file was believed to say.
+        It never goes on with an old one: a line whose sync failed may be shown by the page cache
+        and yet never have reached the disk. The checkpoint makes durable what the old file was
+        believed to say.
         """
-        self.folder, self._disk = folder, disk
+        self.folder = folder
+        self._disk = disk
         self._begin(state)
 
     def _begin(self, state: LogState) -> None:
-        """Take the place of a file of this name at once: the one before it may end earlier on the disk."""
+        """Take the place of a file of this name at once: the one before it may end earlier on the
+        disk."""
         self._path = self.folder / f"{state.seq + 1:020d}.journal"
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -241,8 +280,10 @@ class JournalWriter:
         """
         newest = journal_files(self.folder)[-1]
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
-            raise LockedError(f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
-                              "run one ingest per data_dir; the lock (flock) does not work on this volume.")
+            raise LockedError(
+                f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
+                "run one ingest per data_dir; the lock (flock) does not work on this volume.",
+            )
 
     def roll(self, state: LogState) -> None:
         """Start a new file, because a segment was sealed."""

@@ -1,4 +1,5 @@
-"""Housekeeping of the log between commits: segments too old or too many are dropped, deletes are made physical."""
+"""Housekeeping of the log between commits: segments too old or too many are dropped, deletes are
+made physical."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -28,10 +29,15 @@ class Keeper:
     """Owner: the process that writes the log, between its commits."""
 
     def __init__(
-        self, writer: LogWriter, retention: RetentionSettings, purge_letters: Callable[[Collection[Key]], None]
+        self,
+        writer: LogWriter,
+        retention: RetentionSettings,
+        purge_letters: Callable[[Collection[Key]], None],
     ) -> None:
         """purge_letters: takes the dead letters away that speak of some keys."""
-        self._writer, self._retention, self._purge_letters = writer, retention, purge_letters
+        self._writer = writer
+        self._retention = retention
+        self._purge_letters = purge_letters
         self._steps: Iterator[Compaction] | None = None
         self._pass: tuple[int, int] | None = None
         self._progress = Compaction()
@@ -40,7 +46,8 @@ class Keeper:
         self._blocked = 0
 
     def step(self) -> None:
-        """A little work, so that events hardly wait; call it about once a second. Raises: DiskError."""
+        """A little work, so that events hardly wait; call it about once a second. Raises:
+        DiskError."""
         try:
             holds = read_holds(self._writer.data_dir)
         except CorruptionError as error:
@@ -60,20 +67,28 @@ class Keeper:
             reader = LogReader.open(self._writer.data_dir)
             assert reader is not None, "its writer has made the log"
             self._purge_letters(set(deleted_keys(self._writer, reader).values()))
-            self._steps, self._pass, self._counted = compaction(self._writer, reader, held), (wish, held), 0
+            self._steps = compaction(self._writer, reader, held)
+            self._pass = (wish, held)
+            self._counted = 0
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < STEP_SECONDS:
             progress = next(self._steps, None)
             if progress is None:
                 self._steps = None
-                log.info("compacted", segments=self._progress.segments, edges=self._progress.edges,
-                         keys=self._progress.keys, waiting=self._progress.waiting)
+                log.info(
+                    "compacted",
+                    segments=self._progress.segments,
+                    edges=self._progress.edges,
+                    keys=self._progress.keys,
+                    waiting=self._progress.waiting,
+                )
             else:
                 self._progress = progress
                 metrics.compacted_edges.inc(progress.edges - self._counted)
                 self._counted = progress.edges
-        self._beat.touch("compacting", wish=wish, passed=self._progress.passed,
-                         total=self._progress.total)
+        self._beat.touch(
+            "compacting", wish=wish, passed=self._progress.passed, total=self._progress.total
+        )
         if self._steps is None and not self._progress.waiting and clean >= wish:
             compact_done(self._writer.data_dir)
             log.info("compaction_done", deletes_before_edge=wish)
@@ -91,9 +106,13 @@ class Keeper:
         return self._progress
 
     def _retain(self, held: int) -> None:
-        sizes = {s.first_edge: (self._writer.data_dir / s.path).stat().st_blocks * BLOCK_BYTES
-                 for s in self._writer.state.segments}
-        total, blocked, drop_until = sum(sizes.values()), 0, 0
+        sizes = {
+            s.first_edge: (self._writer.data_dir / s.path).stat().st_blocks * BLOCK_BYTES
+            for s in self._writer.state.segments
+        }
+        total = sum(sizes.values())
+        blocked = 0
+        drop_until = 0
         for segment in self._writer.state.segments[:-1]:
             if not self._is_due(segment, total):
                 break
@@ -105,10 +124,16 @@ class Keeper:
                 drop_until = end
         if drop_until:
             dropped = self._writer.drop_before(drop_until)
-            log.info("segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge)
+            log.info(
+                "segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge
+            )
         if blocked and not self._blocked:
-            log.warning("retention_blocked", num_bytes=blocked, held_at_edge=held,
-                        action="start the role whose hold in roles/ names that edge, or remove its folder")
+            log.warning(
+                "retention_blocked",
+                num_bytes=blocked,
+                held_at_edge=held,
+                action="start the role whose hold in roles/ names that edge, or remove its folder",
+            )
         self._blocked = blocked
         metrics.log_bytes.set(total + blocked)
         metrics.retention_blocked.set(blocked)
@@ -120,5 +145,9 @@ class Keeper:
             return True
         if r.max_age_seconds is None or not segment.num_edges:
             return False
-        newest = int(open_tguf(self._writer.data_dir / segment.path, check_rows=False).column("time", segment.num_edges)[-1])
+        newest = int(
+            open_tguf(self._writer.data_dir / segment.path, check_rows=False).column(
+                "time", segment.num_edges
+            )[-1]
+        )
         return newest < self._writer.watermark - r.max_age_seconds * 1_000_000

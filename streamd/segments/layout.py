@@ -17,4 +17,12 @@ LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
 
 def feature_row(dim: int) -> np.dtype[Any]:
     """A feature update on disk: commit, row in it, edges in the log before it, node, values."""
-    return np.dtype([("seq", "<i8"), ("row", "<i8"), ("edge", "<i8"), ("node", "<i8"), ("values", "<f4", (dim,))])
+    return np.dtype(
+        [
+            ("seq", "<i8"),
+            ("row", "<i8"),
+            ("edge", "<i8"),
+            ("node", "<i8"),
+            ("values", "<f4", (dim,)),
+        ]
+    )

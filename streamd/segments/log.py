@@ -1,4 +1,5 @@
-"""The log's one writer: turns a batch into a commit, in the numbered steps of DESIGN section 2, and recovers."""
+"""The log's one writer: turns a batch into a commit, in the numbered steps of DESIGN section 2, and
+recovers."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,16 @@ from streamd.segments.journal import (
     changed_progress,
     encode_line,
 )
-from streamd.segments.layout import APPENDED, DELETIONS, EDGES, FEATURES, KEYS, LATE, LATE_ROW, feature_row
+from streamd.segments.layout import (
+    APPENDED,
+    DELETIONS,
+    EDGES,
+    FEATURES,
+    KEYS,
+    LATE,
+    LATE_ROW,
+    feature_row,
+)
 from streamd.segments.lookup import EdgeLookup
 from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.recovery import (
@@ -47,16 +57,22 @@ MAX_COMMIT_ROWS = 65_536
 
 
 class LogWriter:
-    """Owner: the ingest process, held by a lock on the directory. `keys` maps external keys to dense node ids.
+    """Owner: the ingest process, held by a lock on the directory. `keys` maps external keys to
+    dense node ids.
 
-    After a failed write or sync nothing more is accepted: the process ends, and a new writer recovers.
+    After a failed write or sync nothing more is accepted: the process ends, and a new writer
+    recovers.
     """
 
     def __init__(
         self, data_dir: Path, schema: Schema, segment_edges: int = 1_000_000, disk: Disk = DISK
     ) -> None:
-        """Lock, recover and open the log. Raises: LockedError, JournalError, DataDirectoryError, DiskError."""
-        self.data_dir, self.schema, self.segment_edges, self.disk = data_dir, schema, segment_edges, disk
+        """Lock, recover and open the log. Raises: LockedError, JournalError, DataDirectoryError,
+        DiskError."""
+        self.data_dir = data_dir
+        self.schema = schema
+        self.segment_edges = segment_edges
+        self.disk = disk
         self._failed = ""
         self._closed = False
         for folder in ("journal", EDGES, "node_features"):
@@ -76,7 +92,8 @@ class LogWriter:
         if state.schema != self.schema:
             raise JournalError(
                 f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
-                "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.")
+                "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
+            )
         self.state = state
         self._journal = JournalWriter(self.data_dir / "journal", state, self.disk)
         settle(self.data_dir, state, self.disk)
@@ -100,7 +117,8 @@ class LogWriter:
         return None
 
     def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge with these ends, node ids, and this event time, deleted or not."""
+        """Whether the log holds an edge with these ends, node ids, and this event time, deleted or
+        not."""
         self._lookup.refresh(self.state)
         return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
 
@@ -109,8 +127,10 @@ class LogWriter:
         raw = (self.data_dir / KEYS).read_bytes()[: self._committed(KEYS).num_bytes]
         rows = list(decode_keys(raw))
         if len(rows) != self.state.num_nodes:
-            raise DataDirectoryError(f"{KEYS} holds {len(rows)} keys, the journal counts {self.state.num_nodes}.",
-                                     "restore nodes.keys from a backup.")
+            raise DataDirectoryError(
+                f"{KEYS} holds {len(rows)} keys, the journal counts {self.state.num_nodes}.",
+                "restore nodes.keys from a backup.",
+            )
         deleted = read_deletions(self.data_dir, self.state)
         gone = set(deleted["src"][deleted["dst"] < 0].tolist())
         return {k: i for i, k in enumerate(rows) if k is not None and i not in gone}
@@ -142,11 +162,13 @@ class LogWriter:
             room = min(room, max(segment.label_capacity - segment.num_labels, 0))
         return min(room, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
-    def commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()) -> None:
+    def commit(
+        self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()
+    ) -> None:
         """Append one batch durably. gaps: offsets that Kafka lost and that are passed over.
 
-        Raises: DiskError where a write or sync failed; the log stays at the commit before and the caller ends the process.
-        LockedError where another process writes here too.
+        Raises: DiskError where a write or sync failed; the log stays at the commit before and the
+        caller ends the process. LockedError where another process writes here too.
         """
         # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
@@ -154,7 +176,9 @@ class LogWriter:
         with self._steps():
             self._commit(batch, progress, watermark, gaps)
 
-    def _commit(self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap]) -> None:
+    def _commit(
+        self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap]
+    ) -> None:
         changes: list[dict[str, Any]] = []
         segments: list[SegmentState] = []
         touched: list[int] = []
@@ -165,21 +189,39 @@ class LogWriter:
             # Step 1: write the rows.
             segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
             segment.append_labels(batch.label_node_L, batch.label_time_L, batch.label_target_L)
-            segments.append(SegmentState(first, segment.num_edges, segment.num_labels, segment.edge_capacity,
-                                         self._segment_revision))
+            segments.append(
+                SegmentState(
+                    first,
+                    segment.num_edges,
+                    segment.num_labels,
+                    segment.edge_capacity,
+                    self._segment_revision,
+                )
+            )
         for path, data in self._appends(self.state.seq + 1, batch):
             old = self._committed(path)
             self.disk.write(self._files[path], data, old.num_bytes)
-            changes.append({"path": path, "bytes": [old.num_bytes, old.num_bytes + len(data)], "crc": crc32c(data),
-                            "total": crc32c(data, old.crc)})
+            changes.append(
+                {
+                    "path": path,
+                    "bytes": [old.num_bytes, old.num_bytes + len(data)],
+                    "crc": crc32c(data),
+                    "total": crc32c(data, old.crc),
+                }
+            )
             touched.append(self._files[path])
         # Step 2: make them durable.
         if segments and self._segment is not None:
             self._segment.sync()
         for fd in touched:
             self.disk.sync(fd)
-        line = {"rows": batch.num_rows, "nodes": self.state.num_nodes + len(batch.new_keys), "watermark": watermark,
-                "files": changes, "progress": changed_progress(self.state.progress, progress)}
+        line = {
+            "rows": batch.num_rows,
+            "nodes": self.state.num_nodes + len(batch.new_keys),
+            "watermark": watermark,
+            "files": changes,
+            "progress": changed_progress(self.state.progress, progress),
+        }
         if gaps:
             line["gaps"] = [list(g) for g in gaps]
         self._line(segments, line)
@@ -188,11 +230,20 @@ class LogWriter:
         if batch.num_edges:
             self.newest_us = int(batch.time_E[-1])
 
-    def _line(self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False) -> None:
-        line = {"seq": self.state.seq + 1, "term": self.state.term, "rows": 0, "nodes": self.state.num_nodes,
-                "watermark": self.state.watermark, "files": [],
-                "progress": changed_progress(self.state.progress, self.state.progress),
-                "segments": [s.entry() for s in segments], **fields}
+    def _line(
+        self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False
+    ) -> None:
+        line = {
+            "seq": self.state.seq + 1,
+            "term": self.state.term,
+            "rows": 0,
+            "nodes": self.state.num_nodes,
+            "watermark": self.state.watermark,
+            "files": [],
+            "progress": changed_progress(self.state.progress, self.state.progress),
+            "segments": [s.entry() for s in segments],
+            **fields,
+        }
         # Step 3: the line; from here on the commit stands.
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
@@ -212,11 +263,14 @@ class LogWriter:
         return doomed
 
     def seal(self) -> None:
-        """Close the segment in progress, if it has an edge (a segment is named by its first), and begin another."""
+        """Close the segment in progress, if it has an edge (a segment is named by its first), and
+        begin another."""
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
                 self._begin_segment()
-                self._line([SegmentState(self._segment_first, 0, 0, self._segment.edge_capacity)], {})
+                self._line(
+                    [SegmentState(self._segment_first, 0, 0, self._segment.edge_capacity)], {}
+                )
 
     def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
         """Put a copy in the place of a segment that nothing is appended to meanwhile.
@@ -226,8 +280,13 @@ class LogWriter:
         with self._steps():
             new = replace(old, revision=self.state.seq + 1)
             crc = write(replacement(self.data_dir / new.path, new.revision))
-            change = {"path": new.path, "rows": [0, new.num_edges], "labels": [0, new.num_labels], "crc": crc,
-                      "revision": new.revision}
+            change = {
+                "path": new.path,
+                "rows": [0, new.num_edges],
+                "labels": [0, new.num_labels],
+                "crc": crc,
+                "revision": new.revision,
+            }
             self._line([new], {"files": [change]}, replaces=True)
 
     def replace_file(self, path: str, data: bytes) -> None:
@@ -235,13 +294,28 @@ class LogWriter:
         assert len(data) == self._committed(path).num_bytes
         with self._steps():
             revision = self.state.seq + 1
-            fd = self.disk.open(replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            fd = self.disk.open(
+                replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
+            )
             self.disk.write(fd, data, 0)
             self.disk.sync(fd)
             self.disk.sync_folder((self.data_dir / path).parent)
             crc = crc32c(data)
-            self._line([], {"files": [{"path": path, "bytes": [0, len(data)], "crc": crc, "total": crc,
-                                       "revision": revision}]}, replaces=True)
+            self._line(
+                [],
+                {
+                    "files": [
+                        {
+                            "path": path,
+                            "bytes": [0, len(data)],
+                            "crc": crc,
+                            "total": crc,
+                            "revision": revision,
+                        }
+                    ]
+                },
+                replaces=True,
+            )
             self.disk.close(self._files[path])
             self._files[path] = fd
 
@@ -266,9 +340,13 @@ class LogWriter:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """A failure between two steps of a commit leaves memory and disk apart: nothing may follow it."""
+        """A failure between two steps of a commit leaves memory and disk apart: nothing may follow
+        it."""
         if self._failed:
-            raise DiskError(f"The log at {self.data_dir} takes nothing more after: {self._failed}.", "restart ingest.")
+            raise DiskError(
+                f"The log at {self.data_dir} takes nothing more after: {self._failed}.",
+                "restart ingest.",
+            )
         try:
             self._journal.check_alone()
             yield
@@ -286,7 +364,10 @@ class LogWriter:
         if len(batch.node_F):
             rows = np.zeros(len(batch.node_F), feature_row(self.schema.node_feature_dim))
             rows["seq"], rows["row"], rows["node"] = seq, batch.node_row_F, batch.node_F
-            rows["edge"], rows["values"] = batch.node_edge_F + self.state.num_edges, batch.node_values_F
+            rows["edge"], rows["values"] = (
+                batch.node_edge_F + self.state.num_edges,
+                batch.node_values_F,
+            )
             out.append((FEATURES, rows.tobytes()))
         if batch.late_edge:
             rows = np.zeros(len(batch.late_edge), LATE_ROW)
@@ -302,25 +383,35 @@ class LogWriter:
 
     def _segment_for(self, batch: EventBatch) -> TGUFWriter:
         segment = self._segment
-        if (segment is None or segment.num_edges + batch.num_edges > segment.edge_capacity
-                or segment.num_labels + len(batch.label_node_L) > segment.label_capacity):
+        if (
+            segment is None
+            or segment.num_edges + batch.num_edges > segment.edge_capacity
+            or segment.num_labels + len(batch.label_node_L) > segment.label_capacity
+        ):
             if segment is not None and not segment.num_edges and segment.num_labels:
                 return self._larger_segment(segment, len(batch.label_node_L))
             segment = self._begin_segment()
         return segment
 
     def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
-        """A copy with more room in the place of a segment that is full of labels before it has an edge, which would name
-        the next one."""
+        """A copy with more room in the place of a segment that is full of labels before it has an
+        edge, which would name the next one."""
         old = self.state.segments[-1]
         capacity = 2 * max(old.capacity, num_labels)
         full.close()
 
         def write(path: Path) -> int:
-            schema = TGUFSchema(capacity, self.schema.edge_feature_dim, capacity, self.schema.label_dim)
+            schema = TGUFSchema(
+                capacity, self.schema.edge_feature_dim, capacity, self.schema.label_dim
+            )
             file = open_tguf(self.data_dir / old.path, check_rows=False)
             with TGUFWriter(path, schema, self.disk) as new:
-                new.append_labels(*(file.column(n, old.num_labels) for n in ("label_n_id", "label_time", "label_target")))
+                new.append_labels(
+                    *(
+                        file.column(n, old.num_labels)
+                        for n in ("label_n_id", "label_time", "label_target")
+                    )
+                )
                 new.commit()
             return rows_crc(open_tguf(path), (0, 0), (0, old.num_labels))
 
@@ -334,13 +425,22 @@ class LogWriter:
         labels = self.segment_edges if self.schema.label_dim else 0
         path = self.data_dir / SegmentState(first, 0, 0, 0).path
         self.disk.unlink(path)
-        new = TGUFWriter(path, TGUFSchema(self.segment_edges, self.schema.edge_feature_dim, labels,
-                                          self.schema.label_dim), self.disk)
+        new = TGUFWriter(
+            path,
+            TGUFSchema(
+                self.segment_edges, self.schema.edge_feature_dim, labels, self.schema.label_dim
+            ),
+            self.disk,
+        )
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
-            log.info("segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges)
-        self._segment, self._segment_first, self._segment_revision = new, first, 0
+            log.info(
+                "segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges
+            )
+        self._segment = new
+        self._segment_first = first
+        self._segment_revision = 0
         return new
 
     def _open_files(self) -> None:
@@ -349,7 +449,9 @@ class LogWriter:
             fd = self.disk.open(self.data_dir / name, os.O_RDWR | os.O_CREAT)
             if os.fstat(fd).st_size < committed:
                 self.disk.close(fd)
-                raise DataDirectoryError(f"{name} is shorter than the journal says.", "restore it from a backup.")
+                raise DataDirectoryError(
+                    f"{name} is shorter than the journal says.", "restore it from a backup."
+                )
             self.disk.truncate(fd, committed)
             self.disk.sync(fd)
             self._files[name] = fd
@@ -361,10 +463,17 @@ class LogWriter:
         last = self.state.segments[-1]
         if not (self.data_dir / last.path).exists():
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
-        self._segment_first, self._segment_revision = last.first_edge, last.revision
+        self._segment_first = last.first_edge
+        self._segment_revision = last.revision
         labels = last.capacity if self.schema.label_dim else 0
-        self._segment = TGUFWriter.reopen(self.data_dir / last.path, last.num_edges, last.num_labels, last.capacity,
-                                          labels, self.disk)
+        self._segment = TGUFWriter.reopen(
+            self.data_dir / last.path,
+            last.num_edges,
+            last.num_labels,
+            last.capacity,
+            labels,
+            self.disk,
+        )
         self._segment.clear_behind(MAX_COMMIT_ROWS)
         self._segment.raise_counts()
 
@@ -373,23 +482,37 @@ class LogWriter:
 
 
 def _disk_error(data_dir: Path, error: OSError) -> DiskError:
-    return DiskError(f"The log in {data_dir} could not be written: {error.strerror or error}.",
-                     "free space or mend the disk; ingest resumes from the last commit by itself.")
+    return DiskError(
+        f"The log in {data_dir} could not be written: {error.strerror or error}.",
+        "free space or mend the disk; ingest resumes from the last commit by itself.",
+    )
 
 
 def read_deletions(data_dir: Path, state: LogState, start: int = 0) -> NDArray[np.void]:
     """`DELETION` rows committed behind the first `start` bytes."""
     with (data_dir / DELETIONS).open("rb") as file:
         file.seek(start)
-        return np.frombuffer(file.read(state.files.get(DELETIONS, NOTHING).num_bytes - start), DELETION)
+        return np.frombuffer(
+            file.read(state.files.get(DELETIONS, NOTHING).num_bytes - start), DELETION
+        )
 
 
 def _segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[str, Any]:
     crc = 0
-    for column in (batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED, batch.label_node_L, batch.label_time_L,
-                   batch.label_target_L):
+    for column in (
+        batch.src_E,
+        batch.dst_E,
+        batch.time_E,
+        batch.msg_ED,
+        batch.label_node_L,
+        batch.label_time_L,
+        batch.label_target_L,
+    ):
         if column.size:
             crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
-    return {"path": SegmentState(first, 0, 0, 0).path,
-            "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
-            "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)], "crc": crc}
+    return {
+        "path": SegmentState(first, 0, 0, 0).path,
+        "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
+        "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)],
+        "crc": crc,
+    }

@@ -13,8 +13,12 @@ from streamd.segments.tguf import TGUFFile, open_tguf
 
 
 def find_edges(
-    segments: Sequence[tuple[SegmentState, TGUFFile]], late: NDArray[np.void], src: int, dst: int, time_us: int,
-    before_edge: int
+    segments: Sequence[tuple[SegmentState, TGUFFile]],
+    late: NDArray[np.void],
+    src: int,
+    dst: int,
+    time_us: int,
+    before_edge: int,
 ) -> Int64:
     """Ids below `before_edge` of the edges that came with these ends and this time, ascending.
 
@@ -23,7 +27,8 @@ def find_edges(
     found = [np.zeros(0, np.int64)]
     own_time = late["edge"][late["time"] == time_us]
     for segment, file in segments:
-        first, count = segment.first_edge, segment.num_edges
+        first = segment.first_edge
+        count = segment.num_edges
         time = file.column("time", count)
         if not count or first >= before_edge:
             continue
@@ -31,7 +36,9 @@ def find_edges(
         # Those that stand at this time, less late ones, and late ones that came with it.
         rows = np.zeros(0, np.int64)
         if time[0] <= time_us <= time[-1]:
-            rows = np.arange(np.searchsorted(time, time_us), np.searchsorted(time, time_us, side="right"))
+            rows = np.arange(
+                np.searchsorted(time, time_us), np.searchsorted(time, time_us, side="right")
+            )
             rows = rows[~np.isin(rows + first, late["edge"])]
         came_late = own_time[(own_time >= first) & (own_time < first + count)] - first
         rows = np.concatenate([rows, came_late])
@@ -55,7 +62,9 @@ class EdgeLookup:
         files = {}
         for s in state.segments:
             name = (s.first_edge, s.revision)
-            files[name] = self._files.get(name) or open_tguf(self._data_dir / s.path, check_rows=False)
+            files[name] = self._files.get(name) or open_tguf(
+                self._data_dir / s.path, check_rows=False
+            )
         self._files = files
         self._segments = [(s, files[s.first_edge, s.revision]) for s in state.segments]
         num_bytes = state.files.get(LATE, NOTHING).num_bytes

@@ -19,10 +19,12 @@ from streamd.segments.tguf import TGUFFile, open_tguf
 
 
 class LogReader:
-    """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and writes nothing.
+    """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and
+    writes nothing.
 
-    keys: external keys by node id, None for a deleted node; ids: the other way round. feature_*: node feature updates in
-    log order, `feature_edge` being the number of edges in the log before the update. deletions: what deletes hide.
+    keys: external keys by node id, None for a deleted node; ids: the other way round. feature_*:
+    node feature updates in log order, `feature_edge` being the number of edges in the log before
+    the update. deletions: what deletes hide.
     """
 
     def __init__(self, tail: JournalTail) -> None:
@@ -91,7 +93,8 @@ class LogReader:
                 self._take_segments()
                 break
             except TGUFError:
-                # A segment may have been dropped between the journal's line and our opening its file.
+                # A segment may have been dropped between the journal's line and our opening its
+                # file.
                 if not self._tail.refresh():
                     raise
         self._take_keys()
@@ -99,27 +102,37 @@ class LogReader:
         self._take_deletions()
 
     def sealed_until(self, edge: int) -> int:
-        """End of the newest sealed segment that ends at or before an edge, the log's first edge where there is none."""
+        """End of the newest sealed segment that ends at or before an edge, the log's first edge
+        where there is none."""
         ends = [s.first_edge + s.num_edges for s in self.state.segments[:-1]]
         return max([e for e in ends if e <= edge], default=self.first_edge)
 
     def _take_segments(self) -> None:
-        known = {(s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)}
-        files = [known.get((s.first_edge, s.revision)) or open_tguf(self.data_dir / s.path, check_rows=False)
-                 for s in self.state.segments]
+        known = {
+            (s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)
+        }
+        files = [
+            known.get((s.first_edge, s.revision))
+            or open_tguf(self.data_dir / s.path, check_rows=False)
+            for s in self.state.segments
+        ]
         if files != self._files:
             self._columns = None
-        self._segments, self._files = list(self.state.segments), files
+        self._segments = list(self.state.segments)
+        self._files = files
         self._starts = np.array([s.first_edge for s in self._segments], np.int64)
 
     def _new_bytes(self, name: str) -> bytes:
-        at, end = self._read_bytes[name], self.state.files.get(name, NOTHING).num_bytes
+        at = self._read_bytes[name]
+        end = self.state.files.get(name, NOTHING).num_bytes
         if end == at:
             return b""
         with (self.data_dir / name).open("rb") as file:
             data = os.pread(file.fileno(), end - at, at)
         if len(data) != end - at:
-            raise DataDirectoryError(f"{name} is shorter than the journal says.", "restore it from a backup.")
+            raise DataDirectoryError(
+                f"{name} is shorter than the journal says.", "restore it from a backup."
+            )
         self._read_bytes[name] = end
         return data
 
@@ -134,7 +147,9 @@ class LogReader:
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_features(self) -> None:
-        rows = np.frombuffer(self._new_bytes(FEATURES), feature_row(self.state.schema.node_feature_dim))
+        rows = np.frombuffer(
+            self._new_bytes(FEATURES), feature_row(self.state.schema.node_feature_dim)
+        )
         if len(rows):
             self.feature_node = np.concatenate([self.feature_node, rows["node"]])
             self.feature_edge = np.concatenate([self.feature_edge, rows["edge"]])
@@ -150,7 +165,8 @@ class LogReader:
                 del self.ids[key]
 
     def _find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
-        """Ids of the edges below `before_edge` that came with these ends and this time, late ones by their own time."""
+        """Ids of the edges below `before_edge` that came with these ends and this time, late ones
+        by their own time."""
         segments = list(zip(self._segments, self._files, strict=True))
         return find_edges(segments, self._late, src, dst, time_us, before_edge)
 
@@ -162,10 +178,15 @@ class LogReader:
     def _parts(self, first: int, end: int) -> list[tuple[TGUFFile, int, int]]:
         """(file, from row, to row) covering the global edge ids [first, end)."""
         if not self.first_edge <= first <= end <= self.num_edges:
-            raise IndexError(f"edges [{first}, {end}) are not in the log [{self.first_edge}, {self.num_edges})")
+            raise IndexError(
+                f"edges [{first}, {end}) are not in the log [{self.first_edge}, {self.num_edges})"
+            )
         out = []
         for segment, file in zip(self._segments, self._files, strict=True):
-            a, b = max(first - segment.first_edge, 0), min(end - segment.first_edge, segment.num_edges)
+            a, b = (
+                max(first - segment.first_edge, 0),
+                min(end - segment.first_edge, segment.num_edges),
+            )
             if a < b:
                 out.append((file, a, b))
         return out
@@ -176,63 +197,94 @@ class LogReader:
         columns = []
         for name in ("src", "dst", "time"):
             pieces = [file.column(name, b)[a:] for file, a, b in parts]
-            columns.append(pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces]))
+            columns.append(
+                pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces])
+            )
         return columns[0], columns[1], columns[2]
 
     @property
     def columns(self) -> EdgeColumns:
-        """Where the times and features of the edges lie, for kernels; good until the next refresh that returns True."""
+        """Where the times and features of the edges lie, for kernels; good until the next refresh
+        that returns True."""
         filled = sum(s.num_edges > 0 for s in self._segments)
         if self._columns is not None and len(self._columns.first_S) == filled:
             if self._columns.end != self.num_edges:
                 self._columns = replace(self._columns, end=self.num_edges)
         else:
-            parts = [(s.first_edge, f.column("time"), f.column("msg"))
-                     for s, f in zip(self._segments, self._files, strict=True) if s.num_edges]
-            self._columns = EdgeColumns.of(parts, self.num_edges, self.state.schema.edge_feature_dim)
+            parts = [
+                (s.first_edge, f.column("time"), f.column("msg"))
+                for s, f in zip(self._segments, self._files, strict=True)
+                if s.num_edges
+            ]
+            self._columns = EdgeColumns.of(
+                parts, self.num_edges, self.state.schema.edge_feature_dim
+            )
         return self._columns
 
     def labels(self) -> tuple[Int64, Int64, Float32]:
-        """All labels of the log in log order: nodes and times int64[L], targets float32[L, label_dim]."""
+        """All labels of the log in log order: nodes and times int64[L], targets float32[L,
+        label_dim]."""
         dim = self.state.schema.label_dim
-        parts = [[f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
-                 for s, f in zip(self._segments, self._files, strict=True) if s.num_labels]
+        parts = [
+            [f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
+            for s, f in zip(self._segments, self._files, strict=True)
+            if s.num_labels
+        ]
         empty = [np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, dim), np.float32)]
-        node, time, target = (np.concatenate(columns) for columns in zip(empty, *parts, strict=True))
+        node, time, target = (
+            np.concatenate(columns) for columns in zip(empty, *parts, strict=True)
+        )
         return node, time, target
 
     def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
         """As `labels`, those with times in (after_us, until_us]."""
-        out = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, self.state.schema.label_dim), np.float32))]
+        out = [
+            (
+                np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
+                np.zeros((0, self.state.schema.label_dim), np.float32),
+            )
+        ]
         for segment, file in zip(self._segments, self._files, strict=True):
-            time = file.column("label_time", segment.num_labels) if segment.num_labels else np.zeros(0, np.int64)
+            time = (
+                file.column("label_time", segment.num_labels)
+                if segment.num_labels
+                else np.zeros(0, np.int64)
+            )
             a, b = (int(np.searchsorted(time, t, side="right")) for t in (after_us, until_us))
             if a < b:
-                node, target = (file.column(n, segment.num_labels)[a:b] for n in ("label_n_id", "label_target"))
+                node, target = (
+                    file.column(n, segment.num_labels)[a:b] for n in ("label_n_id", "label_target")
+                )
                 out.append((node, time[a:b], target))
         node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
         return node, time, target
 
     def time_of(self, edge_ids: Int64) -> Int64:
-        """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge, any value."""
+        """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge,
+        any value."""
         return self.gather("time", edge_ids)
 
     def gather(self, name: str, edge_ids: Int64) -> Int64:
-        """src, dst or time of edges, int64, same shape; of ids before the log's first edge, any value."""
+        """src, dst or time of edges, int64, same shape; of ids before the log's first edge, any
+        value."""
         out = np.zeros(edge_ids.shape, np.int64)
         for file, inside, rows in self._located(edge_ids):
             out[inside] = file.column(name)[rows]
         return out
 
     def features_of(self, edge_ids: Int64) -> Float32:
-        """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any value."""
+        """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any
+        value."""
         out = np.zeros((*edge_ids.shape, self.state.schema.edge_feature_dim), np.float32)
         if out.shape[-1]:
             for file, inside, rows in self._located(edge_ids):
                 out[inside] = file.column("msg")[rows]
         return out
 
-    def _located(self, edge_ids: Int64) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
+    def _located(
+        self, edge_ids: Int64
+    ) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
         if not edge_ids.size:
             return []
         if len(self._files) == 1:

@@ -1,4 +1,5 @@
-"""What stands after a crash: the last good journal line, replacements finished, strays removed; one writer at a time."""
+"""What stands after a crash: the last good journal line, replacements finished, strays removed; one
+writer at a time."""
 
 import fcntl
 import os
@@ -19,7 +20,8 @@ REPLACEMENT = ".replacement-"
 def last_state(data_dir: Path, schema: Schema) -> LogState:
     """The state after the last good journal line, that of an empty log where there is none.
 
-    Raises: JournalError where damage lies before the last line of a file, or a commit that readers saw is missing.
+    Raises: JournalError where damage lies before the last line of a file, or a commit that readers
+    saw is missing.
     """
     state = LogState(schema)
     for path in reversed(journal_files(data_dir / "journal")):
@@ -29,8 +31,10 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
             break
     published = data_dir / "published"
     if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
-        raise JournalError(f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later ones.",
-                           "restore the data_dir from a backup.")
+        raise JournalError(
+            f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later ones.",
+            "restore the data_dir from a backup.",
+        )
     return state
 
 
@@ -47,8 +51,10 @@ def _read(path: Path) -> LogState | None:
     for number, (_, fields) in enumerate(lines):
         if fields is None:
             if number != len(lines) - 1:
-                raise JournalError(f"{path} is damaged in line {number + 1}, before its last line.",
-                                   "restore the data_dir from a backup; do not edit the journal.")
+                raise JournalError(
+                    f"{path} is damaged in line {number + 1}, before its last line.",
+                    "restore the data_dir from a backup; do not edit the journal.",
+                )
             log.warning("torn_line_dropped", file=path.name, line=number + 1)
             break
         state = LogState.restored(fields) if state is None else state.after(fields)
@@ -56,13 +62,16 @@ def _read(path: Path) -> LogState | None:
 
 
 def replacement(path: Path, revision: int) -> Path:
-    """Where the file that commit `revision` puts in the place of `path` waits until its line stands."""
+    """Where the file that commit `revision` puts in the place of `path` waits until its line
+    stands."""
     return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
 
 
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
     """Rename what the journal says replaces a file; also after a crash between line and rename."""
-    named = {s.path: s.revision for s in state.segments} | {p: f.revision for p, f in state.files.items()}
+    named = {s.path: s.revision for s in state.segments} | {
+        p: f.revision for p, f in state.files.items()
+    }
     for path, revision in named.items():
         scratch = replacement(data_dir / path, revision)
         if revision and scratch.exists():
@@ -85,15 +94,20 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
     """Unlink the oldest journal files, as long as they speak of no segment that is still there."""
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:
-        touched = {c["path"] for _, line in read_lines(path) if line and "seq" in line for c in line["files"]}
+        touched = {
+            c["path"]
+            for _, line in read_lines(path)
+            if line and "seq" in line
+            for c in line["files"]
+        }
         if touched & named:
             return
         disk.unlink(path)
 
 
 def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
-    """Take the directory of a lock file for this process. action: what else its operator can do. Raises: LockedError
-    naming the owner."""
+    """Take the directory of a lock file for this process. action: what else its operator can do.
+    Raises: LockedError naming the owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -101,12 +115,13 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
     except BlockingIOError:
         owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
         os.close(fd)
-        raise LockedError(f"{path.parent} is being written by process {owner}.",
-                          action) from None
+        raise LockedError(f"{path.parent} is being written by process {owner}.", action) from None
     except OSError as error:
         os.close(fd)
-        raise DataDirectoryError(f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
-                                 "set a data_dir on a local or block volume.") from error
+        raise DataDirectoryError(
+            f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
+            "set a data_dir on a local or block volume.",
+        ) from error
     os.ftruncate(fd, 0)
     DISK.write(fd, str(os.getpid()).encode(), 0)
     return fd

@@ -1,4 +1,5 @@
-"""Follows the journal up to `published`: the log's state after the newest commit that readers may use."""
+"""Follows the journal up to `published`: the log's state after the newest commit that readers may
+use."""
 
 import os
 import weakref
@@ -18,7 +19,8 @@ class _Place(NamedTuple):
 
 
 class JournalTail:
-    """Owner: one thread; it holds no lock and writes nothing. state: after the newest commit taken in."""
+    """Owner: one thread; it holds no lock and writes nothing. state: after the newest commit taken
+    in."""
 
     def __init__(self, data_dir: Path, published: int) -> None:
         """published: a descriptor of the file of that name, owned from here on; `open` has it.
@@ -33,7 +35,8 @@ class JournalTail:
 
     @classmethod
     def open(cls, data_dir: Path) -> "JournalTail | None":
-        """A tail at the newest commit; None where ingest has not made the log yet. Raises: JournalError."""
+        """A tail at the newest commit; None where ingest has not made the log yet. Raises:
+        JournalError."""
         try:
             published = os.open(data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -42,7 +45,8 @@ class JournalTail:
 
     def refresh(self) -> bool:
         """Read what was committed since the last call; True if anything was. Raises: JournalError."""
-        published, before = self._published(), self.state.seq
+        published = self._published()
+        before = self.state.seq
         while self.state.seq < published:
             self._read_on(published)
         return self.state.seq > before
@@ -58,15 +62,19 @@ class JournalTail:
         """The newest state that a journal file begins with, and the place behind it."""
         for path in reversed(journal_files(self.data_dir / "journal")):
             with path.open("rb") as file:
-                line, inode = file.readline(), os.fstat(file.fileno()).st_ino
+                line = file.readline()
+                inode = os.fstat(file.fileno()).st_ino
             fields = decode_line(line)
             if fields is not None and fields["checkpoint"] <= published:
                 return LogState.restored(fields), _Place(path, len(line), inode)
-        raise JournalError(f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
-                           "restore the data_dir from a backup.")
+        raise JournalError(
+            f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
+            "restore the data_dir from a backup.",
+        )
 
     def _read_on(self, published: int) -> None:
-        start, place = self.state.seq, self._place
+        start = self.state.seq
+        place = self._place
         try:
             file = place.journal.open("rb")
         except FileNotFoundError:
@@ -90,13 +98,19 @@ class JournalTail:
 
     def _follow_roll(self, published: int) -> None:
         """Go on in the file behind the one that was read to its end."""
-        place, seq = self._place, self.state.seq
+        place = self._place
+        seq = self.state.seq
         following = self.data_dir / "journal" / f"{seq + 1:020d}.journal"
         if following == place.journal or not following.exists():
-            if self._published() != published or journal_files(self.data_dir / "journal")[0] > place.journal:
+            if (
+                self._published() != published
+                or journal_files(self.data_dir / "journal")[0] > place.journal
+            ):
                 self.state, self._place = self._newest_checkpoint(published)
                 return
-            raise JournalError(f"Commit {seq + 1} is published, but {place.journal} does not hold it.",
-                               "restore the data_dir from a backup.")
+            raise JournalError(
+                f"Commit {seq + 1} is published, but {place.journal} does not hold it.",
+                "restore the data_dir from a backup.",
+            )
         with following.open("rb") as file:
             self._place = _Place(following, len(file.readline()), os.fstat(file.fileno()).st_ino)

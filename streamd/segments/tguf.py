@@ -1,4 +1,5 @@
-"""One TGUF file, mapped for reading at any moment of its life; `streamd.segments.writer` writes them."""
+"""One TGUF file, mapped for reading at any moment of its life; `streamd.segments.writer` writes
+them."""
 
 import mmap
 import os
@@ -26,7 +27,8 @@ Range = tuple[int, int]
 class LabelEvents:
     """Labels that became known at one time together. R runs of equal label time, in order.
 
-    start_R: int64, first label row; end_R: one past the last; time_R: int64; edge_cutoff_R: int64, edges strictly before.
+    start_R: int64, first label row; end_R: one past the last; time_R: int64; edge_cutoff_R: int64,
+    edges strictly before.
     """
 
     start_R: Int64
@@ -39,9 +41,11 @@ class LabelEvents:
 
 
 class TGUFFile:
-    """A mapped file. Arrays are read-only views of the mapping: nothing is copied, nothing read before it is touched.
+    """A mapped file. Arrays are read-only views of the mapping: nothing is copied, nothing read
+    before it is touched.
 
-    Sections that the file does not have are arrays without rows. Ids and times are int64, features float32.
+    Sections that the file does not have are arrays without rows. Ids and times are int64, features
+    float32.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +53,9 @@ class TGUFFile:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise TGUFError(f"{path} cannot be opened: {error.strerror}.", "check the path.") from None
+            raise TGUFError(
+                f"{path} cannot be opened: {error.strerror}.", "check the path."
+            ) from None
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -58,7 +64,9 @@ class TGUFFile:
             self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if self.file_bytes else None
         finally:
             os.close(fd)
-        self.header: Header = parse_header(self._map[:PAGE] if self._map else b"", self.file_bytes, path)
+        self.header: Header = parse_header(
+            self._map[:PAGE] if self._map else b"", self.file_bytes, path
+        )
         self.sections: dict[str, Section] = sections_of(self.header, self.file_bytes, path)
 
     def column(self, name: str, rows: int | None = None) -> NDArray[Any]:
@@ -67,8 +75,10 @@ class TGUFFile:
         width = self._width(name)
         count = section.capacity if rows is None else rows
         if not 0 <= count <= section.capacity:
-            raise TGUFError(f"{self.path}: {count} rows of {name} asked for, it has room for {section.capacity}.",
-                            "ask for no more.")
+            raise TGUFError(
+                f"{self.path}: {count} rows of {name} asked for, it has room for {section.capacity}.",
+                "ask for no more.",
+            )
         return self._array(name, self._map or b"", count, width)
 
     def _array(self, name: str, buffer: Any, count: int, width: int | None) -> NDArray[Any]:
@@ -80,8 +90,12 @@ class TGUFFile:
 
     def _width(self, name: str) -> int | None:
         h = self.header
-        return {"msg": h.msg_dim, "label_target": h.label_dim, "node_feat": h.node_feat_dim,
-                "neg_dst": h.negatives_per_edge}.get(name)
+        return {
+            "msg": h.msg_dim,
+            "label_target": h.label_dim,
+            "node_feat": h.node_feat_dim,
+            "neg_dst": h.negatives_per_edge,
+        }.get(name)
 
     def _rows(self, name: str) -> int:
         h = self.header
@@ -89,7 +103,13 @@ class TGUFFile:
             return 0
         if name == "neg_dst":
             return max(0, h.num_edges - h.negatives_start_e_id)
-        return h.num_labels if name.startswith("label") else h.num_nodes if name == "node_feat" else h.num_edges
+        return (
+            h.num_labels
+            if name.startswith("label")
+            else h.num_nodes
+            if name == "node_feat"
+            else h.num_edges
+        )
 
     def _written(self, name: str) -> NDArray[Any]:
         if name in self.sections:
@@ -139,12 +159,14 @@ class TGUFFile:
 
     @property
     def neg_dst(self) -> Int64:
-        """Negatives of the edges from `header.negatives_start_e_id` on: int64[rows, negatives_per_edge]."""
+        """Negatives of the edges from `header.negatives_start_e_id` on: int64[rows,
+        negatives_per_edge]."""
         return self._written("neg_dst")
 
     @property
     def node_feat(self) -> Float32:
-        """float32[num_nodes, node_feat_dim]; the row number is the node id, zero where none was written."""
+        """float32[num_nodes, node_feat_dim]; the row number is the node id, zero where none was
+        written."""
         return self._written("node_feat")
 
     @property
@@ -164,27 +186,45 @@ class TGUFFile:
 
     @property
     def label_events(self) -> LabelEvents:
-        """Runs of equal label time with the number of edges strictly before each, as the reference groups them."""
+        """Runs of equal label time with the number of edges strictly before each, as the reference
+        groups them."""
         time = self.label_time
-        start = np.flatnonzero(np.diff(time, prepend=time[:1] - 1)) if len(time) else np.zeros(0, np.int64)
+        start = (
+            np.flatnonzero(np.diff(time, prepend=time[:1] - 1))
+            if len(time)
+            else np.zeros(0, np.int64)
+        )
         end = np.append(start[1:], len(time)).astype(np.int64) if len(time) else start
         return LabelEvents(start, end, time[start], np.searchsorted(self.time, time[start]))
 
     @property
     def splits(self) -> dict[str, Range]:
-        """Half-open ranges of edge rows (train, val, test) and of label events (train_label, val_label, test_label).
+        """Half-open ranges of edge rows (train, val, test) and of label events (train_label,
+        val_label, test_label).
 
-        A label event belongs to the split that holds the first edge not before it. Without splits all is train.
+        A label event belongs to the split that holds the first edge not before it. Without splits
+        all is train.
         """
         edges = self.num_edges
-        val, test = (min(x or edges, edges) for x in (self.val_start or self.test_start, self.test_start))
+        val, test = (
+            min(x or edges, edges) for x in (self.val_start or self.test_start, self.test_start)
+        )
         cutoff = self.label_events.edge_cutoff_R
-        first = {x: int(np.searchsorted(cutoff, x)) if x < edges else len(cutoff) for x in (val, test)}
-        return {"train": (0, val), "val": (val, test), "test": (test, edges), "train_label": (0, first[val]),
-                "val_label": (first[val], first[test]), "test_label": (first[test], len(cutoff))}
+        first = {
+            x: int(np.searchsorted(cutoff, x)) if x < edges else len(cutoff) for x in (val, test)
+        }
+        return {
+            "train": (0, val),
+            "val": (val, test),
+            "test": (test, edges),
+            "train_label": (0, first[val]),
+            "val_label": (first[val], first[test]),
+            "test_label": (first[test], len(cutoff)),
+        }
 
     def tensor(self, name: str) -> "Tensor":
-        """A section as a torch tensor, without a copy: a private mapping, so that writing to it changes no file."""
+        """A section as a torch tensor, without a copy: a private mapping, so that writing to it
+        changes no file."""
         import torch
 
         if name not in self.sections or not self._rows(name):
@@ -194,18 +234,23 @@ class TGUFFile:
         return torch.from_numpy(self._array(name, private, self._rows(name), self._width(name)))
 
     def check_rows(self) -> None:
-        """Read every row and check what the header cannot tell. Raises: TGUFError naming section and row."""
+        """Read every row and check what the header cannot tell. Raises: TGUFError naming section
+        and row."""
         for name in ("time", "label_time"):
-            self._check(name, "is smaller than the one before it", lambda x: x[1:] < x[:-1], overlap=1)
+            self._check(
+                name, "is smaller than the one before it", lambda x: x[1:] < x[:-1], overlap=1
+            )
         for name in ("src", "dst", "label_n_id", "neg_dst"):
-            self._check(name, "is a negative node id", lambda x: x.reshape(len(x), -1).min(1, initial=0) < 0)
+            self._check(
+                name, "is a negative node id", lambda x: x.reshape(len(x), -1).min(1, initial=0) < 0
+            )
         for name in FLOATS:
             self._check(name, "is not finite", lambda x: ~np.isfinite(x).all(1))
 
     def _check(self, name: str, what: str, wrong: Any, overlap: int = 0) -> None:
         rows = self._written(name)
         for at in range(0, len(rows), CHECKED_ROWS):
-            found = np.flatnonzero(wrong(rows[max(at - overlap, 0): at + CHECKED_ROWS]))
+            found = np.flatnonzero(wrong(rows[max(at - overlap, 0) : at + CHECKED_ROWS]))
             if len(found):
                 row = max(at - overlap, 0) + int(found[0]) + overlap
                 raise TGUFError(f"{self.path}: {name} row {row} {what}.", REWRITE)
@@ -218,7 +263,8 @@ class TGUFFile:
 def open_tguf(path: str | Path, check_rows: bool = True) -> TGUFFile:
     """Map a TGUF file for reading.
 
-    Args: check_rows: read all rows once and check them (times sorted, ids not negative, features finite); without it
+    Args: check_rows: read all rows once and check them (times sorted, ids not negative, features
+    finite); without it
         only the header page is read, for files whose checksums are known from a journal.
     Raises: TGUFError where it is not one, or contradicts itself.
     """

@@ -24,7 +24,8 @@ class Damage:
 
 @dataclass(frozen=True)
 class _Promise:
-    """What a commit said of a file: edge and label rows of a segment, or bytes of another file, and their CRC32C."""
+    """What a commit said of a file: edge and label rows of a segment, or bytes of another file, and
+    their CRC32C."""
 
     seq: int
     rows: tuple[int, int]
@@ -33,16 +34,20 @@ class _Promise:
 
 
 def verify_log(
-    data_dir: Path, progress: Callable[[int, int], None] = lambda done, of: None, only: str | None = None
+    data_dir: Path,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    only: str | None = None,
 ) -> tuple[int, list[Damage]]:
-    """Check all commits. progress: told (checked, in all). only: the one path in the directory to check.
+    """Check all commits. progress: told (checked, in all). only: the one path in the directory to
+    check.
 
     Returns: number of commits read, and the damage found, by file and oldest first.
     Raises: JournalError where the journal itself is damaged before its last line.
     """
     commits, promised = _promises(data_dir)
     damage: list[Damage] = []
-    done, total = 0, sum(len(p) for p in promised.values())
+    done = 0
+    total = sum(len(p) for p in promised.values())
     for path, promises in promised.items():
         if only not in (None, path):
             continue
@@ -52,7 +57,9 @@ def verify_log(
             damage.append(Damage(path, f"all of it: {error}", promises[-1].seq if promises else 0))
             continue
         for p in promises:
-            crc, what = _segment_crc(file, p) if file is not None else _bytes_crc(data_dir / path, p)
+            crc, what = (
+                _segment_crc(file, p) if file is not None else _bytes_crc(data_dir / path, p)
+            )
             if crc != p.crc:
                 damage.append(Damage(path, what, p.seq))
             done += 1
@@ -68,7 +75,8 @@ def data_dir_of(file: Path) -> Path | None:
 
 
 def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
-    """What the journal says of every file that is still there; a replaced file is held to what was said since."""
+    """What the journal says of every file that is still there; a replaced file is held to what was
+    said since."""
     published = int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
     promised: dict[str, list[_Promise]] = {}
     state: LogState | None = None
@@ -79,7 +87,10 @@ def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
             if fields is None:
                 if number == len(lines) - 1:
                     break  # torn by a crash; the next file begins with what stood then
-                raise JournalError(f"{path} is damaged in line {number + 1}.", "restore the data_dir from a backup.")
+                raise JournalError(
+                    f"{path} is damaged in line {number + 1}.",
+                    "restore the data_dir from a backup.",
+                )
             if number == 0:
                 checkpoint = LogState.restored(fields)
                 if state is None or checkpoint.seq > state.seq:
@@ -96,18 +107,23 @@ def _promises(data_dir: Path) -> tuple[int, dict[str, list[_Promise]]]:
                 if "revision" in change:
                     promised[name] = []
                 labels = tuple(change["labels"]) if "labels" in change else None
-                promised.setdefault(name, []).append(_Promise(fields["seq"], rows, labels, change["crc"]))
+                promised.setdefault(name, []).append(
+                    _Promise(fields["seq"], rows, labels, change["crc"])
+                )
     present = set() if state is None else {s.path for s in state.segments} | set(state.files)
     return commits, {name: promises for name, promises in promised.items() if name in present}
 
 
 def _begin_at(promised: dict[str, list[_Promise]], before: LogState | None, now: LogState) -> None:
-    """Go on from a checkpoint whose last lines are gone: retention dropped them, or their sync failed.
+    """Go on from a checkpoint whose last lines are gone: retention dropped them, or their sync
+    failed.
 
-    Append-only files are held to their checksum as a whole; of rows in segments nothing is known but what older lines say,
-    and that no longer where the segment was replaced.
+    Append-only files are held to their checksum as a whole; of rows in segments nothing is known
+    but what older lines say, and that no longer where the segment was replaced.
     """
-    promised |= {p: [_Promise(now.seq, (0, f.num_bytes), None, f.crc)] for p, f in now.files.items()}
+    promised |= {
+        p: [_Promise(now.seq, (0, f.num_bytes), None, f.crc)] for p, f in now.files.items()
+    }
     revision = {s.path: s.revision for s in before.segments} if before else {}
     promised |= {s.path: [] for s in now.segments if revision.get(s.path) != s.revision}
 
@@ -118,14 +134,16 @@ def _bytes_crc(path: Path, promise: _Promise) -> tuple[int, str]:
     with path.open("rb") as file:
         file.seek(a)
         while a < b and (piece := file.read(min(b - a, 1 << 24))):
-            crc, a = crc32c(piece, crc), a + len(piece)
+            crc = crc32c(piece, crc)
+            a = a + len(piece)
     return crc, f"bytes [{promise.rows[0]}, {b})"
 
 
 def _segment_crc(file: TGUFFile, promise: _Promise) -> tuple[int, str]:
     assert promise.labels is not None
     crc = rows_crc(file, promise.rows, promise.labels)
-    (a, b), (c, d) = promise.rows, promise.labels
+    (a, b) = promise.rows
+    (c, d) = promise.labels
     return crc, f"edges [{a}, {b}) and labels [{c}, {d})"
 
 

@@ -24,8 +24,10 @@ class TGUFWriter:
     """
 
     def __init__(self, path: str | Path, schema: TGUFSchema, disk: Disk = DISK) -> None:
-        """Create and allocate the file, synced together with its directory. Raises: FileExistsError, OSError."""
-        self.path, self._disk = Path(path), disk
+        """Create and allocate the file, synced together with its directory. Raises:
+        FileExistsError, OSError."""
+        self.path = Path(path)
+        self._disk = disk
         self.header, size = lay_out(schema)
         self._fd = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         disk.allocate(self._fd, size)
@@ -36,34 +38,52 @@ class TGUFWriter:
 
     @classmethod
     def reopen(
-        cls, path: Path, edges: int, labels: int, edge_capacity: int, label_capacity: int, disk: Disk = DISK
+        cls,
+        path: Path,
+        edges: int,
+        labels: int,
+        edge_capacity: int,
+        label_capacity: int,
+        disk: Disk = DISK,
     ) -> "TGUFWriter":
         """Go on appending to an existing file behind `edges` and `labels` rows."""
         self = cls.__new__(cls)
-        self.path, self._disk = path, disk
+        self.path = path
+        self._disk = disk
         self._fd = disk.open(path, os.O_RDWR)
         self.header = parse_header(os.pread(self._fd, PAGE, 0), os.fstat(self._fd).st_size, path)
         self._start(edge_capacity, label_capacity, 0)
-        self.num_edges, self.num_labels = edges, labels
+        self.num_edges = edges
+        self.num_labels = labels
         if edges:
-            self._last_time = int.from_bytes(os.pread(self._fd, 8, self.header.time_offset + 8 * (edges - 1)), "little")
+            self._last_time = int.from_bytes(
+                os.pread(self._fd, 8, self.header.time_offset + 8 * (edges - 1)), "little"
+            )
         return self
 
     def _start(self, edges: int, labels: int, nodes: int) -> None:
         size = os.fstat(self._fd).st_size
         self.sections = sections_of(self.header, size, self.path)
         self.edge_capacity = min(edges, self.sections["src"].capacity)
-        self.label_capacity, self.node_capacity = labels, nodes
+        self.label_capacity = labels
+        self.node_capacity = nodes
         self.num_edges = self.num_labels = self.num_nodes = 0
         self._last_time = self._last_label_time = EARLIEST
 
     def append_edges(
-        self, src_E: Int64, dst_E: Int64, time_E: Int64, msg_ED: Float32, neg_dst: Int64 | None = None
+        self,
+        src_E: Int64,
+        dst_E: Int64,
+        time_E: Int64,
+        msg_ED: Float32,
+        neg_dst: Int64 | None = None,
     ) -> None:
         """Write rows behind the last ones.
 
-        Args: neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row for each of these
-            edges (rows before `negatives_start` are passed over) or only for those from `negatives_start` on.
+        Args: neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row
+        for each of these
+            edges (rows before `negatives_start` are passed over) or only for those from
+            `negatives_start` on.
         Raises: ValueError on a wrong column, CapacityError when full; nothing is written then.
         """
         n = len(src_E)
@@ -75,7 +95,9 @@ class TGUFWriter:
         if not n:
             return
         if self.num_edges + n > self.edge_capacity:
-            raise CapacityError(f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, {n} more do not fit.")
+            raise CapacityError(
+                f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, {n} more do not fit."
+            )
         if min(src_E.min(), dst_E.min(), negatives.min(initial=0)) < 0:
             raise ValueError("node ids must be 0 or above")
         if time_E[0] < self._last_time or np.any(time_E[1:] < time_E[:-1]):
@@ -83,20 +105,25 @@ class TGUFWriter:
         for name, column in (("src", src_E), ("dst", dst_E), ("time", time_E), ("msg", msg_ED)):
             self._write(name, self.num_edges, column)
         if len(negatives):
-            self._write("neg_dst", max(self.num_edges - self.header.negatives_start_e_id, 0), negatives)
+            self._write(
+                "neg_dst", max(self.num_edges - self.header.negatives_start_e_id, 0), negatives
+            )
         self._last_time = int(time_E[-1])
         self.num_edges += n
 
     def _negatives(self, n: int, neg_dst: Int64 | None) -> Int64:
         """The rows of `neg_dst` that are stored for the next `n` edges."""
-        per_edge, start = self.header.negatives_per_edge, self.header.negatives_start_e_id
+        per_edge = self.header.negatives_per_edge
+        start = self.header.negatives_start_e_id
         stored = max(0, self.num_edges + n - max(self.num_edges, start)) if per_edge else 0
         if neg_dst is None:
             neg_dst = np.zeros((0, per_edge), np.int64)
         if len(neg_dst) not in (n, stored):
-            raise ValueError(f"neg_dst must have {stored} rows (edges from row {start} on) or {n} (all), not {len(neg_dst)}")
+            raise ValueError(
+                f"neg_dst must have {stored} rows (edges from row {start} on) or {n} (all), not {len(neg_dst)}"
+            )
         _check("neg_dst", neg_dst, np.int64, (len(neg_dst), per_edge))
-        return neg_dst[len(neg_dst) - stored:]
+        return neg_dst[len(neg_dst) - stored :]
 
     def append_labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> None:
         """Write label rows behind the last ones. Raises: as `append_edges`."""
@@ -107,16 +134,27 @@ class TGUFWriter:
         if not n:
             return
         if self.num_labels + n > self.label_capacity:
-            raise CapacityError(f"{self.path} holds {self.num_labels} of {self.label_capacity} labels, {n} do not fit.")
-        if node_L.min() < 0 or time_L[0] < self._last_label_time or np.any(time_L[1:] < time_L[:-1]):
+            raise CapacityError(
+                f"{self.path} holds {self.num_labels} of {self.label_capacity} labels, {n} do not fit."
+            )
+        if (
+            node_L.min() < 0
+            or time_L[0] < self._last_label_time
+            or np.any(time_L[1:] < time_L[:-1])
+        ):
             raise ValueError("label nodes must be 0 or above and label times sorted")
-        for name, column in (("label_n_id", node_L), ("label_time", time_L), ("label_target", target_LD)):
+        for name, column in (
+            ("label_n_id", node_L),
+            ("label_time", time_L),
+            ("label_target", target_LD),
+        ):
             self._write(name, self.num_labels, column)
         self._last_label_time = int(time_L[-1])
         self.num_labels += n
 
     def append_node_features(self, node_F: Int64, values_FD: Float32) -> None:
-        """Write feature rows at their node ids; the last of equal ids stays. Raises: ValueError, CapacityError."""
+        """Write feature rows at their node ids; the last of equal ids stays. Raises: ValueError,
+        CapacityError."""
         n = len(node_F)
         _check("node id", node_F, np.int64, (n,))
         _check("node_feat", values_FD, np.float32, (n, self.header.node_feat_dim))
@@ -135,8 +173,12 @@ class TGUFWriter:
 
     def raise_counts(self) -> None:
         """Show the rows written so far in the header, for foreign readers."""
-        self.header = replace(self.header, num_edges=self.num_edges, num_labels=self.num_labels,
-                              num_nodes=max(self.num_nodes, self.header.num_nodes))
+        self.header = replace(
+            self.header,
+            num_edges=self.num_edges,
+            num_labels=self.num_labels,
+            num_nodes=max(self.num_nodes, self.header.num_nodes),
+        )
         self._disk.write(self._fd, self.header.pack(), 0)
 
     def commit(self) -> None:
@@ -165,16 +207,26 @@ class TGUFWriter:
     def _write(self, name: str, row: int, column: NDArray[Any]) -> None:
         section = self.sections[name]
         if section.row_bytes:
-            self._disk.write(self._fd, np.ascontiguousarray(column).view(np.uint8).data,
-                             section.offset + row * section.row_bytes)
+            self._disk.write(
+                self._fd,
+                np.ascontiguousarray(column).view(np.uint8).data,
+                section.offset + row * section.row_bytes,
+            )
 
     def __enter__(self) -> "TGUFWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _check(name: str, column: NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
     if column.dtype != dtype or column.shape != shape:
-        raise ValueError(f"{name} must be {np.dtype(dtype)}{list(shape)}, not {column.dtype}{list(column.shape)}")
+        raise ValueError(
+            f"{name} must be {np.dtype(dtype)}{list(shape)}, not {column.dtype}{list(column.shape)}"
+        )

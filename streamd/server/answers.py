@@ -24,8 +24,8 @@ from streamd.server.view import LogView
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an answer is computed from. served: with its memory as of then, None for the rule. as_of_us: the time of the
-    query, behind every event there is."""
+    """What an answer is computed from. served: with its memory as of then, None for the rule.
+    as_of_us: the time of the query, behind every event there is."""
 
     view: LogView
     served: Served | None
@@ -33,7 +33,8 @@ class Moment:
 
     def answer(self, source: int, **found: Any) -> Answer:
         """What every answer says, and what was found. source: its id, or UNKNOWN."""
-        view, served = self.view, self.served
+        view = self.view
+        served = self.served
         is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
         return Answer(
             version=served.manifest.name if served else RULE,
@@ -48,14 +49,18 @@ class Moment:
 
 
 def moments_of(view: LogView, served: Served | None, requests: Sequence[Request]) -> list[Moment]:
-    """When each request is answered: at its own time, or now. A chunk of memory that its time closes is closed for it."""
+    """When each request is answered: at its own time, or now. A chunk of memory that its time
+    closes is closed for it."""
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
-    by_time = {t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)}
+    by_time = {
+        t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)
+    }
     return [by_time[t] for t in as_of]
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Answers in order, by one version. Those that see memory at different cuts are a pass each. Raises: NotFinite."""
+    """Answers in order, by one version. Those that see memory at different cuts are a pass each.
+    Raises: NotFinite."""
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
         places = [i for i, m in enumerate(moments) if m.served is served]
@@ -65,13 +70,19 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 
 
 def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64]) -> list[Float32]:
-    """Scores of each source's targets, by one version with its memory at one cut. Raises: NotFinite."""
+    """Scores of each source's targets, by one version with its memory at one cut. Raises:
+    NotFinite."""
     if not len(targets):
         return []
-    view, served = moments[0].view, moments[0].served
+    view = moments[0].view
+    served = moments[0].served
     counts = [len(d) for d in targets]
-    rows = np.concatenate([view.facts.rows(np.array([s]), np.array([m.as_of_us]), d[None])[0]
-                           for s, m, d in zip(sources, moments, targets, strict=True)])
+    rows = np.concatenate(
+        [
+            view.facts.rows(np.array([s]), np.array([m.as_of_us]), d[None])[0]
+            for s, m, d in zip(sources, moments, targets, strict=True)
+        ]
+    )
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
@@ -83,10 +94,13 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
     return np.split(scores, np.cumsum(counts)[:-1])
 
 
-def recommended(moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32) -> Answer:
+def recommended(
+    moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
+) -> Answer:
     """The best of a pool that was scored."""
     best = np.lexsort((pool, -scores))[: request.k]
-    view, nodes = moment.view, pool[best]
+    view = moment.view
+    nodes = pool[best]
     return moment.answer(
         source,
         dst=tuple(view.log.keys[node] for node in nodes),
@@ -101,10 +115,18 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
     sources = view.ids([_node_of(r) for r in requests])
 
     # All pairs of all requests are scored at once.
-    targets = {i: _targets(m, r, int(sources[i])) for i, (m, r) in enumerate(zip(moments, requests, strict=True))
-               if isinstance(r, Score | Recommend)}
-    scores = dict(zip(targets, scores_of([moments[i] for i in targets], sources[list(targets)], [*targets.values()]),
-                      strict=True))
+    targets = {
+        i: _targets(m, r, int(sources[i]))
+        for i, (m, r) in enumerate(zip(moments, requests, strict=True))
+        if isinstance(r, Score | Recommend)
+    }
+    scores = dict(
+        zip(
+            targets,
+            scores_of([moments[i] for i in targets], sources[list(targets)], [*targets.values()]),
+            strict=True,
+        )
+    )
 
     answers = []
     for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
@@ -131,7 +153,9 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
 
 def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:
     known = moment.view.facts.is_known(targets)
-    return moment.answer(source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist()))
+    return moment.answer(
+        source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist())
+    )
 
 
 def _embedded(moment: Moment, source: int) -> Answer:

@@ -1,4 +1,5 @@
-"""The web application: routes, health, metrics, docs and the status page, none of which needs the internet."""
+"""The web application: routes, health, metrics, docs and the status page, none of which needs the
+internet."""
 
 import asyncio
 import gzip
@@ -26,7 +27,8 @@ STATIC = Path(__file__).parent / "static"
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application and its engine, which runs in the application's loop from its start to its end."""
+    """The application and its engine, which runs in the application's loop from its start to its
+    end."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -36,9 +38,15 @@ def create_app(state: ServerState) -> FastAPI:
         await asyncio.wait([running])
         state.forwarder.close()
 
-    app = FastAPI(title="streamd", version=__version__, docs_url=None, redoc_url=None, lifespan=life,
-                  generate_unique_id_function=lambda route: route.name,
-                  description="Answers from a temporal graph model that learns while events arrive.")
+    app = FastAPI(
+        title="streamd",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=life,
+        generate_unique_id_function=lambda route: route.name,
+        description="Answers from a temporal graph model that learns while events arrive.",
+    )
     app.state.streamd = state
     app.include_router(direct)
     app.include_router(router)
@@ -67,13 +75,16 @@ def _add_pages(app: FastAPI) -> None:
         content = {"ready": ready, "why": why, **state.rebuild(), **refused}
         return JSONResponse(content, 200 if ready else 503)
 
-    @app.get("/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)])
+    @app.get(
+        "/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)]
+    )
     def prometheus(state: State, request: Request) -> Response:
         """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
         state.refusals()
         metrics.ready.set(state.ready()[0])
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        content, headers = encode(metrics.exported_by("serve")), {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+        content = encode(metrics.exported_by("serve"))
+        headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
         if gzip_accepted(request.headers.get("accept-encoding", "")):
             content, headers["Content-Encoding"] = gzip.compress(content), "gzip"
         return Response(content, headers=headers)
@@ -89,6 +100,10 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
-        return get_swagger_ui_html(openapi_url="/openapi.json", title="streamd", swagger_favicon_url="data:,",
-                                   swagger_js_url="/static/swagger-ui-bundle.js",
-                                   swagger_css_url="/static/swagger-ui.css")
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="streamd",
+            swagger_favicon_url="data:,",
+            swagger_js_url="/static/swagger-ui-bundle.js",
+            swagger_css_url="/static/swagger-ui.css",
+        )

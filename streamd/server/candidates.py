@@ -9,7 +9,8 @@ from streamd.graph.live import LiveGraph
 from streamd.server.served import Served
 
 POPULAR_SECONDS = 1.0
-"""For so long the most popular nodes of a kind are not looked for again: it takes a pass over all of them."""
+"""For so long the most popular nodes of a kind are not looked for again: it takes a pass over all
+of them."""
 MAX_KINDS = 1000
 """Kinds whose most popular nodes are remembered: a caller may name as many as it likes."""
 MAX_SECOND = 256
@@ -21,7 +22,8 @@ class Candidates:
 
     def __init__(self, live: LiveGraph, limit: int) -> None:
         """limit: most nodes that `likely` gives."""
-        self._live, self.limit = live, limit
+        self._live = live
+        self.limit = limit
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
         self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
@@ -44,9 +46,11 @@ class Candidates:
         return np.setdiff1d(nodes, self._live.facts.partners(source))
 
     def likely(self, source: int, kind: str | None, as_of_us: int, served: Served | None) -> Int64:
-        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three hops away, the popular
-        ones of each half-life, and those with an embedding like its own. as_of_us: just after the newest event."""
-        pool, limit = self.of_kind(kind), self.limit
+        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three
+        hops away, the popular ones of each half-life, and those with an embedding like its own.
+        as_of_us: just after the newest event."""
+        pool = self.of_kind(kind)
+        limit = self.limit
         if len(pool) <= limit:
             return pool
         near = self._live.facts.partners(source)
@@ -75,7 +79,8 @@ class Candidates:
         return third[np.argsort(-paths, kind="stable")]
 
     def _popular(self, kind: str | None, pool: Int64, as_of_us: int) -> list[Int64]:
-        """The most popular of a pool, most popular first, for each half-life; as of up to a second ago."""
+        """The most popular of a pool, most popular first, for each half-life; as of up to a second
+        ago."""
         made, found = self._most_popular.get(kind, (0.0, []))
         if time.monotonic() - made < POPULAR_SECONDS:
             return found

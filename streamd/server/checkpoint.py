@@ -1,4 +1,5 @@
-"""The memory of the version that serves, stored now and then, so that a restart replays little where one serves for long."""
+"""The memory of the version that serves, stored now and then, so that a restart replays little
+where one serves for long."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class StoredMemory:
 
 
 def store_memory(folder: Path, version: str, memory: Memory) -> None:
-    """Write it durably in place of the one before. folder: of the role. memory: a copy of the caller's."""
+    """Write it durably in place of the one before. folder: of the role. memory: a copy of the
+    caller's."""
     path = folder / MEMORY
     told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
     write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **told))
@@ -36,11 +38,18 @@ def stored_memory(folder: Path) -> StoredMemory | None:
     try:
         arrays, told = unpack(path)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
-        return StoredMemory(told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"])))
+        return StoredMemory(
+            told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"]))
+        )
     except FileNotFoundError:
         return None
     except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
-        log.error("memory_not_taken", file=str(path), error=str(error), meaning="it is replayed from the version's place")
+        log.error(
+            "memory_not_taken",
+            file=str(path),
+            error=str(error),
+            meaning="it is replayed from the version's place",
+        )
         return None
 
 

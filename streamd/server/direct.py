@@ -1,4 +1,5 @@
-"""A route of one JSON body whose function is called directly: FastAPI's general way took as long as most answers."""
+"""A route of one JSON body whose function is called directly: FastAPI's general way took as long as
+most answers."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, get_type_hints
@@ -20,7 +21,8 @@ class DirectRoute(APIRoute):
     in what it refuses, as any other route."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        route, model = self.endpoint, get_type_hints(self.endpoint)["body"]
+        route = self.endpoint
+        model = get_type_hints(self.endpoint)["body"]
         assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
         async def handle(request: Request) -> Response:

@@ -1,7 +1,9 @@
-"""The engine: follows the log, follows the versions, answers requests in batches; nothing waits for a swap.
+"""The engine: follows the log, follows the versions, answers requests in batches; nothing waits for
+a swap.
 
-It shares the event loop's thread with HTTP and lets it run between two slices of work. In a thread of its own each of its
-many small torch calls gave the interpreter's lock away and waited to get it back: an answer of 0.8 ms took 4.
+It shares the event loop's thread with HTTP and lets it run between two slices of work. In a thread
+of its own each of its many small torch calls gave the interpreter's lock away and waited to get it
+back: an answer of 0.8 ms took 4.
 """
 
 import asyncio
@@ -58,13 +60,21 @@ class EngineStatus:
 
 
 class Engine:
-    """Owner of the server's graph, facts, memory and model, all on the thread of the loop that `run` runs in."""
+    """Owner of the server's graph, facts, memory and model, all on the thread of the loop that
+    `run` runs in."""
 
     def __init__(
-        self, settings: Settings, registry: Registry, beat: Heartbeat, on_failure: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        registry: Registry,
+        beat: Heartbeat,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """on_failure: called when `run` ends by an error, so that the process can end with it."""
-        self._settings, self._registry, self._beat, self._on_failure = settings, registry, beat, on_failure
+        self._settings = settings
+        self._registry = registry
+        self._beat = beat
+        self._on_failure = on_failure
         self.status = EngineStatus()
         self._view: LogView | None = None
         """None until ingest has made a log."""
@@ -74,7 +84,8 @@ class Engine:
         self._rebuild = Rebuild(None)
         self._queue = RequestQueue(settings.server)
         self._searches = Searches(settings.server)
-        self._rate, self._freshness = EventRate(), Freshness()
+        self._rate = EventRate()
+        self._freshness = Freshness()
         self._kept = 0.0
         self._stopping = False
 
@@ -88,7 +99,8 @@ class Engine:
         return (await self.ask_all([request]))[0]
 
     async def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """Put requests that one version answers, and wait. Raises: Overloaded, NotReady, TimeoutError."""
+        """Put requests that one version answers, and wait. Raises: Overloaded, NotReady,
+        TimeoutError."""
         if not self.status.ready:
             raise NotReady(self.status.why)
         return await self._queue.answers(requests)
@@ -103,10 +115,13 @@ class Engine:
                 busy = self._view is not None and self._step(self._view)
                 self._answer()
                 self._search()
-                await self._queue.rest(0.0 if busy or self._queue or self._searches else IDLE_SECONDS)
+                await self._queue.rest(
+                    0.0 if busy or self._queue or self._searches else IDLE_SECONDS
+                )
         except Exception as error:
             log.exception("engine_failed", error=str(error))
-            self.status.ready, self.status.why = False, f"the engine failed: {error}"
+            self.status.ready = False
+            self.status.why = f"the engine failed: {error}"
             self.status.rebuild = None
             self._on_failure()
 
@@ -123,7 +138,8 @@ class Engine:
     # The log and the versions
 
     def _open(self) -> LogView | None:
-        """The log, once ingest has made it, with the facts that were stored of it: read aside, it can take seconds."""
+        """The log, once ingest has made it, with the facts that were stored of it: read aside, it
+        can take seconds."""
         self.status.beat = time.monotonic()
         reader = LogReader.open(self._settings.data_dir)
         if reader is None:
@@ -163,9 +179,11 @@ class Engine:
         state = self._swap.step(view, self._served.manifest.name if self._served else None)
         if not isinstance(state, Swapped):
             return view
-        self._served, self._view = state.served, state.view
+        self._served = state.served
+        self._view = state.view
         manifest = state.served.manifest
-        self.status.version, self.status.trained_until_us = manifest.name, manifest.window_end_us
+        self.status.version = manifest.name
+        self.status.trained_until_us = manifest.window_end_us
         return state.view
 
     def _stop_serving(self, error: str) -> None:
@@ -173,7 +191,8 @@ class Engine:
         if self._served is not None:
             self._swap.refuse(self._served.manifest.name, error)
         self._served = None
-        self.status.version, self.status.trained_until_us = RULE, None
+        self.status.version = RULE
+        self.status.trained_until_us = None
 
     def _keep(self, view: LogView) -> None:
         """Now and then let the view store what a restart needs."""
@@ -188,7 +207,9 @@ class Engine:
         if status.ready:
             return
         if view.caught_up and not self._swap.is_under_way:
-            status.ready, status.why, status.rebuild = True, "answering", None
+            status.ready = True
+            status.why = "answering"
+            status.rebuild = None
             self._rebuild.done()
             gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
             log.info("server_ready", edges=view.edge, version=status.version)
@@ -198,16 +219,22 @@ class Engine:
 
     def _report(self, view: LogView) -> None:
         status = self.status
-        status.edge, status.newest_us = view.edge, view.newest_us
+        status.edge = view.edge
+        status.newest_us = view.newest_us
         status.memory_edge = self._served.memory.edge if self._served else view.edge
         self._rate.note(time.monotonic(), view.edge)
         status.events_per_second = self._rate.per_second
         metrics.seen_edges.set(view.edge)
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(len(self._queue))
-        self._beat.touch("ready" if status.ready else "rebuilding", edges=view.edge, version=status.version,
-                         newest=view.newest_us, answered=status.answered,
-                         **(status.rebuild.fields() if status.rebuild else {}))
+        self._beat.touch(
+            "ready" if status.ready else "rebuilding",
+            edges=view.edge,
+            version=status.version,
+            newest=view.newest_us,
+            answered=status.answered,
+            **(status.rebuild.fields() if status.rebuild else {}),
+        )
 
     # Requests
 
@@ -232,15 +259,22 @@ class Engine:
     def _answer_now(self, view: LogView, taken: list[Waiting]) -> None:
         begun = time.monotonic()
         try:
-            answers: list[Answer] | Exception = self._compute(view, [r for w in taken for r in w.requests])
+            answers: list[Answer] | Exception = self._compute(
+                view, [r for w in taken for r in w.requests]
+            )
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             log.exception("answer_failed", error=str(error))
             answers = error
-        at, took = 0, time.monotonic() - begun
+        at = 0
+        took = time.monotonic() - begun
         for waiting in taken:
             metrics.engine_seconds.labels("wait").observe(begun - waiting.since)
             metrics.engine_seconds.labels("answer").observe(took)
-            waiting.done(answers if isinstance(answers, Exception) else answers[at: at + len(waiting.requests)])
+            waiting.done(
+                answers
+                if isinstance(answers, Exception)
+                else answers[at : at + len(waiting.requests)]
+            )
             at += len(waiting.requests)
         self.status.answered += at
 

@@ -1,4 +1,5 @@
-"""Around every request: what may come in, its id, its measure, its line in the log, the headers of a careful server."""
+"""Around every request: what may come in, its id, its measure, its line in the log, the headers of
+a careful server."""
 
 import asyncio
 import re
@@ -21,10 +22,13 @@ from streamd.settings import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics
 
 log = structlog.get_logger()
-POLICY = ("default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
-          "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+)
 SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-MEASURED, QUIET = ("/v1/", "/v2/models"), ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
+MEASURED = ("/v1/", "/v2/models")
+QUIET = ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
 KEY_CHECKS = (require_key, require_admin_key)
 READING = ("GET", "HEAD", "OPTIONS")
 PORTS = {"http": 80, "https": 443}
@@ -33,8 +37,9 @@ REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Envelope:
-    """Refuses what is too large, too slow, sent by a web page of another site, or, where no key protects the server,
-    addressed to another name than this machine's (such a page could have been resolved to it)."""
+    """Refuses what is too large, too slow, sent by a web page of another site, or, where no key
+    protects the server, addressed to another name than this machine's (such a page could have been
+    resolved to it)."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -46,7 +51,9 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun, status = Headers(scope=scope), time.perf_counter(), 500
+        headers = Headers(scope=scope)
+        begun = time.perf_counter()
+        status = 500
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         trace = trace_of(headers.getlist("traceparent"))
@@ -74,25 +81,34 @@ class Envelope:
                 self._account(scope, status, time.perf_counter() - begun, request_id)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        path, size = scope["path"], headers.get("content-length", "0")
+        path = scope["path"]
+        size = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             return problem(path, 411, "a body needs a content-length")
         if not size.isdigit() or int(size) > MAX_BODY_BYTES:
             return problem(path, 413, TOO_LARGE)
         host, _ = _host_of(headers)
         if self._open and host not in LOOPBACK:
-            return problem(path, 403, "without server.api_keys only this machine may ask, as localhost")
+            return problem(
+                path, 403, "without server.api_keys only this machine may ask, as localhost"
+            )
         if scope["method"] not in READING and _is_of_another_site(headers):
-            return problem(path, 403, "a web page of another site may not ask: it has another origin")
+            return problem(
+                path, 403, "a web page of another site may not ask: it has another origin"
+            )
         return None
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive`, where the key opens the route, as long as the body is small enough and arrives within the deadline.
+        """`receive`, where the key opens the route, as long as the body is small enough and arrives
+        within the deadline.
 
-        Keys come first, because FastAPI reads a body before it looks at what a route depends on. Bytes are counted as they
-        come, whatever the headers said.
+        Keys come first, because FastAPI reads a body before it looks at what a route depends on.
+        Bytes are counted as they come, whatever the headers said.
         """
-        until, began, whole, num_bytes = time.monotonic() + self._deadline, False, False, 0
+        until = time.monotonic() + self._deadline
+        began = False
+        whole = False
+        num_bytes = 0
 
         async def receive_within_bounds() -> Message:
             nonlocal began, whole, num_bytes
@@ -107,7 +123,9 @@ class Envelope:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the body did not arrive within server.deadline_seconds") from None
+                raise HTTPException(
+                    408, "the body did not arrive within server.deadline_seconds"
+                ) from None
             num_bytes += len(message.get("body", b""))
             if num_bytes > MAX_BODY_BYTES:
                 raise HTTPException(413, TOO_LARGE)
@@ -123,19 +141,28 @@ class Envelope:
             metrics.request_seconds.labels(route).observe(seconds)
             metrics.requests.labels(route, str(status)).inc()
         if self._access_log and not scope["path"].startswith(QUIET):
-            log.info("request", id=request_id, method=scope["method"], route=route or "unknown", status=status,
-                     ms=round(1e3 * seconds, 2), client=(scope.get("client") or ("",))[0])
+            log.info(
+                "request",
+                id=request_id,
+                method=scope["method"],
+                route=route or "unknown",
+                status=status,
+                ms=round(1e3 * seconds, 2),
+                client=(scope.get("client") or ("",))[0],
+            )
 
 
 def _route_of(scope: Scope) -> str | None:
-    """The route that answered, whole; newer FastAPI names it in `scope["route"]` without the prefix of an outer router."""
+    """The route that answered, whole; newer FastAPI names it in `scope["route"]` without the prefix
+    of an outer router."""
     effective = scope.get("fastapi", {}).get("effective_route_context")
     path: str | None = getattr(effective or scope.get("route"), "path", None)
     return path
 
 
 def _host_of(headers: Headers) -> tuple[str, int | None]:
-    """Name, in lower case, and port that a request is addressed to; an empty name where that cannot be read."""
+    """Name, in lower case, and port that a request is addressed to; an empty name where that cannot
+    be read."""
     try:
         parts = urlsplit(f"//{headers.get('host', '')}")
         return parts.hostname or "", parts.port
@@ -146,10 +173,12 @@ def _host_of(headers: Headers) -> tuple[str, int | None]:
 def _is_of_another_site(headers: Headers) -> bool:
     """Whether a browser sent this for a page of another origin.
 
-    It says so in Sec-Fetch-Site, which no page can set, or, where it does not speak of that, by Origin. What sends neither
-    is no browser. A proxy may end TLS before us, so that the scheme is only known from Origin.
+    It says so in Sec-Fetch-Site, which no page can set, or, where it does not speak of that, by
+    Origin. What sends neither is no browser. A proxy may end TLS before us, so that the scheme is
+    only known from Origin.
     """
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    site = headers.get("sec-fetch-site")
+    origin = headers.get("origin")
     if site is not None:
         return site.lower() not in ("same-origin", "none")
     if origin is None:

@@ -1,4 +1,5 @@
-"""Events by REST: checked as ingest will check them, then sent to the topic; the log sees them by way of Kafka only."""
+"""Events by REST: checked as ingest will check them, then sent to the topic; the log sees them by
+way of Kafka only."""
 
 import asyncio
 import threading
@@ -37,7 +38,8 @@ class Forwarder:
         self._lock = threading.Lock()
 
     async def send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Send events, key and value each, and wait for all to be acknowledged. Returns: partition and offset of each.
+        """Send events, key and value each, and wait for all to be acknowledged. Returns: partition
+        and offset of each.
 
         Raises: BadEvent naming the first that ingest would refuse, before any is sent; KafkaError.
         """
@@ -49,15 +51,18 @@ class Forwarder:
         return await asyncio.to_thread(self._send, events)
 
     def _send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        topic, timeout = self._settings.kafka.topics[0], ACKNOWLEDGED_SECONDS
+        topic = self._settings.kafka.topics[0]
+        timeout = ACKNOWLEDGED_SECONDS
         try:
             producer = self._made()
             sent = [producer.send(topic, key=key, value=value) for key, value in events]
             producer.flush(timeout)
             return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
-            raise KafkaError(f"Kafka did not acknowledge the events: {error}.",
-                             "send them again; some may be in.") from error
+            raise KafkaError(
+                f"Kafka did not acknowledge the events: {error}.",
+                "send them again; some may be in.",
+            ) from error
 
     def _made(self) -> Any:
         from streamd.ingest.client import make_producer

@@ -5,11 +5,13 @@ from collections import deque
 from streamd.telemetry import metrics
 
 RATE_SECONDS = 10
-"""Long enough that a rate of one event every few seconds is not always zero, short enough to follow with the eye."""
+"""Long enough that a rate of one event every few seconds is not always zero, short enough to follow
+with the eye."""
 
 
 class EventRate:
-    """Edges a second over the last RATE_SECONDS, from samples a second apart. Owner: the engine, which takes them."""
+    """Edges a second over the last RATE_SECONDS, from samples a second apart. Owner: the engine,
+    which takes them."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SECONDS + 1)
@@ -33,7 +35,8 @@ class Freshness:
         """Ends of what was committed and is not shown, and the wall times of their commits."""
 
     def notice(self, num_edges: int, committed: float, ready: bool) -> None:
-        """Say how many edges are committed, and when the newest commit was; what lay there before `ready` is no news."""
+        """Say how many edges are committed, and when the newest commit was; what lay there before
+        `ready` is no news."""
         if ready and num_edges > self._noticed:
             self._hidden.append((num_edges, committed))
         self._noticed = num_edges

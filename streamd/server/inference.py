@@ -1,4 +1,5 @@
-"""The Open Inference Protocol, version 2: the champion as the model `streamd`, for clients of inference servers."""
+"""The Open Inference Protocol, version 2: the champion as the model `streamd`, for clients of
+inference servers."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,8 @@ from streamd.server.requests import Answer, Score
 from streamd.server.schemas import INT64
 from streamd.server.state import ServerState, State, require_key
 
-MODEL, TAG = "streamd", "open inference protocol"
+MODEL = "streamd"
+TAG = "open inference protocol"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 """Those served whole; of `model_repository` only the index is."""
 UNSERVED = ("shared_memory_region", "classification")
@@ -66,13 +68,21 @@ class OutputWish(BaseModel):
 
 
 class InferRequest(BaseModel):
-    """`src`: N node keys, BYTES or integers; `dst`: N x C of them; `time`, optional: N integers in stream.time_unit."""
+    """`src`: N node keys, BYTES or integers; `dst`: N x C of them; `time`, optional: N integers in
+    stream.time_unit."""
 
     id: str | None = Field(None, max_length=256)
     parameters: dict[str, Any] | None = None
-    inputs: list[InputTensor] = Field(min_length=1, max_length=16, examples=[[
-        {"name": "src", "shape": [1], "datatype": "BYTES", "data": ["user:74"]},
-        {"name": "dst", "shape": [1, 2], "datatype": "BYTES", "data": ["page:1", "page:2"]}]])
+    inputs: list[InputTensor] = Field(
+        min_length=1,
+        max_length=16,
+        examples=[
+            [
+                {"name": "src", "shape": [1], "datatype": "BYTES", "data": ["user:74"]},
+                {"name": "dst", "shape": [1, 2], "datatype": "BYTES", "data": ["page:1", "page:2"]},
+            ]
+        ],
+    )
     outputs: list[OutputWish] | None = Field(None, max_length=16)
 
 
@@ -93,10 +103,15 @@ class InferResponse(BaseModel):
     outputs: list[OutputTensor]
 
 
-INPUTS = [TensorInfo(name="src", datatype="BYTES", shape=[-1]), TensorInfo(name="dst", datatype="BYTES", shape=[-1, -1]),
-          TensorInfo(name="time", datatype="INT64", shape=[-1])]
-OUTPUTS = [TensorInfo(name="score", datatype="FP32", shape=[-1, -1]),
-           TensorInfo(name="known", datatype="BOOL", shape=[-1, -1])]
+INPUTS = [
+    TensorInfo(name="src", datatype="BYTES", shape=[-1]),
+    TensorInfo(name="dst", datatype="BYTES", shape=[-1, -1]),
+    TensorInfo(name="time", datatype="INT64", shape=[-1]),
+]
+OUTPUTS = [
+    TensorInfo(name="score", datatype="FP32", shape=[-1, -1]),
+    TensorInfo(name="known", datatype="BOOL", shape=[-1, -1]),
+]
 
 
 class InferRoute(DirectRoute):
@@ -115,8 +130,11 @@ class InferRoute(DirectRoute):
     async def read(self, request: Request, model: type[Model]) -> Model:
         kind = media_type(request)
         if kind not in ("", OCTETS) and not is_json(kind):
-            raise HTTPException(422, f"body: sent as {kind[:64]}; set content-type: application/json,"
-                                     f" or {OCTETS} with tensors behind the JSON")
+            raise HTTPException(
+                422,
+                f"body: sent as {kind[:64]}; set content-type: application/json,"
+                f" or {OCTETS} with tensors behind the JSON",
+            )
         body = expanded(await whole(request), request.headers.get("content-encoding", ""))
         text, rest = binary.split(body, request.headers.get(binary.JSON_LENGTH))
         asked = parsed(model, text)
@@ -127,10 +145,16 @@ class InferRoute(DirectRoute):
 
 router = APIRouter(prefix="/v2", tags=[TAG])
 model = APIRouter(prefix="/v2/models/{name}", tags=[TAG], dependencies=[Depends(require_key)])
-asking = APIRouter(prefix="/v2/models/{name}", tags=[TAG], dependencies=[Depends(require_key)],
-                   route_class=InferRoute)
+asking = APIRouter(
+    prefix="/v2/models/{name}",
+    tags=[TAG],
+    dependencies=[Depends(require_key)],
+    route_class=InferRoute,
+)
 INFER: dict[str, Any] = {
-    "response_model": InferResponse, "responses": {200: {"content": {OCTETS: {}}}}}
+    "response_model": InferResponse,
+    "responses": {200: {"content": {OCTETS: {}}}},
+}
 
 
 @router.get("")
@@ -158,7 +182,8 @@ async def model_metadata(state: State, name: Name) -> ModelMetadata:
     """Inputs and outputs of the model, and the version that is loaded."""
     served = check(state, name)
     return ModelMetadata(
-        name=MODEL, versions=[served], platform=MODEL, inputs=INPUTS, outputs=OUTPUTS)
+        name=MODEL, versions=[served], platform=MODEL, inputs=INPUTS, outputs=OUTPUTS
+    )
 
 
 @model.get("/versions/{version}")
@@ -190,9 +215,7 @@ async def infer(body: InferRequest, state: State, name: Name) -> Response:
 
 
 @asking.post("/versions/{version}/infer", **INFER)
-async def infer_version(
-    body: InferRequest, state: State, name: Name, version: Version
-) -> Response:
+async def infer_version(body: InferRequest, state: State, name: Name, version: Version) -> Response:
     """The same by that version: where another serves by now, an error."""
     return await _infer(body, state, name, version)
 
@@ -200,7 +223,8 @@ async def infer_version(
 async def _infer(
     body: InferRequest, state: ServerState, name: str, version: str | None
 ) -> Response:
-    served, begun = check(state, name, version), time.perf_counter_ns()
+    served = check(state, name, version)
+    begun = time.perf_counter_ns()
     try:
         answers, columns = await _answers(body, state)
         if version is not None and any(a.version != version for a in answers):
@@ -219,30 +243,44 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
     rows, columns = tensors["dst"].shape
     limit = state.settings.server
-    if len(src) != rows or not 1 <= rows <= limit.max_batch or not 1 <= columns <= limit.max_candidates:
-        raise HTTPException(400, f"src has shape [{len(src)}], dst [{rows}, {columns}]: N must agree, at most "
-                                 f"{limit.max_batch} (server.max_batch), and C at most {limit.max_candidates}")
+    if (
+        len(src) != rows
+        or not 1 <= rows <= limit.max_batch
+        or not 1 <= columns <= limit.max_candidates
+    ):
+        raise HTTPException(
+            400,
+            f"src has shape [{len(src)}], dst [{rows}, {columns}]: N must agree, at most "
+            f"{limit.max_batch} (server.max_batch), and C at most {limit.max_candidates}",
+        )
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
     for wish in body.outputs or ():
         if wish.name not in {o.name for o in OUTPUTS}:
             raise HTTPException(400, f"there is no output {wish.name!r}; there are score and known")
         _refuse_unserved(wish.name, wish.parameters)
-    return await state.engine.ask_all([
-        Score(s, tuple(dst[i * columns: (i + 1) * columns]), times[i] if times else None)
-        for i, s in enumerate(src)]), columns
+    return await state.engine.ask_all(
+        [
+            Score(s, tuple(dst[i * columns : (i + 1) * columns]), times[i] if times else None)
+            for i, s in enumerate(src)
+        ]
+    ), columns
 
 
 def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
     """The outputs that were wished for, in that order, each in JSON or as bytes behind it."""
     all_binary = (body.parameters or {}).get("binary_data_output") is True
     wishes = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
-    outputs, behind = [], b""
+    outputs = []
+    behind = b""
     for wish in wishes:
         values = [x for a in answers for x in (a.scores if wish.name == "score" else a.known)]
         datatype = next(o.datatype for o in OUTPUTS if o.name == wish.name)
         output: dict[str, Any] = {
-            "name": wish.name, "shape": [len(answers), columns], "datatype": datatype}
+            "name": wish.name,
+            "shape": [len(answers), columns],
+            "datatype": datatype,
+        }
         if (wish.parameters or {}).get("binary_data", all_binary) is True:
             raw = binary.encode(datatype, values)
             output["parameters"] = {binary.SIZE: len(raw)}
@@ -293,33 +331,47 @@ def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
-    """Its values in row-major order. Raises: HTTPException where their number is not that of the shape."""
+    """Its values in row-major order. Raises: HTTPException where their number is not that of the
+    shape."""
     values: list[Any] = tensor.data or []
     for _ in range(len(tensor.shape) - 1):
         if values and all(isinstance(v, list) for v in values):
             values = [x for v in values for x in v]
     if len(values) != prod(tensor.shape):
-        raise HTTPException(400, f"{tensor.name} has {len(values)} values, its shape {tensor.shape} another number")
+        raise HTTPException(
+            400, f"{tensor.name} has {len(values)} values, its shape {tensor.shape} another number"
+        )
     return values
 
 
 def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
     if tensor is None or len(tensor.shape) != dims:
-        raise HTTPException(400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}")
+        raise HTTPException(
+            400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
+        )
     values = _flat(tensor)
-    if tensor.datatype == "BYTES" and all(isinstance(v, str) and 0 < len(v) <= 1024 for v in values):
+    if tensor.datatype == "BYTES" and all(
+        isinstance(v, str) and 0 < len(v) <= 1024 for v in values
+    ):
         return values
     is_integer = tensor.datatype in binary.INTEGERS
     if is_integer and all(type(v) is int and abs(v) <= INT64 for v in values):
         return values
-    raise HTTPException(400, f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES (text of 1 to 1024 "
-                             "characters) or integers of 64 bits")
+    raise HTTPException(
+        400,
+        f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES (text of 1 to 1024 "
+        "characters) or integers of 64 bits",
+    )
 
 
 def _times(tensor: InputTensor | None, rows: int) -> list[int]:
     if tensor is None:
         return []
     values = _flat(tensor)
-    if tensor.datatype != "INT64" or tensor.shape != [rows] or not all(type(v) is int and 0 <= v <= INT64 for v in values):
+    if (
+        tensor.datatype != "INT64"
+        or tensor.shape != [rows]
+        or not all(type(v) is int and 0 <= v <= INT64 for v in values)
+    ):
         raise HTTPException(400, f"time must be INT64 of shape [{rows}], from 0 on")
     return values

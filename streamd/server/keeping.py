@@ -1,4 +1,5 @@
-"""What a server stores for its next start: facts, the hold behind them, and the memory of the version that serves."""
+"""What a server stores for its next start: facts, the hold behind them, and the memory of the
+version that serves."""
 
 import threading
 from pathlib import Path
@@ -16,15 +17,18 @@ from streamd.server.served import Served
 
 log = structlog.get_logger()
 MEMORY_EVERY = 20_000
-"""Edges: a restart replays no more of them into memory, and a store of a million nodes takes a second."""
+"""Edges: a restart replays no more of them into memory, and a store of a million nodes takes a
+second."""
 
 
 class Keeping:
-    """Stores from copies by a thread of its own, since requests do not wait for a disk. Owner: the view of the log."""
+    """Stores from copies by a thread of its own, since requests do not wait for a disk. Owner: the
+    view of the log."""
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
         """name: of this server. Takes over the facts that were stored last."""
-        self.name, self._live = name, live
+        self.name = name
+        self._live = live
         self._folder = folder_of(data_dir, name)
         self._restart = RestartPoint(data_dir, name, live)
         self._restart.resume(live.log.num_edges)
@@ -33,14 +37,16 @@ class Keeping:
         self._storing: threading.Thread | None = None
 
     def keep(self, served: Served | None) -> None:
-        """Store what is due, and say what of the log a restart needs: facts once a segment is behind or compaction asks,
-        the memory of what serves every MEMORY_EVERY edges. Not while it still stores."""
+        """Store what is due, and say what of the log a restart needs: facts once a segment is
+        behind or compaction asks, the memory of what serves every MEMORY_EVERY edges. Not while it
+        still stores."""
         edge = self._live.edge
         if self._storing is not None and self._storing.is_alive():
             return
         if self._restart.is_due(edge):
             self._storing = threading.Thread(
-                target=self.store_facts, args=(self._live.facts.copy(),), name="facts", daemon=True)
+                target=self.store_facts, args=(self._live.facts.copy(),), name="facts", daemon=True
+            )
             self._storing.start()
             return
         wish = self._restart.wish()
@@ -48,8 +54,11 @@ class Keeping:
             forget_memory(self._folder)
             self._memory_stored = ("", -1)
         elif served is not None and self._memory_is_due(served):
-            name, memory = served.manifest.name, served.memory.copy()
-            self._storing = threading.Thread(target=self.store_memory, args=(name, memory), name="memory", daemon=True)
+            name = served.manifest.name
+            memory = served.memory.copy()
+            self._storing = threading.Thread(
+                target=self.store_memory, args=(name, memory), name="memory", daemon=True
+            )
             self._storing.start()
         self._restart.hold(edge, edge)
 
@@ -70,7 +79,11 @@ class Keeping:
         try:
             store_memory(self._folder, version, memory)
         except OSError as error:
-            log.error("memory_not_stored", error=str(error), meaning="a restart replays more; tried again in a second")
+            log.error(
+                "memory_not_stored",
+                error=str(error),
+                meaning="a restart replays more; tried again in a second",
+            )
         else:
             self._memory_stored = (version, memory.edge)
 
@@ -79,4 +92,8 @@ class Keeping:
         try:
             self._restart.store(facts)
         except OSError as error:
-            log.error("facts_not_stored", error=str(error), meaning="the log is kept for longer; tried again in a second")
+            log.error(
+                "facts_not_stored",
+                error=str(error),
+                meaning="the log is kept for longer; tried again in a second",
+            )

@@ -10,10 +10,18 @@ from streamd.server.state import ServerState
 
 
 def web_config(state: ServerState) -> uvicorn.Config:
-    """For a `uvicorn.Server`. WebSockets are off: they would leave the protocol and its bounds behind."""
+    """For a `uvicorn.Server`. WebSockets are off: they would leave the protocol and its bounds
+    behind."""
     server = state.settings.server
     bounded = functools.partial(BoundedProtocol, connections=Connections(server))
     return uvicorn.Config(
-        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5,
-        timeout_keep_alive=server.idle_seconds, ssl_certfile=server.tls_cert_file,  # type: ignore[arg-type]
-        ssl_keyfile=server.tls_key_file, http=bounded, ws="none")  # type: ignore[arg-type]
+        create_app(state),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=server.idle_seconds,
+        ssl_certfile=server.tls_cert_file,  # type: ignore[arg-type]
+        ssl_keyfile=server.tls_key_file,
+        http=bounded,
+        ws="none",
+    )  # type: ignore[arg-type]

@@ -8,19 +8,31 @@ from streamd.server.problems import MEDIA_TYPE
 from streamd.server.schemas import Problem
 
 ERRORS = {
-    "400": "not understood", "401": "a key is needed", "403": "not allowed", "404": "not found", "405": "another method",
-    "408": "the body came too slowly", "409": "not possible now", "411": "a body needs a length", "413": "a large body",
-    "422": "what was asked does not fit", "429": "too many requests wait; come again",
-    "503": "not ready, or too late; come again"}
+    "400": "not understood",
+    "401": "a key is needed",
+    "403": "not allowed",
+    "404": "not found",
+    "405": "another method",
+    "408": "the body came too slowly",
+    "409": "not possible now",
+    "411": "a body needs a length",
+    "413": "a large body",
+    "422": "what was asked does not fit",
+    "429": "too many requests wait; come again",
+    "503": "not ready, or too late; come again",
+}
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 OPEN = (*PLAIN, "/v2")
 """What `require_key` does not guard."""
-KEYS = {"HTTPBearer": {"type": "http", "scheme": "bearer"},
-        "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
+KEYS = {
+    "HTTPBearer": {"type": "http", "scheme": "bearer"},
+    "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app.openapi()` tell of keys, and of the errors that all routes share, which FastAPI does not know of."""
+    """Let `app.openapi()` tell of keys, and of the errors that all routes share, which FastAPI does
+    not know of."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -29,18 +41,27 @@ def describe(app: FastAPI) -> None:
         schema = made()
         schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         schema["components"]["schemas"]["InferenceError"] = {
-            "type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+            "type": "object",
+            "required": ["error"],
+            "properties": {"error": {"type": "string"}},
+        }
         schema["components"]["securitySchemes"] = KEYS
         for path, routes in schema["paths"].items():
-            kind, form = (("application/json", "InferenceError") if path.startswith("/v2") else (MEDIA_TYPE, "Problem"))
+            kind, form = (
+                ("application/json", "InferenceError")
+                if path.startswith("/v2")
+                else (MEDIA_TYPE, "Problem")
+            )
             for operation in routes.values():
                 if path not in OPEN:
                     operation["security"] = [{name: []} for name in KEYS]
                 for status, said in ERRORS.items():
                     if path in PLAIN and status == "503":
                         continue
-                    operation["responses"][status] = {"description": said, "content": {
-                        kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}}}
+                    operation["responses"][status] = {
+                        "description": said,
+                        "content": {kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}},
+                    }
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
         return schema

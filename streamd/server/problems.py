@@ -14,19 +14,36 @@ MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
 
 
-def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(
+    path: str, status: int, detail: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
     """The answer to a request for `path` that failed."""
     if path.startswith("/v2/"):
         return JSONResponse({"error": detail}, status, headers)
-    return JSONResponse({"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail},
-                        status, headers, media_type=MEDIA_TYPE)
+    return JSONResponse(
+        {
+            "type": "about:blank",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "detail": detail,
+        },
+        status,
+        headers,
+        media_type=MEDIA_TYPE,
+    )
 
 
 def add_handlers(app: FastAPI) -> None:
     """Give every error of the routes its answer."""
-    for kind, handler in ((Overloaded, _overloaded), (NotReady, _not_ready), (TimeoutError, _too_late),
-                          (KafkaError, _no_broker), (VersionError, _no_version), (StarletteHTTPException, _http),
-                          (RequestValidationError, _invalid)):
+    for kind, handler in (
+        (Overloaded, _overloaded),
+        (NotReady, _not_ready),
+        (TimeoutError, _too_late),
+        (KafkaError, _no_broker),
+        (VersionError, _no_version),
+        (StarletteHTTPException, _http),
+        (RequestValidationError, _invalid),
+    ):
         app.add_exception_handler(kind, handler)
 
 
@@ -39,7 +56,9 @@ async def _not_ready(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _too_late(request: Request, _: Exception) -> JSONResponse:
-    return problem(request.url.path, 503, "the request was not answered within server.deadline_seconds", AGAIN)
+    return problem(
+        request.url.path, 503, "the request was not answered within server.deadline_seconds", AGAIN
+    )
 
 
 async def _no_broker(request: Request, error: Exception) -> JSONResponse:
@@ -52,7 +71,9 @@ async def _no_version(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    return problem(request.url.path, error.status_code, str(error.detail), dict(error.headers or {}))
+    return problem(
+        request.url.path, error.status_code, str(error.detail), dict(error.headers or {})
+    )
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

@@ -1,4 +1,5 @@
-"""HTTP on the wire: uvicorn's protocol, which by itself takes any head at any pace, from as many as come."""
+"""HTTP on the wire: uvicorn's protocol, which by itself takes any head at any pace, from as many as
+come."""
 
 import asyncio
 import time
@@ -21,36 +22,44 @@ MAX_PIPELINED = 16
 """Requests that may wait behind the one that is answered; each is kept in memory."""
 HEAD_SECONDS = 10.0
 LINGER_SECONDS = 5.0
-"""For the rest of a body that nobody wants: a connection closed at once would take the answer with it."""
+"""For the rest of a body that nobody wants: a connection closed at once would take the answer with
+it."""
 UNREAD_SECONDS = 30.0
 SAY_SECONDS = 60.0
 SPARE_FILES = 128
 """File numbers that connections leave to the log, the models and Kafka."""
-REFUSAL = (b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-           b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n")
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n"
+)
 
 
 class Connections:
     """Who is connected, and who may. Owner: the loop of the server."""
 
     def __init__(self, server: ServerSettings) -> None:
-        self._most, self._most_of_one = server.max_connections, server.max_connections_per_address
+        self._most = server.max_connections
+        self._most_of_one = server.max_connections_per_address
         self._of: Counter[str] = Counter()
         self._idle: dict[BoundedProtocol, None] = {}
         """Those without a request under way, the longest first."""
         self._said = -SAY_SECONDS
 
     def admit(self, address: str, number: int) -> bool:
-        """Whether one more may come; where there is no room for it, the one that is idle for longest makes some.
+        """Whether one more may come; where there is no room for it, the one that is idle for
+        longest makes some.
 
-        number: of its socket. The kernel gives the lowest that is free, so it tells how many files are open.
+        number: of its socket. The kernel gives the lowest that is free, so it tells how many files
+        are open.
         """
         reason = self._full(address, number)
         if reason is not None:
             metrics.connections_refused.labels(reason).inc()
             if time.monotonic() - self._said > SAY_SECONDS:
                 self._said = time.monotonic()
-                log.warning("connections_refused", reason=reason, address=address, open=self._of.total())
+                log.warning(
+                    "connections_refused", reason=reason, address=address, open=self._of.total()
+                )
             return False
         self._of[address] += 1
         metrics.connections.set(self._of.total())
@@ -68,7 +77,8 @@ class Connections:
         return None
 
     def _close_idle(self, address: str | None) -> bool:
-        """Close the connection of an address, or of any, that is idle for longest. Returns: whether there was one."""
+        """Close the connection of an address, or of any, that is idle for longest. Returns: whether
+        there was one."""
         found = next((c for c in self._idle if address in (None, c.address)), None)
         if found is not None:
             self.leave(found)
@@ -98,9 +108,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection when
 
     - there are too many, in all or of its address;
-    - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket), or is not whole HEAD_SECONDS after
+    - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket), or is not
+    whole HEAD_SECONDS after
       its first byte or, on a new connection, after it was made;
-    - what follows the head is larger than MAX_WIRE_BYTES, or goes on LINGER_SECONDS after the answer;
+    - what follows the head is larger than MAX_WIRE_BYTES, or goes on LINGER_SECONDS after the
+    answer;
     - of what was answered nothing is read for UNREAD_SECONDS.
 
     uvicorn itself closes one that is idle, after its `timeout_keep_alive`.
@@ -112,15 +124,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self.address: str | None = None
         """Counted under this one; None where it is not counted."""
         self._head_bytes = self._wire_bytes = self._unread_bytes = 0
-        self._in_head, self._in_body, self._deaf = True, False, False
+        self._in_head = True
+        self._in_body = False
+        self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        peer, number = transport.get_extra_info("peername"), transport.get_extra_info("socket").fileno()
+        peer = transport.get_extra_info("peername")
+        number = transport.get_extra_info("socket").fileno()
         address = str(peer[0]) if peer else ""
         if not self._connections.admit(address, number):
-            self._deaf, self.transport = True, transport
+            self._deaf = True
+            self.transport = transport
             transport.write(REFUSAL)
             transport.close()
             return
@@ -157,13 +173,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        self._in_head, self._in_body, self._wire_bytes = False, True, 0
+        self._in_head = False
+        self._in_body = True
+        self._wire_bytes = 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._stop_timer()
-        self._in_head, self._in_body, self._head_bytes = True, False, 0
+        self._in_head = True
+        self._in_body = False
+        self._head_bytes = 0
         if self.cycle.response_complete:  # the rest of a body came after its answer
             self._connections.rest(self)
             self._close_after(self.timeout_keep_alive)

@@ -39,7 +39,8 @@ class RequestQueue:
         return sum(len(w.requests) for w in self._waiting)
 
     async def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Put requests and wait. Raises: Overloaded, TimeoutError, and what they are told instead of answers."""
+        """Put requests and wait. Raises: Overloaded, TimeoutError, and what they are told instead
+        of answers."""
         if len(self) >= self._settings.max_queue:
             raise Overloaded
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
@@ -52,7 +53,8 @@ class RequestQueue:
             else:
                 future.set_result(result)
 
-        now, patience = time.monotonic(), self._settings.deadline_seconds
+        now = time.monotonic()
+        patience = self._settings.deadline_seconds
         self._waiting.append(Waiting(requests, now, now + patience, done))
         self._wake.set()
         async with asyncio.timeout(patience):
@@ -71,7 +73,8 @@ class RequestQueue:
         self._wake.set()
 
     async def rest(self, seconds: float) -> None:
-        """Let the loop do what else is due; for longer where nothing waits, until something is asked."""
+        """Let the loop do what else is due; for longer where nothing waits, until something is
+        asked."""
         await asyncio.sleep(0)
         if seconds and not self._waiting:
             self._wake.clear()

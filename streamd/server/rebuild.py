@@ -10,7 +10,8 @@ class Rebuild:
     """Counts edges in graph and facts, and edges that memory was carried over. Owner: the engine."""
 
     def __init__(self, memory_edge: int | None) -> None:
-        """memory_edge: where the first version's memory will go on, as far as known; None without one."""
+        """memory_edge: where the first version's memory will go on, as far as known; None without
+        one."""
         self._memory_edge = memory_edge
         self._progress = RoleProgress("rebuilding", metrics.rebuild_ratio)
 
@@ -21,7 +22,8 @@ class Rebuild:
             self._memory_edge = swap.from_edge
             done += swap.served.memory.edge - swap.from_edge
             if swap.view is not view:
-                done, total = done + swap.view.taken_in[0], total + swap.view.taken_in[1]
+                done = done + swap.view.taken_in[0]
+                total = total + swap.view.taken_in[1]
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)

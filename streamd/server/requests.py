@@ -29,8 +29,8 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recommend:
-    """The best `k` destinations: of likely ones, or where exact of all nodes. kind: only nodes of it. time_us: as of
-    `Score`."""
+    """The best `k` destinations: of likely ones, or where exact of all nodes. kind: only nodes of
+    it. time_us: as of `Score`."""
 
     src: Key
     k: int = 10
@@ -59,10 +59,11 @@ Request = Score | Recommend | Embedding | Label
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times in microseconds.
+    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times
+    in microseconds.
 
-    dst, scores, known: of Score and Recommend; embedding: of Embedding, empty without graph layers; labels: of Label,
-    None without a head.
+    dst, scores, known: of Score and Recommend; embedding: of Embedding, empty without graph layers;
+    labels: of Label, None without a head.
     """
 
     version: str

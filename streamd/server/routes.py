@@ -48,7 +48,12 @@ async def score_batch(body: ScoreBatch, state: State) -> Response:
     """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
     answers = await state.engine.ask_all([_to_score(state, one) for one in body.requests])
-    return _json([_scored(state, one.src, answer) for one, answer in zip(body.requests, answers, strict=True)])
+    return _json(
+        [
+            _scored(state, one.src, answer)
+            for one, answer in zip(body.requests, answers, strict=True)
+        ]
+    )
 
 
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
@@ -62,7 +67,12 @@ async def recommend_batch(body: RecommendBatch, state: State) -> Response:
     """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
     answers = await state.engine.ask_all([_to_recommend(state, one) for one in body.requests])
-    return _json([_scored(state, one.src, answer) for one, answer in zip(body.requests, answers, strict=True)])
+    return _json(
+        [
+            _scored(state, one.src, answer)
+            for one, answer in zip(body.requests, answers, strict=True)
+        ]
+    )
 
 
 @router.get("/embeddings/{node:path}", tags=["answers"])
@@ -77,7 +87,9 @@ async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse
     """Embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
     answers = await state.engine.ask_all([Embedding(node) for node in body.nodes])
-    return [_embedded(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
+    return [
+        _embedded(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)
+    ]
 
 
 @router.get("/labels/{node:path}", tags=["answers"])
@@ -92,21 +104,29 @@ async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsRespons
     """What the model predicts of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
     answers = await state.engine.ask_all([Label(node) for node in body.nodes])
-    return [_labelled(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)]
+    return [
+        _labelled(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)
+    ]
 
 
 @router.post("/events", tags=["events"], status_code=202)
 async def events(body: EventsRequest, state: State) -> EventsResponse:
-    """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in the log, and seen by
-    answers, once ingest has read them; an event that ingest would refuse is refused here, and none is sent."""
+    """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
+    the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
+    refused here, and none is sent."""
     rows = [event.model_dump(exclude_none=True) for event in body.events]
-    keyed = [(str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row)) for row in rows]
+    keyed = [
+        (str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row))
+        for row in rows
+    ]
     try:
         places = await state.forwarder.send(keyed)
     except BadEvent as error:
         raise HTTPException(422, f"{error.reason}: {error}") from None
-    return EventsResponse(topic=state.settings.kafka.topics[0],
-                          events=[Produced(partition=p, offset=o) for p, o in places])
+    return EventsResponse(
+        topic=state.settings.kafka.topics[0],
+        events=[Produced(partition=p, offset=o) for p, o in places],
+    )
 
 
 @router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
@@ -115,7 +135,9 @@ def rollback(body: MoveRequest, state: State) -> Moved:
     return _moved(state.registry.rollback("api", body.why))
 
 
-@router.post("/models/{version}/promote", tags=["models"], dependencies=[Depends(require_admin_key)])
+@router.post(
+    "/models/{version}/promote", tags=["models"], dependencies=[Depends(require_admin_key)]
+)
 def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State) -> Moved:
     """Make a version champion; the trainer goes on from it."""
     if version not in state.registry.names():
@@ -129,16 +151,30 @@ def models(state: State) -> ModelsResponse:
     last = state.registry.journal.last()
     scale = _scale(state)
     return ModelsResponse(
-        champion=last.champion if last else None, shadow=(last.shadow or None) if last else None,
-        versions=[ModelInfo(name=m.name, parent=m.parent, created=m.created, trained_until=m.window_end_us // scale,
-                            edge=m.edge, loss=m.loss, scores=m.scores) for m in read_manifests(state.registry)],
-        passed_over=passed_over(state.registry))
+        champion=last.champion if last else None,
+        shadow=(last.shadow or None) if last else None,
+        versions=[
+            ModelInfo(
+                name=m.name,
+                parent=m.parent,
+                created=m.created,
+                trained_until=m.window_end_us // scale,
+                edge=m.edge,
+                loss=m.loss,
+                scores=m.scores,
+            )
+            for m in read_manifests(state.registry)
+        ],
+        passed_over=passed_over(state.registry),
+    )
 
 
 def _to_score(state: ServerState, body: ScoreRequest) -> Score:
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
-        raise HTTPException(422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)")
+        raise HTTPException(
+            422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)"
+        )
     return Score(body.src, tuple(body.dst), _time_us(state, body.time))
 
 
@@ -154,15 +190,28 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
 
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
-    return EmbeddingResponse(node=key, known=answer.src_known, embedding=list(answer.embedding),
-                             memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+    return EmbeddingResponse(
+        node=key,
+        known=answer.src_known,
+        embedding=list(answer.embedding),
+        memory_edge=answer.memory_edge,
+        as_of=_as_of(state, answer),
+    )
 
 
 def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     if answer.labels is None:
-        raise HTTPException(404, f"version {answer.version} predicts no labels: set model.labels and stream.label_dim")
-    return LabelsResponse(node=key, known=answer.src_known, labels=list(answer.labels),
-                          memory_edge=answer.memory_edge, as_of=_as_of(state, answer))
+        raise HTTPException(
+            404,
+            f"version {answer.version} predicts no labels: set model.labels and stream.label_dim",
+        )
+    return LabelsResponse(
+        node=key,
+        known=answer.src_known,
+        labels=list(answer.labels),
+        memory_edge=answer.memory_edge,
+        as_of=_as_of(state, answer),
+    )
 
 
 def _check_batch(state: ServerState, count: int) -> None:
@@ -198,15 +247,25 @@ def _time_us(state: ServerState, time: int | None) -> int | None:
 def _as_of(state: ServerState, answer: Answer) -> AsOf:
     scale = _scale(state)
     until = answer.trained_until_us
-    return AsOf(version=answer.version, trained_until=None if until is None else until // scale,
-                last_edge=answer.edge - 1, newest_event=answer.newest_us // scale, time=answer.as_of_us // scale)
+    return AsOf(
+        version=answer.version,
+        trained_until=None if until is None else until // scale,
+        last_edge=answer.edge - 1,
+        newest_event=answer.newest_us // scale,
+        time=answer.as_of_us // scale,
+    )
 
 
 def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
-    """A `ScoreResponse`, not yet one: making and checking a hundred small models took longer than scoring them."""
+    """A `ScoreResponse`, not yet one: making and checking a hundred small models took longer than
+    scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
-    return {"src": src, "known": answer.src_known, "scores": [{"dst": d, "score": s, "known": k} for d, s, k in rows],
-            "as_of": _as_of(state, answer).model_dump()}
+    return {
+        "src": src,
+        "known": answer.src_known,
+        "scores": [{"dst": d, "score": s, "known": k} for d, s, k in rows],
+        "as_of": _as_of(state, answer).model_dump(),
+    }
 
 
 def _json(content: object) -> Response:

@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 INT64 = 2**63 - 1
-NodeKey = Annotated[StrictInt, Field(ge=-INT64, le=INT64)] | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
+NodeKey = (
+    Annotated[StrictInt, Field(ge=-INT64, le=INT64)]
+    | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
+)
 
 
 class Body(BaseModel):
@@ -16,8 +19,12 @@ class ScoreRequest(Body):
     """Candidates to be scored for a source."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
-    dst: list[NodeKey] = Field(min_length=1, description="candidate destinations", examples=[["page:1", "page:2"]])
-    time: int | None = Field(None, ge=0, le=2**62, description="query time; one not after the newest event means now")
+    dst: list[NodeKey] = Field(
+        min_length=1, description="candidate destinations", examples=[["page:1", "page:2"]]
+    )
+    time: int | None = Field(
+        None, ge=0, le=2**62, description="query time; one not after the newest event means now"
+    )
 
 
 class RecommendRequest(Body):
@@ -25,10 +32,16 @@ class RecommendRequest(Body):
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     k: int = Field(10, ge=1, le=1000, description="how many")
-    kind: str | None = Field(None, max_length=256, description="only nodes whose key begins with this and a colon")
+    kind: str | None = Field(
+        None, max_length=256, description="only nodes whose key begins with this and a colon"
+    )
     exclude_seen: bool = Field(False, description="leave out the source's last partners")
-    exact: bool = Field(False, description="score all nodes rather than server.max_candidates likely ones; slower")
-    time: int | None = Field(None, ge=0, le=2**62, description="query time; one not after the newest event means now")
+    exact: bool = Field(
+        False, description="score all nodes rather than server.max_candidates likely ones; slower"
+    )
+    time: int | None = Field(
+        None, ge=0, le=2**62, description="query time; one not after the newest event means now"
+    )
 
 
 class ScoreBatch(Body):
@@ -55,8 +68,11 @@ class Event(Body):
     type: Literal["edge", "node", "label", "delete"] = "edge"
     src: NodeKey | None = Field(None, examples=["user:74"])
     dst: NodeKey | None = Field(None, examples=["page:1"])
-    time: StrictInt | None = Field(None, description="in stream.time_unit; the record's timestamp where absent",
-                                   examples=[1700000000000])
+    time: StrictInt | None = Field(
+        None,
+        description="in stream.time_unit; the record's timestamp where absent",
+        examples=[1700000000000],
+    )
     features: list[float] | None = None
     id: NodeKey | None = None
     node: NodeKey | None = None
@@ -131,7 +147,9 @@ class EmbeddingResponse(BaseModel):
 class LabelsResponse(BaseModel):
     node: NodeKey
     known: bool
-    labels: list[float] = Field(description="probability of each class, or quantities, as model.labels says")
+    labels: list[float] = Field(
+        description="probability of each class, or quantities, as model.labels says"
+    )
     memory_edge: int = Field(description="they know the edges below this id")
     as_of: AsOf
 
@@ -152,7 +170,9 @@ class ModelsResponse(BaseModel):
     champion: str | None
     shadow: str | None
     versions: list[ModelInfo]
-    passed_over: dict[str, str] = Field(description="what lies in models/ and is neither version nor move, and why")
+    passed_over: dict[str, str] = Field(
+        description="what lies in models/ and is neither version nor move, and why"
+    )
 
 
 class Problem(BaseModel):

@@ -34,14 +34,17 @@ class Searches:
     """Those under way, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._slice, self._patience = settings.max_candidates, settings.deadline_seconds
+        self._slice = settings.max_candidates
+        self._patience = settings.deadline_seconds
         self._waiting: list[_Search] = []
         self._recommended = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def begin(self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done) -> None:
+    def begin(
+        self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
+    ) -> None:
         """Search for several requests that are answered together, once all are done."""
         found: list[Answer] = []
 
@@ -61,7 +64,8 @@ class Searches:
             self._waiting.append(_Search(moment, request, pool, deadline, one_done))
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
-        """Now and then compare a recommendation among likely candidates with the same from all nodes."""
+        """Now and then compare a recommendation among likely candidates with the same from all
+        nodes."""
         candidates = moment.view.candidates
         if len(candidates.of_kind(request.kind)) <= candidates.limit:
             return
@@ -71,7 +75,9 @@ class Searches:
 
         def done(result: list[Answer] | BaseException) -> None:
             if not isinstance(result, BaseException):
-                metrics.recommend_recall.observe(len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst)))
+                metrics.recommend_recall.observe(
+                    len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst))
+                )
 
         self.begin([request], [moment], time.monotonic() + self._patience, done)
 
@@ -80,10 +86,13 @@ class Searches:
         if not self._waiting:
             return 0
         search = self._waiting[0]
-        moment, request = search.moment, search.request
-        part = search.pool[search.at: search.at + self._slice]
+        moment = search.moment
+        request = search.request
+        part = search.pool[search.at : search.at + self._slice]
         if time.monotonic() > search.deadline:
-            self._waiting.pop(0).done(TimeoutError("the search took longer than server.deadline_seconds"))
+            self._waiting.pop(0).done(
+                TimeoutError("the search took longer than server.deadline_seconds")
+            )
             return 0
         source = moment.view.ids([request.src])
         try:
@@ -100,5 +109,7 @@ class Searches:
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        self._waiting.pop(0).done([recommended(moment, request, int(source[0]), search.pool, scores)])
+        self._waiting.pop(0).done(
+            [recommended(moment, request, int(source[0]), search.pool, scores)]
+        )
         return 1

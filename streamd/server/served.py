@@ -22,7 +22,8 @@ from streamd.windows import closed_chunks
 
 UNKNOWN = -1
 FEW = 256
-"""Nodes up to which numpy embeds quicker than torch: one in 0.2 ms for 0.7, 100 in 1.3 for 2, but 1,000 in 18 for 10."""
+"""Nodes up to which numpy embeds quicker than torch: one in 0.2 ms for 0.7, 100 in 1.3 for 2, but
+1,000 in 18 for 10."""
 
 
 @dataclass
@@ -33,15 +34,19 @@ class Served:
     model: LinkModel
     memory: Memory
     fast: FastInference | None = None
-    """What embeds a few nodes and scores in the model's stead, where its architecture has that and it is on a CPU."""
+    """What embeds a few nodes and scores in the model's stead, where its architecture has that and
+    it is on a CPU."""
     _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
-    """By node id + 1: the embedding, and what the head makes of it as a source and as a destination."""
+    """By node id + 1: the embedding, and what the head makes of it as a source and as a
+    destination."""
     _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     _ahead: "Served | None" = None
     _followed: tuple[int, int] = (-1, -1)
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
-    _closed_for: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=lambda: ((-1, -1, -1), []))
+    _closed_for: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
+        default_factory=lambda: ((-1, -1, -1), [])
+    )
     """What a query closes, and for which memory, events and time: most queries are of the same."""
 
     @classmethod
@@ -61,7 +66,8 @@ class Served:
             self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
 
     def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
-        """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how many it advanced."""
+        """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how
+        many it advanced."""
         first = self.memory.edge
         if until_edge <= first or (until_edge, watermark) == self._followed:
             return 0
@@ -82,8 +88,9 @@ class Served:
             self.forget_embeddings()
 
     def ahead(self, log: LogReader, until_edge: int, as_of_us: int) -> "Served":
-        """This version as a query at `as_of_us` sees it, a time behind every event there is: a chunk that is open only
-        because the next event might be of the same time, or of the same window, is closed for it.
+        """This version as a query at `as_of_us` sees it, a time behind every event there is: a
+        chunk that is open only because the next event might be of the same time, or of the same
+        window, is closed for it.
 
         Returns: itself where that changes nothing, else a copy, kept until the log goes on.
         """
@@ -106,7 +113,9 @@ class Served:
         times = log.edges(first, until_edge)[2] if until_edge > first else np.zeros(0, np.int64)
         if not len(times) or as_of_us <= times[-1]:
             return []
-        with_query = closed_chunks(np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges)
+        with_query = closed_chunks(
+            np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges
+        )
         return [(a, b) for a, b in with_query if b <= len(times)]
 
     @property
@@ -123,7 +132,8 @@ class Served:
         return self.model.settings.memory_chunk
 
     def forget_embeddings(self) -> None:
-        """Compute embeddings anew when they are next asked for: memory moved, or something was deleted."""
+        """Compute embeddings anew when they are next asked for: memory moved, or something was
+        deleted."""
         self._is_kept[:] = False
         self._updated = None
         if self._ahead is not None:
@@ -131,7 +141,8 @@ class Served:
 
     @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
-        """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a node never seen."""
+        """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a
+        node never seen."""
         top = int(nodes.max()) + 2
         if top > len(self._is_kept):
             size = max(top, 2 * len(self._is_kept), 1024)
@@ -140,10 +151,19 @@ class Served:
         missing = nodes[~self._is_kept[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
-            around = look_around(live.graph, live.log.columns, live.features, missing, self.memory.edge, self.memory.now_us,
-                                 self.model.plan)
+            around = look_around(
+                live.graph,
+                live.log.columns,
+                live.features,
+                missing,
+                self.memory.edge,
+                self.memory.now_us,
+                self.model.plan,
+            )
             if self.fast is not None and len(missing) <= FEW:
-                self._kept.numpy()[:, missing + 1] = self.fast.embed(self.memory, self._pending(), around)
+                self._kept.numpy()[:, missing + 1] = self.fast.embed(
+                    self.memory, self._pending(), around
+                )
             else:
                 self._kept[:, self._up(missing + 1)] = self._embed(around)
             self._is_kept[missing + 1] = True
@@ -156,7 +176,8 @@ class Served:
         return self._kept[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
-        """Of the nodes of a pool whose embedding is at hand, those most like a node's by their cosine; at most `count`."""
+        """Of the nodes of a pool whose embedding is at hand, those most like a node's by their
+        cosine; at most `count`."""
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
@@ -168,16 +189,23 @@ class Served:
         return found
 
     def _embed(self, around: Neighborhood) -> Tensor:
-        """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and as destinations."""
+        """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and
+        as destinations."""
         none = np.zeros((0, 1), np.int64)
-        inputs = self._there(link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around))
+        inputs = self._there(
+            link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
+        )
         z_UD = self.model.embed(inputs, self._states(inputs.node_M))
         return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
 
     def _there(self, inputs: LinkInputs) -> LinkInputs:
         """Inputs on the model's device."""
         device = self.model.device
-        return inputs if device.type == "cpu" else inputs.to(lambda t: t.to(device), lambda hop: hop.edge_UKD.to(device))
+        return (
+            inputs
+            if device.type == "cpu"
+            else inputs.to(lambda t: t.to(device), lambda hop: hop.edge_UKD.to(device))
+        )
 
     def _up(self, array: Int64 | Float32) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)
@@ -187,7 +215,8 @@ class Served:
         return self.memory.rows(node_M, self._pending())
 
     def _pending(self) -> Tensor:
-        """States of the nodes with pending messages, which are applied once for each cut of the memory."""
+        """States of the nodes with pending messages, which are applied once for each cut of the
+        memory."""
         if self._updated is None:
             self._updated = self.model.updated(self.memory)
         return self._updated
@@ -197,10 +226,21 @@ class Served:
         """What the label head predicts of a node now, None where the model has none."""
         if self.model.label_head is None:
             return None
-        inputs = label_inputs(live, self.model.plan, np.array([node]), np.zeros(1, np.int64),
-                              np.zeros((1, self.model.schema.label_dim), np.float32), self.memory.edge, self.memory.now_us)
-        inputs = dataclasses.replace(inputs, around=self._there(inputs.around), node_L=inputs.node_L.to(self.model.device),
-                                     facts_LF=inputs.facts_LF.to(self.model.device))
+        inputs = label_inputs(
+            live,
+            self.model.plan,
+            np.array([node]),
+            np.zeros(1, np.int64),
+            np.zeros((1, self.model.schema.label_dim), np.float32),
+            self.memory.edge,
+            self.memory.now_us,
+        )
+        inputs = dataclasses.replace(
+            inputs,
+            around=self._there(inputs.around),
+            node_L=inputs.node_L.to(self.model.device),
+            facts_LF=inputs.facts_LF.to(self.model.device),
+        )
         state = self._states(inputs.around.node_M)
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
@@ -215,6 +255,8 @@ class Served:
         out = self.model.pair_logits(self._up(facts_RF))
         if self._by_vectors:
             src, dst = self._up(src_R + 1), self._up(dst_R + 1)
-            out = out + self.model.residual_of(embedding(src, self._kept[1]), embedding(dst, self._kept[2]))
+            out = out + self.model.residual_of(
+                embedding(src, self._kept[1]), embedding(dst, self._kept[2])
+            )
         found: Float32 = out.cpu().numpy()
         return found

@@ -19,10 +19,13 @@ OTHER_ROLES = ("ingest", "train")
 
 
 class ServerState:
-    """Made once by `create_app`'s caller; nothing in it changes but the engine, and `draining` once."""
+    """Made once by `create_app`'s caller; nothing in it changes but the engine, and `draining`
+    once."""
 
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
-        self.settings, self.engine, self.registry = settings, engine, registry
+        self.settings = settings
+        self.engine = engine
+        self.registry = registry
         self.page = StatusPage(settings, engine, registry)
         self.forwarder = Forwarder(settings)
         self.inferences = InferenceStatistics()
@@ -57,7 +60,8 @@ class ServerState:
 
 
 async def state_of(request: Request) -> ServerState:
-    """What the routes share; async, as all dependencies here are, because a plain one costs a hop to another thread."""
+    """What the routes share; async, as all dependencies here are, because a plain one costs a hop
+    to another thread."""
     state: ServerState = request.app.state.streamd
     return state
 
@@ -66,10 +70,14 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 async def require_key(request: Request) -> None:
-    """Refuse a request without one of the keys. It reads the headers itself: FastAPI's classes for them took 0.2 ms."""
+    """Refuse a request without one of the keys. It reads the headers itself: FastAPI's classes for
+    them took 0.2 ms."""
     if not request.app.state.streamd.keys.allows(_key_of(request)):
-        raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
-                            {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(
+            401,
+            "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
+            {"WWW-Authenticate": "Bearer"},
+        )
 
 
 async def require_admin_key(request: Request) -> None:

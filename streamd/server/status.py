@@ -1,4 +1,5 @@
-"""What the status page shows, as JSON: roles, throughput, windows with baselines, versions and who moved them."""
+"""What the status page shows, as JSON: roles, throughput, windows with baselines, versions and who
+moved them."""
 
 import time
 from typing import Any
@@ -17,10 +18,13 @@ MAX_MOVES = 20
 
 
 class StatusPage:
-    """Collects the state of all roles from what they leave in the data directory. Owner: the event loop's thread."""
+    """Collects the state of all roles from what they leave in the data directory. Owner: the event
+    loop's thread."""
 
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
-        self._settings, self._engine, self._registry = settings, engine, registry
+        self._settings = settings
+        self._engine = engine
+        self._registry = registry
         self._history = HistoryReader(settings.data_dir)
 
     def content(self) -> dict[str, Any]:
@@ -29,29 +33,72 @@ class StatusPage:
         roles: dict[str, Any] = dict.fromkeys(ROLES)
         for beat in read_beats(self._settings.data_dir):
             roles[beat.name] = {
-                "role": beat.role, "state": beat.state, "alive": beat.alive, "age_seconds": round(beat.age_seconds, 1),
-                "detail": beat.detail}
+                "role": beat.role,
+                "state": beat.state,
+                "alive": beat.alive,
+                "age_seconds": round(beat.age_seconds, 1),
+                "detail": beat.detail,
+            }
         records = self._history.refresh()
         moves = self._registry.journal.moves()
         last = moves[-1] if moves else None
         return {
-            "now": time.time(), "rule": RULE, "ready": status.ready, "why": status.why,
-            "version": status.version, "trained_until_us": status.trained_until_us, "edges": status.edge,
-            "newest_us": status.newest_us, "memory_edge": status.memory_edge, "answered": status.answered,
-            "events_per_second": status.events_per_second, "roles": roles, "num_windows": len(records),
+            "now": time.time(),
+            "rule": RULE,
+            "ready": status.ready,
+            "why": status.why,
+            "version": status.version,
+            "trained_until_us": status.trained_until_us,
+            "edges": status.edge,
+            "newest_us": status.newest_us,
+            "memory_edge": status.memory_edge,
+            "answered": status.answered,
+            "events_per_second": status.events_per_second,
+            "roles": roles,
+            "num_windows": len(records),
             "window_seconds": self._settings.windows.width_seconds,
-            "windows": [{"start_us": r.start_us, "end_us": r.end_us, "events": r.end_edge - r.first_edge,
-                         "version": r.version, "promoted": r.promoted, "seconds": sum(r.seconds.values()),
-                         "scored": r.num_scored, "known": r.num_known,
-                         "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
-                         "mrr_known": {k: v["mrr_known"] for k, v in r.scores.items() if "mrr_known" in v},
-                         "ap": {k: v["ap"] for k, v in r.scores.items() if "mrr" in v}} for r in records[-MAX_WINDOWS:]],
-            "num_moves": len(moves), "champion": last and last.champion, "shadow": last and last.shadow,
-            "versions": [{"name": m.name, "trained_until_us": m.window_end_us, "mrr": _mrr(m, "live"),
-                          "edgebank": _mrr(m, "edgebank")} for m in read_manifests(self._registry)][::-1],
+            "windows": [
+                {
+                    "start_us": r.start_us,
+                    "end_us": r.end_us,
+                    "events": r.end_edge - r.first_edge,
+                    "version": r.version,
+                    "promoted": r.promoted,
+                    "seconds": sum(r.seconds.values()),
+                    "scored": r.num_scored,
+                    "known": r.num_known,
+                    "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
+                    "mrr_known": {
+                        k: v["mrr_known"] for k, v in r.scores.items() if "mrr_known" in v
+                    },
+                    "ap": {k: v["ap"] for k, v in r.scores.items() if "mrr" in v},
+                }
+                for r in records[-MAX_WINDOWS:]
+            ],
+            "num_moves": len(moves),
+            "champion": last and last.champion,
+            "shadow": last and last.shadow,
+            "versions": [
+                {
+                    "name": m.name,
+                    "trained_until_us": m.window_end_us,
+                    "mrr": _mrr(m, "live"),
+                    "edgebank": _mrr(m, "edgebank"),
+                }
+                for m in read_manifests(self._registry)
+            ][::-1],
             "passed_over": passed_over(self._registry),
-            "moves": [{"time": m.time, "action": m.action, "champion": m.champion, "who": m.who, "why": m.why}
-                      for m in moves[-MAX_MOVES:]][::-1]}
+            "moves": [
+                {
+                    "time": m.time,
+                    "action": m.action,
+                    "champion": m.champion,
+                    "who": m.who,
+                    "why": m.why,
+                }
+                for m in moves[-MAX_MOVES:]
+            ][::-1],
+        }
 
 
 def passed_over(registry: Registry) -> dict[str, str]:

@@ -77,7 +77,8 @@ class Swap:
     """
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
-        self._settings, self._registry = settings, registry
+        self._settings = settings
+        self._registry = registry
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Versions that cannot be served, as far as was tried."""
@@ -102,8 +103,12 @@ class Swap:
     def refuse(self, name: str, error: str) -> Refused:
         """Serve a version no more, nor try to."""
         if name not in self._refused:
-            log.error("version_not_served", version=name, error=error,
-                      action="promote another version, or restore this one and start the server again")
+            log.error(
+                "version_not_served",
+                version=name,
+                error=error,
+                action="promote another version, or restore this one and start the server again",
+            )
         self._refused.add(name)
         return Refused(name, error)
 
@@ -132,7 +137,9 @@ class Swap:
                 served = Served.restored(self._registry.load(name), view.log.state.schema, device)
                 served.take_memory(view.keeping.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
-                future.set_result((served, view if suits else self._other_view(served, view.keeping.name)))
+                future.set_result(
+                    (served, view if suits else self._other_view(served, view.keeping.name))
+                )
             except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
                 future.set_exception(error)
 
@@ -140,9 +147,13 @@ class Swap:
         return future
 
     def _other_view(self, served: Served, name: str) -> LogView:
-        """One with facts as the version's settings have them, which takes the present one's place with it."""
-        log.warning("facts_made_anew", version=served.manifest.name,
-                    reason="other model.half_lives_seconds or max_pairs")
+        """One with facts as the version's settings have them, which takes the present one's place
+        with it."""
+        log.warning(
+            "facts_made_anew",
+            version=served.manifest.name,
+            reason="other model.half_lives_seconds or max_pairs",
+        )
         reader = LogReader.open(self._settings.data_dir)
         assert reader is not None, "a view of it serves"
         return LogView(self._settings, reader, served.model.settings, name)
@@ -159,12 +170,16 @@ class Swap:
 
     def _carried(self, state: CatchingUp, view: LogView) -> CatchingUp | Swapped | Refused:
         """Facts first where the version has its own, then memory. view: the one that answers now."""
-        served, own = state.served, state.view
+        served = state.served
+        own = state.view
         if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
             return self.refuse(served.manifest.name, "the log does not hold its place")
         if own is not view and (own.follow()[0] or not own.caught_up):
             return state
-        if served.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS) or served.memory.edge > own.edge:
+        if (
+            served.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS)
+            or served.memory.edge > own.edge
+        ):
             return state
         metrics.swaps.inc()
         metrics.swap_seconds.observe(time.monotonic() - state.since)

@@ -1,6 +1,8 @@
-"""Whose trace a request belongs to: the header `traceparent` of W3C Trace Context, and `traceresponse` in the answer.
+"""Whose trace a request belongs to: the header `traceparent` of W3C Trace Context, and
+`traceresponse` in the answer.
 
-Sources: https://www.w3.org/TR/trace-context-2/, https://w3c.github.io/trace-context/#traceresponse-header (a draft).
+Sources: https://www.w3.org/TR/trace-context-2/,
+https://w3c.github.io/trace-context/#traceresponse-header (a draft).
 """
 
 import re
@@ -10,14 +12,17 @@ from dataclasses import dataclass
 
 TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace_id>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
-    r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?", re.ASCII)
+    r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?",
+    re.ASCII,
+)
 KNOWN_FLAGS = 0x03
 """Sampled, and that the id is random; others have no meaning yet, and are not passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """trace_id: of the whole; parent: the caller's span; span: this request's; flags: two digits. All lower-case hex."""
+    """trace_id: of the whole; parent: the caller's span; span: this request's; flags: two digits.
+    All lower-case hex."""
 
     trace_id: str
     parent: str
@@ -31,7 +36,8 @@ class Trace:
 
 
 def trace_of(values: Sequence[str]) -> Trace | None:
-    """The trace that the headers `traceparent` of a request name; None where there is none, several, or a wrong one."""
+    """The trace that the headers `traceparent` of a request name; None where there is none,
+    several, or a wrong one."""
     found = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
     if found is None or (found["version"] == "00" and found["more"] is not None):
         return None

@@ -161,7 +161,8 @@ def repository_index(
     state: State, body: Annotated[IndexRequest | None, Body()] = None
 ) -> list[IndexEntry]:
     """The versions kept, oldest first, and which one serves. Moving the champion loads another."""
-    served, (ready, why) = state.engine.status.version, state.ready()
+    served = state.engine.status.version
+    (ready, why) = state.ready()
     names = state.registry.names()
     return [
         _entry(state, version, served, ready, why)

@@ -18,13 +18,24 @@ SLICE_EDGES = 20_000
 class LogView:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
 
-    def __init__(self, settings: Settings, reader: LogReader, model: ModelSettings, name: str) -> None:
-        """model: of the version that is served; half-lives and bound of the facts are its. name: of this server."""
-        self.log, self.model = reader, model
+    def __init__(
+        self, settings: Settings, reader: LogReader, model: ModelSettings, name: str
+    ) -> None:
+        """model: of the version that is served; half-lives and bound of the facts are its. name: of
+        this server."""
+        self.log = reader
+        self.model = model
         self._began_at = reader.first_edge
-        graph = make_graph(settings, choose_device(settings.server.device), reader.first_edge, model.direction,
-                           read_back(reader))
-        self.live = LiveGraph(reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000)
+        graph = make_graph(
+            settings,
+            choose_device(settings.server.device),
+            reader.first_edge,
+            model.direction,
+            read_back(reader),
+        )
+        self.live = LiveGraph(
+            reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000
+        )
         self.keeping = Keeping(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
@@ -61,10 +72,11 @@ class LogView:
         return self.log.watermark if self.caught_up else self.newest_us
 
     def follow(self) -> tuple[int, bool]:
-        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and whether there were deletes.
+        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and
+        whether there were deletes.
 
-        What the reader knows is read to its end before it looks for more: its segments stay mapped until then, while
-        retention may drop them.
+        What the reader knows is read to its end before it looks for more: its segments stay mapped
+        until then, while retention may drop them.
         """
         if self.caught_up and not self.log.refresh() and self._began:
             return 0, False

@@ -16,7 +16,8 @@ from streamd.roles import HEARTBEAT, ROLES, folder_of, make_folder, names_in
 
 log = structlog.get_logger()
 STALLED_SECONDS = 60.0
-"""A loop that has not turned for so long stands still: nothing it does on purpose takes half of that."""
+"""A loop that has not turned for so long stands still: nothing it does on purpose takes half of
+that."""
 WATCHDOG_SECONDS = 1.0
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
@@ -24,7 +25,8 @@ REFUSED_STATE = "refused"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """A role's last sign of life. age_seconds: since it was written; alive: written lately by a process that exists."""
+    """A role's last sign of life. age_seconds: since it was written; alive: written lately by a
+    process that exists."""
 
     name: str
     role: str
@@ -36,13 +38,16 @@ class Beat:
 
 
 class Heartbeat:
-    """Touched by the loop it speaks for. A change of state is written at once, the rest by a thread of its own every
-    `interval_seconds`: a rename takes milliseconds, which a loop that answers requests does not have. One that cannot be
-    written is said, and harms no loop."""
+    """Touched by the loop it speaks for. A change of state is written at once, the rest by a thread
+    of its own every `interval_seconds`: a rename takes milliseconds, which a loop that answers
+    requests does not have. One that cannot be written is said, and harms no loop."""
 
-    def __init__(self, data_dir: Path, role: str, name: str = "", interval_seconds: float = 0.2) -> None:
+    def __init__(
+        self, data_dir: Path, role: str, name: str = "", interval_seconds: float = 0.2
+    ) -> None:
         """name: under which the role writes; its own where there is one of it."""
-        self.role, self.name = role, name or role
+        self.role = role
+        self.name = name or role
         self._path = make_folder(data_dir, self.name) / HEARTBEAT
         self._interval = interval_seconds
         self._turned = time.monotonic()
@@ -55,13 +60,21 @@ class Heartbeat:
     def touch(self, state: str, **detail: Any) -> None:
         """Say that the loop turned; no fsync, a heartbeat need not survive a crash."""
         self._turned = time.monotonic()
-        self._latest = {"role": self.role, "state": state, "pid": os.getpid(), "time": time.time(), "detail": detail}
+        self._latest = {
+            "role": self.role,
+            "state": state,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "detail": detail,
+        }
         if state != self._state:
             self._state = state
             self._write()
         elif not self._begun:
             self._begun = True
-            threading.Thread(target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True).start()
+            threading.Thread(
+                target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True
+            ).start()
 
     def _write(self) -> None:
         with self._lock:
@@ -76,17 +89,23 @@ class Heartbeat:
                     log.error("heartbeat_not_written", file=str(self._path), error=str(error))
                 self._failing = True
             else:
-                self._written, self._failing = latest, False
+                self._written = latest
+                self._failing = False
 
     def end_when_stalled(self) -> None:
-        """Watch the loop from a thread of its own, and end the process where it stands still: it may wait for something
-        that never comes, deaf to signals, and a new process may not."""
-        threading.Thread(target=_end_when_stalled, args=(weakref.ref(self),), name="watchdog", daemon=True).start()
+        """Watch the loop from a thread of its own, and end the process where it stands still: it
+        may wait for something that never comes, deaf to signals, and a new process may not."""
+        threading.Thread(
+            target=_end_when_stalled, args=(weakref.ref(self),), name="watchdog", daemon=True
+        ).start()
 
     def well(self) -> tuple[bool, str]:
         """Whether the loop turned lately, and why that is said; idle and busy are well."""
         age = time.monotonic() - self._turned
-        return age < STALLED_SECONDS, f"{self._state or 'starting'}; the loop's last turn was {age:.1f} s ago"
+        return (
+            age < STALLED_SECONDS,
+            f"{self._state or 'starting'}; the loop's last turn was {age:.1f} s ago",
+        )
 
 
 def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
@@ -104,7 +123,9 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
     while (found := beat()) is not None:
         well, why = found.well()
         if not well:
-            log.error("role_stalled", child=found.role, why=why, action="it ends and is started again")
+            log.error(
+                "role_stalled", child=found.role, why=why, action="it ends and is started again"
+            )
             os._exit(1)
         del found
         time.sleep(WATCHDOG_SECONDS)
@@ -136,14 +157,22 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
 
 
 def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
-    """The last heartbeats of all that ever ran here, or of a role under whatever names; in order of roles and names."""
+    """The last heartbeats of all that ever ran here, or of a role under whatever names; in order of
+    roles and names."""
     wanted = ROLES if role is None else (role,)
-    beats = [beat for name in names_in(data_dir) if (beat := read_beat(data_dir, name)) and beat.role in wanted]
+    beats = [
+        beat
+        for name in names_in(data_dir)
+        if (beat := read_beat(data_dir, name)) and beat.role in wanted
+    ]
     return sorted(beats, key=lambda beat: ROLES.index(beat.role))
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
     """Roles that refused their data, and why."""
     beats = {role: read_beat(data_dir, role) for role in roles}
-    return {role: str(beat.detail.get("why", "")) for role, beat in beats.items()
-            if beat is not None and beat.state == REFUSED_STATE}
+    return {
+        role: str(beat.detail.get("why", ""))
+        for role, beat in beats.items()
+        if beat is not None and beat.state == REFUSED_STATE
+    }

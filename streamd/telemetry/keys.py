@@ -1,4 +1,5 @@
-"""Keys that open API and metrics: those of the settings, and those of a file that may be rotated while a role runs."""
+"""Keys that open API and metrics: those of the settings, and those of a file that may be rotated
+while a role runs."""
 
 import hmac
 from collections.abc import Sequence
@@ -17,14 +18,19 @@ class Keys:
     """Of one kind. Safe to use from several threads."""
 
     def __init__(self, fixed: Sequence[SecretStr], file: Path | None) -> None:
-        """file: one key a line, read again whenever it changes. Raises: SettingsError where it holds none at the start."""
+        """file: one key a line, read again whenever it changes. Raises: SettingsError where it
+        holds none at the start."""
         self._fixed = [k.get_secret_value().encode() for k in fixed]
-        self._file, self._seen = file, (0, 0)
+        self._file = file
+        self._seen = (0, 0)
         self._rotated: list[bytes] = []
         if file is not None:
             self._read()
             if not self._rotated:
-                raise SettingsError(f"{file} holds no key.", "write one key a line, or unset the setting that names it.")
+                raise SettingsError(
+                    f"{file} holds no key.",
+                    "write one key a line, or unset the setting that names it.",
+                )
 
     def holds(self, given: str | None) -> bool:
         """Whether it is one of them, compared in constant time."""
@@ -35,7 +41,8 @@ class Keys:
         return any(matches)
 
     def _read(self) -> None:
-        """Take over the file where it changed; one that is gone or empty for a moment leaves the keys as they were."""
+        """Take over the file where it changed; one that is gone or empty for a moment leaves the
+        keys as they were."""
         assert self._file is not None
         try:
             stat = self._file.stat()
@@ -44,14 +51,21 @@ class Keys:
             found = [line.strip() for line in self._file.read_bytes().splitlines() if line.strip()]
         except OSError as error:
             if self._seen != (0, 0):
-                log.error("keys_not_read", file=str(self._file), error=str(error), meaning="the keys read before stay")
+                log.error(
+                    "keys_not_read",
+                    file=str(self._file),
+                    error=str(error),
+                    meaning="the keys read before stay",
+                )
                 self._seen = (0, 0)
             return
-        self._seen, self._rotated = seen, found or self._rotated
+        self._seen = seen
+        self._rotated = found or self._rotated
 
 
 def key_of(authorization: str, x_api_key: str | None) -> str | None:
-    """The key in the values of the two headers that may hold one; "" and None for a header that is not there."""
+    """The key in the values of the two headers that may hold one; "" and None for a header that is
+    not there."""
     scheme, _, token = authorization.partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or x_api_key

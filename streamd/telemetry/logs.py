@@ -1,4 +1,5 @@
-"""Logs by structlog: the event's name first, values as fields; to stderr, so that stdout stays for answers."""
+"""Logs by structlog: the event's name first, values as fields; to stderr, so that stdout stays for
+answers."""
 
 import logging
 import sys
@@ -8,11 +9,12 @@ import structlog
 
 
 class _Output:
-    """A stream on which a line that cannot be written, as on a full disk, harms nobody: the next one that can be says how
-    many were lost."""
+    """A stream on which a line that cannot be written, as on a full disk, harms nobody: the next
+    one that can be says how many were lost."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._lost = stream, 0
+        self._stream = stream
+        self._lost = 0
 
     def write(self, text: str) -> None:
         try:
@@ -33,8 +35,12 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
     """Set up logging of this process. fmt: console or json."""
     number = getattr(logging, level.upper())
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if fmt == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback))
+        structlog.processors.JSONRenderer()
+        if fmt == "json"
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -46,8 +52,11 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Output(sys.stderr))),
-        cache_logger_on_first_use=True)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s"
+    )
 
 
 def _named(role: str) -> structlog.typing.Processor:

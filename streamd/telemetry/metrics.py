@@ -53,154 +53,249 @@ SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 build_info = Gauge(
-    "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"])
+    "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"]
+)
 
 events = Counter("streamd_events", "Events appended to the log", ["kind"], registry=INGEST)
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", registry=INGEST)
 dead_letters = Counter(
-    "streamd_dead_letters", "Events that did not fit", ["reason"], registry=INGEST)
+    "streamd_dead_letters", "Events that did not fit", ["reason"], registry=INGEST
+)
 odd_events = Gauge(
-    "streamd_odd_events", "1 where valid events were odd since the start; the log says how",
-    ["kind"], registry=INGEST)
+    "streamd_odd_events",
+    "1 where valid events were odd since the start; the log says how",
+    ["kind"],
+    registry=INGEST,
+)
 clamped = Counter(
-    "streamd_clamped_events", "Late events that got the watermark as their time", registry=INGEST)
+    "streamd_clamped_events", "Late events that got the watermark as their time", registry=INGEST
+)
 idle_windows = Counter(
     "streamd_idle_windows_closed",
-    "Windows closed because nothing came for ingest.idle_timeout_seconds", registry=INGEST)
+    "Windows closed because nothing came for ingest.idle_timeout_seconds",
+    registry=INGEST,
+)
 commit_seconds = Histogram(
-    "streamd_commit_seconds", "Seconds one commit took, to disk", buckets=FAST, registry=INGEST)
+    "streamd_commit_seconds", "Seconds one commit took, to disk", buckets=FAST, registry=INGEST
+)
 last_commit = Gauge(
-    "streamd_last_commit_timestamp_seconds", "Wall time of the newest commit", registry=INGEST)
+    "streamd_last_commit_timestamp_seconds", "Wall time of the newest commit", registry=INGEST
+)
 watermark = Gauge(
-    "streamd_watermark_timestamp_seconds", "Event time up to which the log is complete",
-    registry=INGEST)
+    "streamd_watermark_timestamp_seconds",
+    "Event time up to which the log is complete",
+    registry=INGEST,
+)
 lag = Gauge(
-    "streamd_lag_records", "Records between the log and the partition's end",
-    ["topic", "partition"], registry=INGEST)
+    "streamd_lag_records",
+    "Records between the log and the partition's end",
+    ["topic", "partition"],
+    registry=INGEST,
+)
 lag_seconds = Gauge(
-    "streamd_lag_seconds", "Age of the newest record read of a partition with more to read",
-    ["topic", "partition"], registry=INGEST)
+    "streamd_lag_seconds",
+    "Age of the newest record read of a partition with more to read",
+    ["topic", "partition"],
+    registry=INGEST,
+)
 silent_partitions = Counter(
     "streamd_silent_partitions",
     "Times a partition with more to read sent nothing for 5 s, so that others went on without it",
-    ["topic", "partition"], registry=INGEST)
+    ["topic", "partition"],
+    registry=INGEST,
+)
 clock_behind = Gauge(
     "streamd_clock_behind_log_seconds",
     "How far the log's newest event lies ahead of the wall clock where ingest waits for that, "
     "else 0",
-    registry=INGEST)
+    registry=INGEST,
+)
 gaps = Counter(
-    "streamd_data_gaps", "Gaps in a partition's offsets passed over by on_data_loss: continue",
-    registry=INGEST)
+    "streamd_data_gaps",
+    "Gaps in a partition's offsets passed over by on_data_loss: continue",
+    registry=INGEST,
+)
 lost_records = Counter(
-    "streamd_lost_records", "Offsets in those gaps, where their number is known", registry=INGEST)
+    "streamd_lost_records", "Offsets in those gaps, where their number is known", registry=INGEST
+)
 log_edges = Gauge("streamd_log_edges", "Id of the next edge of the log", registry=INGEST)
 log_first_edge = Gauge(
-    "streamd_log_first_edge", "Id of the oldest edge in the log", registry=INGEST)
+    "streamd_log_first_edge", "Id of the oldest edge in the log", registry=INGEST
+)
 log_bytes = Gauge("streamd_log_bytes", "Disk blocks of the log's segments", registry=INGEST)
 retention_blocked = Gauge(
-    "streamd_retention_blocked_bytes", "Bytes that retention would drop, but a role still needs",
-    registry=INGEST)
+    "streamd_retention_blocked_bytes",
+    "Bytes that retention would drop, but a role still needs",
+    registry=INGEST,
+)
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
-    "streamd_window_seconds", "Seconds to score and learn one window", ["phase"], buckets=SLOW,
-    registry=TRAIN)
+    "streamd_window_seconds",
+    "Seconds to score and learn one window",
+    ["phase"],
+    buckets=SLOW,
+    registry=TRAIN,
+)
 window_mrr = Gauge(
-    "streamd_window_mrr", "Prequential MRR of the newest window", ["model"], registry=TRAIN)
+    "streamd_window_mrr", "Prequential MRR of the newest window", ["model"], registry=TRAIN
+)
 window_mrr_known = Gauge(
-    "streamd_window_mrr_known", "The same over events whose destination was known before",
-    ["model"], registry=TRAIN)
+    "streamd_window_mrr_known",
+    "The same over events whose destination was known before",
+    ["model"],
+    registry=TRAIN,
+)
 window_ap = Gauge(
-    "streamd_window_average_precision", "Prequential AP of the newest window", ["model"],
-    registry=TRAIN)
+    "streamd_window_average_precision",
+    "Prequential AP of the newest window",
+    ["model"],
+    registry=TRAIN,
+)
 label_score = Gauge(
-    "streamd_window_label_score", "Scores of the newest window's labels", ["model", "measure"],
-    registry=TRAIN)
+    "streamd_window_label_score",
+    "Scores of the newest window's labels",
+    ["model", "measure"],
+    registry=TRAIN,
+)
 window_loss = Gauge(
-    "streamd_window_loss", "Mean loss of the newest window's last epoch", registry=TRAIN)
+    "streamd_window_loss", "Mean loss of the newest window's last epoch", registry=TRAIN
+)
 trained_until = Gauge(
-    "streamd_trained_until_timestamp_seconds", "Event time up to which windows are learned",
-    registry=TRAIN)
+    "streamd_trained_until_timestamp_seconds",
+    "Event time up to which windows are learned",
+    registry=TRAIN,
+)
 gate_difference = Gauge(
-    "streamd_gate_mrr_difference", "MRR of champions less the last proven version's, so far",
-    registry=TRAIN)
+    "streamd_gate_mrr_difference",
+    "MRR of champions less the last proven version's, so far",
+    registry=TRAIN,
+)
 gate_events = Gauge(
-    "streamd_gate_events", "Events so far compared with the last proven version", registry=TRAIN)
+    "streamd_gate_events", "Events so far compared with the last proven version", registry=TRAIN
+)
 gate_verdicts = Counter(
-    "streamd_gate_verdicts", "What comparing with the last proven version came to", ["verdict"],
-    registry=TRAIN)
+    "streamd_gate_verdicts",
+    "What comparing with the last proven version came to",
+    ["verdict"],
+    registry=TRAIN,
+)
 past_mrr = Gauge(
     "streamd_past_mrr",
-    "MRR among 11 of the present weights on a fixed part of the past: forgetting", registry=TRAIN)
+    "MRR among 11 of the present weights on a fixed part of the past: forgetting",
+    registry=TRAIN,
+)
 replay_events = Gauge("streamd_replay_events", "Events in the replay store", registry=TRAIN)
 versions = Counter("streamd_versions", "Model versions written", ["promoted"], registry=TRAIN)
 
 requests = Counter(
-    "streamd_requests", "HTTP requests answered", ["route", "status"], registry=SERVE)
+    "streamd_requests", "HTTP requests answered", ["route", "status"], registry=SERVE
+)
 request_seconds = Histogram(
-    "streamd_request_seconds", "Seconds from request to answer", ["route"], buckets=FAST,
-    registry=SERVE)
+    "streamd_request_seconds",
+    "Seconds from request to answer",
+    ["route"],
+    buckets=FAST,
+    registry=SERVE,
+)
 recommend_recall = Histogram(
-    "streamd_recommend_recall", "Share of the best k of all nodes that a recommendation found",
-    buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1), registry=SERVE)
+    "streamd_recommend_recall",
+    "Share of the best k of all nodes that a recommendation found",
+    buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1),
+    registry=SERVE,
+)
 engine_seconds = Histogram(
-    "streamd_engine_seconds", "Seconds a request waited for the engine, and its answer took",
-    ["phase"], buckets=FAST, registry=SERVE)
+    "streamd_engine_seconds",
+    "Seconds a request waited for the engine, and its answer took",
+    ["phase"],
+    buckets=FAST,
+    registry=SERVE,
+)
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine", registry=SERVE)
 ready = Gauge(
-    "streamd_ready", "1 where the server answers, as `/readyz` says, else 0", registry=SERVE)
+    "streamd_ready", "1 where the server answers, as `/readyz` says, else 0", registry=SERVE
+)
 event_to_answer_seconds = Histogram(
     "streamd_event_to_answer_seconds",
-    "Seconds from a commit of events to disk until the server's graph shows them", buckets=FRESH,
-    registry=SERVE)
+    "Seconds from a commit of events to disk until the server's graph shows them",
+    buckets=FRESH,
+    registry=SERVE,
+)
 connections = Gauge(
-    "streamd_connections", "Connections of the server that are open", registry=SERVE)
+    "streamd_connections", "Connections of the server that are open", registry=SERVE
+)
 connections_refused = Counter(
-    "streamd_connections_refused", "Connections answered 503 because there were too many",
-    ["reason"], registry=SERVE)
+    "streamd_connections_refused",
+    "Connections answered 503 because there were too many",
+    ["reason"],
+    registry=SERVE,
+)
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", registry=SERVE)
 memory_lag = Gauge(
-    "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE)
+    "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
+)
 role_refused = Gauge(
     "streamd_role_refused",
     "1 where another role refused its data and is not started again; `/readyz` says why",
-    ["refused"], registry=SERVE)
+    ["refused"],
+    registry=SERVE,
+)
 champion_not_served = Gauge(
     "streamd_champion_not_served",
     "1 where the champion cannot be served, and the last proven version or the rule answers",
-    registry=SERVE)
+    registry=SERVE,
+)
 swaps = Counter("streamd_swaps", "Model versions swapped in", registry=SERVE)
 swap_seconds = Histogram(
-    "streamd_swap_seconds", "Seconds from noticing a version to serving it", buckets=SLOW,
-    registry=SERVE)
+    "streamd_swap_seconds",
+    "Seconds from noticing a version to serving it",
+    buckets=SLOW,
+    registry=SERVE,
+)
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
     "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
-    registry=MODEL)
+    registry=MODEL,
+)
 graph_bytes = Gauge(
-    "streamd_graph_bytes", "Memory that the graph takes, less what was offloaded", registry=MODEL)
+    "streamd_graph_bytes", "Memory that the graph takes, less what was offloaded", registry=MODEL
+)
 graph_events_read_back = Counter(
     "streamd_graph_events_read_back",
-    "Events read back from the log for queries that needed offloaded ones", registry=MODEL)
+    "Events read back from the log for queries that needed offloaded ones",
+    registry=MODEL,
+)
 gpu_in_use = Gauge(
-    "streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU", registry=MODEL)
+    "streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU", registry=MODEL
+)
 gpu_placement = Gauge(
-    "streamd_gpu_placement", "1 for where the graph's entries are: resident on the GPU, or hybrid",
-    ["placement"], registry=MODEL)
+    "streamd_gpu_placement",
+    "1 for where the graph's entries are: resident on the GPU, or hybrid",
+    ["placement"],
+    registry=MODEL,
+)
 gpu_graph_bytes = Gauge(
-    "streamd_gpu_graph_bytes", "GPU memory that the graph takes", registry=MODEL)
+    "streamd_gpu_graph_bytes", "GPU memory that the graph takes", registry=MODEL
+)
 gpu_memory = Gauge(
-    "streamd_gpu_memory_bytes", "GPU memory that the role's tensors take", registry=TRAIN)
+    "streamd_gpu_memory_bytes", "GPU memory that the role's tensors take", registry=TRAIN
+)
 gpu_transfer_bytes = Counter(
-    "streamd_gpu_transfer_bytes", "Bytes sent to the GPU and back", ["direction"], registry=MODEL)
+    "streamd_gpu_transfer_bytes", "Bytes sent to the GPU and back", ["direction"], registry=MODEL
+)
 gpu_kernel_seconds = Counter(
-    "streamd_gpu_kernel_seconds", "Seconds of the GPU in sampling kernels", ["kernel"],
-    registry=MODEL)
+    "streamd_gpu_kernel_seconds",
+    "Seconds of the GPU in sampling kernels",
+    ["kernel"],
+    registry=MODEL,
+)
 gpu_cache_rows = Counter(
-    "streamd_gpu_cache_rows", "Feature rows asked of the cache on the GPU", ["result"],
-    registry=TRAIN)
+    "streamd_gpu_cache_rows",
+    "Feature rows asked of the cache on the GPU",
+    ["result"],
+    registry=TRAIN,
+)
 
 
 def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:

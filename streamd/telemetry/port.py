@@ -30,8 +30,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | None], bool]) -> None:
-    """Answer `/metrics` and `/livez` at `host`, where the server listens too; port 0 for none. allows: whether a key opens
-    the metrics. Raises: SettingsError where the port is taken."""
+    """Answer `/metrics` and `/livez` at `host`, where the server listens too; port 0 for none.
+    allows: whether a key opens the metrics. Raises: SettingsError where the port is taken."""
     if not port:
         return
     measured = make_wsgi_app(metrics.exported_by(beat.role))
@@ -39,14 +39,19 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/livez":
             well, why = beat.well()
-            start("200 OK" if well else "503 Service Unavailable", [("content-type", "application/json")])
+            start(
+                "200 OK" if well else "503 Service Unavailable",
+                [("content-type", "application/json")],
+            )
             return [json.dumps({"alive": well, "why": why}).encode()]
         key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY"))
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("content-type", "text/plain")])
             return [b"there are /metrics and /livez"]
         if not allows(key):
-            start("401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")])
+            start(
+                "401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")]
+            )
             return [b"an API key is needed"]
         page: Iterable[bytes] = measured(environ, start)
         return page
@@ -54,6 +59,8 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
     try:
         server = make_server(host, port, answer, _Server, _Quiet)
     except OSError as error:
-        raise SettingsError(f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
-                            f"free the port or set telemetry.{beat.role}_port.") from None
+        raise SettingsError(
+            f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
+            f"free the port or set telemetry.{beat.role}_port.",
+        ) from None
     threading.Thread(target=server.serve_forever, name="port", daemon=True).start()

@@ -72,7 +72,8 @@ class Meter:
         while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
             self._measured.popleft()
         since, before = self._measured[0]
-        took, did = now - since, done - before
+        took = now - since
+        did = done - before
         rate = did / took if took >= SURE_SECONDS and did > 0 else None
         if now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
@@ -87,16 +88,28 @@ class ProgressLine:
     short is done, and shown as 100 %."""
 
     def __init__(
-        self, console: Console, what: str, unit: str = "events",
-        monotonic: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        what: str,
+        unit: str = "events",
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.what, self._unit = what, unit
-        self._console, self._monotonic = console, monotonic
+        self.what = what
+        self._unit = unit
+        self._console = console
+        self._monotonic = monotonic
         self._is_live = console.is_interactive and console.file.isatty()
         self._bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False,
-                                        table_column=Column(no_wrap=True, overflow="ellipsis")),
-            TimeElapsedColumn(), console=console, disable=not self._is_live)
+            SpinnerColumn(),
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis"),
+            ),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not self._is_live,
+        )
         self._task = self._bar.add_task(what)
         self._meter = Meter(0, monotonic)
         self._begun = self._shown = monotonic()
@@ -105,7 +118,9 @@ class ProgressLine:
     def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
         """Go over to another part; the one before is done. done: of it, before it began."""
         self.end()
-        self.what, self._unit, self._latest = what, unit, None
+        self.what = what
+        self._unit = unit
+        self._latest = None
         self._meter = Meter(done, self._monotonic)
         self._begun = self._shown = self._monotonic()
         self._bar.update(self._task, description=what)
@@ -161,11 +176,16 @@ class RoleProgress:
     its heartbeat."""
 
     def __init__(
-        self, event: str, ratio: Gauge | None = None,
-        monotonic: Callable[[], float] = time.monotonic, **fields: Any
+        self,
+        event: str,
+        ratio: Gauge | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        **fields: Any,
     ) -> None:
         """event: the log line's name. ratio: takes the share. fields: of every line."""
-        self._event, self._ratio, self._fields = event, ratio, fields
+        self._event = event
+        self._ratio = ratio
+        self._fields = fields
         self._monotonic = monotonic
         self._meter = Meter(0, monotonic)
         self._said = monotonic()
@@ -178,6 +198,12 @@ class RoleProgress:
         now = self._monotonic()
         if now - self._said >= LINE_SECONDS:
             self._said = now
-            log.info(self._event, **self._fields, done=done, total=total, **reading.fields(),
-                     a_second=None if reading.rate is None else round(reading.rate, 1))
+            log.info(
+                self._event,
+                **self._fields,
+                done=done,
+                total=total,
+                **reading.fields(),
+                a_second=None if reading.rate is None else round(reading.rate, 1),
+            )
         return reading

@@ -110,7 +110,8 @@ class Carrier:
         each once."""
         if self._cache is None:
             return self.send(hop.edge_UKD)
-        recorded_ND, asked_N = hop.edge_UKD.flatten(0, 1), hop.mask_UK.flatten().nonzero()[:, 0]
+        recorded_ND = hop.edge_UKD.flatten(0, 1)
+        asked_N = hop.mask_UK.flatten().nonzero()[:, 0]
 
         def source(missed: Tensor) -> Tensor:
             staged = torch.empty(

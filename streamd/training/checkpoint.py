@@ -76,8 +76,10 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
     name = f"{cursor.edge:020d}.{max(before, default=-1) + 1:06d}"
     state = save({k: v.contiguous() for k, v in tensors.items()})
     cursor = replace(cursor, checksum=f"{crc32c(state):08x}")
-    write_folder_durably(folder / name, {
-        "state.safetensors": state, "cursor.json": msgspec.json.encode(asdict(cursor))})
+    write_folder_durably(
+        folder / name,
+        {"state.safetensors": state, "cursor.json": msgspec.json.encode(asdict(cursor))},
+    )
     for old in folder.iterdir():
         if old.is_dir() and old.name != name:
             shutil.rmtree(old)

@@ -67,8 +67,12 @@ class Contest:
     ) -> None:
         """rebuilding: of the edge to rebuild to, what is told the edge reached while an incumbent's
         graph and facts are made."""
-        self._settings, self._log, self._versions = settings, reader, versions
-        self._learner, self._recorder, self._rebuilding = learner, recorder, rebuilding
+        self._settings = settings
+        self._log = reader
+        self._versions = versions
+        self._learner = learner
+        self._recorder = recorder
+        self._rebuilding = rebuilding
         self.version = ""
         self.shadow: Shadow | None = None
         self.incumbent: Incumbent | None = None
@@ -147,7 +151,8 @@ class Contest:
 
     def renew_shadow(self, why: str) -> Proof:
         """The champion becomes the shadow, unproven."""
-        self.shadow, self.compared = Shadow.of(self.version, self._learner), Comparison()
+        self.shadow = Shadow.of(self.version, self._learner)
+        self.compared = Comparison()
         return Proof(self.version, why)
 
     # Moves by hand
@@ -171,7 +176,8 @@ class Contest:
                 return None
             version = self._carried(champion, edge)
         except VersionError as error:
-            version, reason = None, str(error)
+            version = None
+            reason = str(error)
         if version is None:
             if champion != self._not_followed:
                 log.error("champion_not_followed", version=champion, reason=reason)
@@ -179,7 +185,8 @@ class Contest:
             return None
         log.warning("following_champion", version=champion, instead_of=self.version)
         self.version = champion
-        self.compared, self.incumbent = Comparison(), None
+        self.compared = Comparison()
+        self.incumbent = None
         return version
 
     # After a stop
@@ -187,7 +194,8 @@ class Contest:
     def restore(self, version: str, compared: Comparison) -> None:
         """As a checkpoint, or else the journal, has it; `restore_shadow` and `restore_incumbent`
         come later."""
-        self.version, self.compared = version, compared
+        self.version = version
+        self.compared = compared
 
     def restore_shadow(self, name: str, edge: int) -> Proof | None:
         """The last proven version, its memory carried to `edge`. Returns: a proof that the journal
@@ -207,7 +215,8 @@ class Contest:
 
     def restore_incumbent(self) -> None:
         """Where the champion has other settings, go on comparing with it."""
-        compared, champion = self.compared, self._versions.champion()
+        compared = self.compared
+        champion = self._versions.champion()
         try:
             if champion is not None and self._stand_beside(champion):
                 self.compared = compared
@@ -233,9 +242,9 @@ class Contest:
             version=champion,
             reason="it has other model or window settings",
         )
-        self.incumbent = Incumbent(
-            self._settings, self._log, version, self._rebuilding(edge))
-        self.shadow, self.compared = None, Comparison()
+        self.incumbent = Incumbent(self._settings, self._log, version, self._rebuilding(edge))
+        self.shadow = None
+        self.compared = Comparison()
         return True
 
     def _carried(self, name: str, edge: int) -> Shadow | None:
@@ -246,7 +255,8 @@ class Contest:
             return None
         if not learn_alike(version.manifest.fixed_settings, self._settings):
             raise VersionError(
-                f"Version {name} has other model or window settings.", "promote one of these settings."
+                f"Version {name} has other model or window settings.",
+                "promote one of these settings.",
             )
         model, memory = restored(version, self._log.state.schema, self._learner.model.device)
         while memory.edge < edge:

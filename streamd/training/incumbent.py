@@ -45,7 +45,8 @@ class Incumbent:
             choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
         )
         model, memory = restored(version, log.state.schema, carrier.device)
-        self.name, self._log = manifest.name, log
+        self.name = manifest.name
+        self._log = log
         self._width_us = manifest.window_seconds * 1_000_000
         self._shadow = Shadow(manifest.name, model, memory, carrier)
         self._recorder = Recorder(own, log)
@@ -63,7 +64,8 @@ class Incumbent:
 
         event_E: what the other scored of that window, ids ascending, with logits_EC.
         """
-        events, logits = [self._ours[0]], [self._ours[1]]
+        events = [self._ours[0]]
+        logits = [self._ours[1]]
         while (
             own := next_window(self._log, self._recorder.edge, self._width_us)
         ) and own.start_us < window.end_us:

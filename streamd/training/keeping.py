@@ -15,7 +15,8 @@ class Keeping:
     """Owner: the trainer."""
 
     def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
-        self._versions, self._live = versions, live
+        self._versions = versions
+        self._live = live
         self._restart = RestartPoint(settings.data_dir, NAME, live)
         self.done = 0.0
         """When `keep` was last called, by the monotonic clock."""

@@ -42,7 +42,9 @@ class Learner:
         """log: of which it needs the schema, the first edge and the deletes; its events come as
         recorded chunks."""
         schema = log.state.schema
-        self._settings, self._training, self._log = settings, settings.training, log
+        self._settings = settings
+        self._training = settings.training
+        self._log = log
         self.carrier = Carrier(
             choose_device(settings.device), settings.gpu, schema.edge_feature_dim
         )
@@ -82,7 +84,10 @@ class Learner:
     def begin(self) -> None:
         """Start a window: what is scored from here on can be learned by `learn`."""
         self._start = self.memory.copy()
-        self._edges, self._seen, self._logits, self._labels = [], [], [], []
+        self._edges = []
+        self._seen = []
+        self._logits = []
+        self._labels = []
         self.label_scores = []
         self._backup = None
 
@@ -201,15 +206,18 @@ class Learner:
         """Go on from what another learned: weights, optimizer, memory, past. The other stays as it
         is."""
         self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
-        self.memory, self.replay = other.memory.copy(), copy.deepcopy(other.replay)
-        self.tail, self.num_learned = list(other.tail), other.num_learned
+        self.memory = other.memory.copy()
+        self.replay = copy.deepcopy(other.replay)
+        self.tail = list(other.tail)
+        self.num_learned = other.num_learned
         self.begin()
 
     def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
         """Go on from a version: its weights, its memory where this one stands, a fresh optimizer,
         no held-out tail."""
         self.restore_weights(weights, None)
-        self.memory, self.tail = memory, []
+        self.memory = memory
+        self.tail = []
         self.num_learned = max(self.num_learned, 1)
         self.begin()
 
@@ -275,7 +283,8 @@ class Learner:
         weights: list[Tensor],
         replayed: list[list[tuple[LinkInputs, Tensor]]],
     ) -> float:
-        loss, self._steps = math.nan, (0, passes * len(self._edges))
+        loss = math.nan
+        self._steps = (0, passes * len(self._edges))
         for epoch in range(passes):
             loss = self._epoch(
                 weights, replayed, dropout_key(self._training.seed, window_edge, epoch)
@@ -301,7 +310,8 @@ class Learner:
                         logits_EC = self.model(inputs, state_MD, dropout)
                     loss = link_loss(logits_EC.float(), inputs.weight_E)
                     losses.append(loss / events)
-                    total, count = total + float(loss.detach()), count + events
+                    total = total + float(loss.detach())
+                    count = count + events
                 if labels is not None and self.model.label_head is not None:
                     state_MD = memory.rows(labels.around.node_M, updated_PD)
                     said = self.model.labels(labels, state_MD)
@@ -344,8 +354,11 @@ class Learner:
         )
 
     def _tail(self, weights: list[Tensor]) -> list[Recorded]:
-        return [Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
-                for s, w in zip(self._seen, weights, strict=True) if s is not None and not w.all()]
+        return [
+            Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
+            for s, w in zip(self._seen, weights, strict=True)
+            if s is not None and not w.all()
+        ]
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
@@ -379,12 +392,10 @@ class Learner:
         return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
-        """The inference pass: memory from the window's start to its end under the present weights.
-        """
+        """The inference pass: memory from the window's start to its end under the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
             self.model.advance(self.memory, edges, self._log.deletions.of_nodes)
 
     def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
         return self.memory_step(self.model, memory, edges, self._log.deletions.of_nodes)
-

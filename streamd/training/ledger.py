@@ -70,7 +70,9 @@ class Ledger:
     def __init__(
         self, settings: Settings, reader: LogReader, versions: Registry, live: LiveGraph
     ) -> None:
-        self._settings, self._log, self._versions = settings, reader, versions
+        self._settings = settings
+        self._log = reader
+        self._versions = versions
         self._folder = settings.data_dir / FOLDER
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
@@ -152,21 +154,26 @@ class Ledger:
     def save(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
         """A restart goes on from here; nothing goes yet."""
         memory = learner.memory
-        save_checkpoint(self._checkpoints, learner, Cursor(
-            edge=edge,
-            window_edge=window_edge,
-            memory_edge=memory.edge,
-            memory_us=memory.now_us,
-            num_learned=learner.num_learned,
-            history_bytes=self._history_bytes,
-            version=contest.version,
-            champion=contest.version,
-            shadow=contest.shadow.name if contest.shadow else "",
-            compared=list(astuple(contest.compared)),
-            settings=fixed_settings(self._settings),
-            build=build_facts(),
-            replay=learner.replay.index(),
-            tail=[c.first_edge for c in learner.tail]))
+        save_checkpoint(
+            self._checkpoints,
+            learner,
+            Cursor(
+                edge=edge,
+                window_edge=window_edge,
+                memory_edge=memory.edge,
+                memory_us=memory.now_us,
+                num_learned=learner.num_learned,
+                history_bytes=self._history_bytes,
+                version=contest.version,
+                champion=contest.version,
+                shadow=contest.shadow.name if contest.shadow else "",
+                compared=list(astuple(contest.compared)),
+                settings=fixed_settings(self._settings),
+                build=build_facts(),
+                replay=learner.replay.index(),
+                tail=[c.first_edge for c in learner.tail],
+            ),
+        )
 
     def keep(self, edge: int, window_edge: int) -> None:
         """Say what of the log a restart needs, and store facts where it is time to."""
@@ -187,18 +194,20 @@ class Ledger:
     # After a stop
 
     def read(self) -> Cursor | None:
-        """Where the newest checkpoint stands; None where there is none. Raises: as `read_cursor`.
-        """
+        """Where the newest checkpoint stands; None where there is none. Raises: as `read_cursor`."""
         return read_cursor(self._checkpoints)
 
     def load(self, cursor: Cursor, learner: Learner, state: LogState) -> None:
-        """Take the checkpoint whose cursor was read into the learner. Raises: as `load_checkpoint`.
-        """
+        """Take the checkpoint whose cursor was read into the learner. Raises: as `load_checkpoint`."""
         load_checkpoint(self._checkpoints, cursor, learner, state)
         self._history_bytes = cursor.history_bytes
         if cursor.build != build_facts():
-            log.warning("build_differs", checkpoint=cursor.build, now=build_facts(),
-                        meaning="resumed weights may differ in the last bits")
+            log.warning(
+                "build_differs",
+                checkpoint=cursor.build,
+                now=build_facts(),
+                meaning="resumed weights may differ in the last bits",
+            )
 
     def begin_anew(self, cursor: Cursor) -> None:
         """Other settings than the checkpoint's: what was begun under those is nothing to go on

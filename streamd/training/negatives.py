@@ -15,9 +15,10 @@ NUM_SCORED = 100
 NUM_LEARNED = 10
 SCORED = slice(0, 1 + NUM_SCORED)
 """Columns of the candidates that an event is scored with: the true one first."""
-LEARNED = np.r_[0, 1 + NUM_SCORED: 1 + NUM_SCORED + NUM_LEARNED]
+LEARNED = np.r_[0, 1 + NUM_SCORED : 1 + NUM_SCORED + NUM_LEARNED]
 """Columns of those that it is learned with."""
-SCORED_SEED, LEARNED_SEED = 0, 1
+SCORED_SEED = 0
+LEARNED_SEED = 1
 
 
 @dataclass(frozen=True)

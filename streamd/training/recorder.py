@@ -115,7 +115,8 @@ class Recorder:
     """Moves a `LiveGraph` over windows. Owner: one thread."""
 
     def __init__(self, settings: Settings, log: LogReader) -> None:
-        self._settings, self._log = settings, log
+        self._settings = settings
+        self._log = log
         graph = make_graph(
             settings,
             choose_device(settings.device),
@@ -158,8 +159,11 @@ class Recorder:
             yield rows.cut(a, b)
 
     def chunks(
-        self, window: Window, recorded: bool = True, max_events: int | None = None,
-        first_recorded: int = 0
+        self,
+        window: Window,
+        recorded: bool = True,
+        max_events: int | None = None,
+        first_recorded: int = 0,
     ) -> Iterator[RecordedChunk]:
         """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is
         at the window's end.
@@ -179,8 +183,10 @@ class Recorder:
         self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
-            asked = chosen[np.searchsorted(chosen, a): np.searchsorted(chosen, b)] - a
-            event, dst, known = part.first_edge + asked, part.dst_E[asked], known_E[a + asked]
+            asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
+            event = part.first_edge + asked
+            dst = part.dst_E[asked]
+            known = known_E[a + asked]
             is_known = pool.holds(dst, known)
             candidates = np.concatenate(
                 [
@@ -203,7 +209,8 @@ class Recorder:
                 score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
                 learn = learn.weighted(torch.from_numpy(is_known).float())
             yield RecordedChunk(
-                edges=part, score=score, learn=learn, known_E=is_known, labels=labels)
+                edges=part, score=score, learn=learn, known_E=is_known, labels=labels
+            )
         self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:
@@ -227,8 +234,15 @@ class Recorder:
         if not len(kept):
             return None
         nodes, place = np.unique(node[kept], return_inverse=True)
-        return label_inputs(self.live, self._sampling, nodes, place, target[kept], before_edge,
-                            self._time_before(before_edge))
+        return label_inputs(
+            self.live,
+            self._sampling,
+            nodes,
+            place,
+            target[kept],
+            before_edge,
+            self._time_before(before_edge),
+        )
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
         """Places of the events of a window that are scored and learned: those not deleted, a sample
@@ -251,7 +265,8 @@ class Recorder:
         query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
-        src_at, candidate_at = place[: len(src)], place[len(src):].reshape(candidates.shape)
+        src_at = place[: len(src)]
+        candidate_at = place[len(src) :].reshape(candidates.shape)
         around = look_around(
             self.live.graph,
             self._log.columns,
@@ -265,6 +280,11 @@ class Recorder:
         few, place = np.unique(
             np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
         )
-        learn = link_inputs(event, np.ascontiguousarray(facts[:, LEARNED]), place[: len(src)],
-                            place[len(src):].reshape(len(src), len(LEARNED)), around.subset(few))
+        learn = link_inputs(
+            event,
+            np.ascontiguousarray(facts[:, LEARNED]),
+            place[: len(src)],
+            place[len(src) :].reshape(len(src), len(LEARNED)),
+            around.subset(few),
+        )
         return score, learn

@@ -91,7 +91,7 @@ class ReplayStore:
             )
             if place >= self.capacity:
                 return
-        self._chunks[place: place + 1] = [chunk]
+        self._chunks[place : place + 1] = [chunk]
         if self._folder is not None:
             self._store(chunk)
 
@@ -168,7 +168,7 @@ class ReplayStore:
         if len(names) <= self.capacity:
             return names
         if self._strategy == "recent":
-            return sorted(names)[-self.capacity:]
+            return sorted(names)[-self.capacity :]
         rng = np.random.default_rng([self._seed, 4, self.num_offered])
         return [
             names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()
@@ -182,4 +182,3 @@ class ReplayStore:
     def _file(self, first_edge: int) -> Path:
         assert self._folder is not None
         return self._folder / f"{first_edge:020d}.safetensors"
-

@@ -1,5 +1,4 @@
-"""Prequential measures: where the true destination ranks, and how well scores tell true from false.
-"""
+"""Prequential measures: where the true destination ranks, and how well scores tell true from false."""
 
 import numpy as np
 
@@ -17,7 +16,8 @@ def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     What is not a number ranks last: a candidate counts unless it is known to be smaller.
     """
     true = score_EC[:, :1]
-    smaller, equal = (score_EC[:, 1:] < true).sum(1), (score_EC[:, 1:] == true).sum(1)
+    smaller = (score_EC[:, 1:] < true).sum(1)
+    equal = (score_EC[:, 1:] == true).sum(1)
     num_others = score_EC.shape[1] - 1
     out: np.ndarray[tuple[int], np.dtype[np.float64]] = 1.0 + num_others - smaller - 0.5 * equal
     return out
@@ -61,7 +61,8 @@ def ndcg(said_LT: Float32, target_LT: Float32, k: int) -> float:
     """Mean normalised discounted cumulative gain at k (Jarvelin and Kekalainen 2002) over rows with
     any gain."""
     discount = 1 / np.log2(np.arange(min(k, said_LT.shape[1])) + 2)
-    order, best = np.argsort(-said_LT, axis=1, kind="stable"), -np.sort(-target_LT, axis=1)
+    order = np.argsort(-said_LT, axis=1, kind="stable")
+    best = -np.sort(-target_LT, axis=1)
     gain = (np.take_along_axis(target_LT, order, 1)[:, : len(discount)] * discount).sum(1)
     ideal = (best[:, : len(discount)] * discount).sum(1)
     return float((gain[ideal > 0] / ideal[ideal > 0]).mean()) if (ideal > 0).any() else 0.0
@@ -79,9 +80,11 @@ def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
     )
     label = np.concatenate([np.ones(len(true_E)), np.zeros(len(false_E))])
     order = np.argsort(-score, kind="stable")
-    score, label = score[order], label[order]
+    score = score[order]
+    label = label[order]
     last: Int64 = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
-    hits, falls = np.cumsum(label)[last], np.cumsum(1 - label)[last]
+    hits = np.cumsum(label)[last]
+    falls = np.cumsum(1 - label)[last]
     recall = hits / max(len(true_E), 1)
     ap = float(np.sum(np.diff(recall, prepend=0.0) * hits / (hits + falls)))
     fall_out = falls / max(len(false_E), 1)

@@ -84,7 +84,8 @@ def judge(compared: Comparison, enough: int) -> tuple[Said, str]:
     """After `enough` events: worse where the mean difference is more than NUM_SPREADS standard
     errors below nothing (a one-sided paired test) and more than LEAST_EFFECT of the shadow's score,
     else proven. Before: open. Returns: the verdict and why."""
-    n, mean = compared.num_events, compared.mean
+    n = compared.num_events
+    mean = compared.mean
     if n < max(enough, 2):
         return "open", f"{n} of {enough} events compared"
     error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))

@@ -73,7 +73,9 @@ class StaticTraining:
         """Raises: SettingsError where the model needs time; StreamdError where there are too few
         edges."""
         assert log.state is not None
-        self._log, self._progress, self._training = log, progress, settings.training
+        self._log = log
+        self._progress = progress
+        self._training = settings.training
         self.schema = replace(log.state.schema, label_dim=0)
         self.settings = _static(settings.model, log)
         self.train, self.valid, self.test = _split(log)
@@ -100,7 +102,7 @@ class StaticTraining:
         self._optimizer = self.model.optimizer(settings.training.learning_rate)
         self._plan = architecture_of(self.settings).plan(self.settings)
         for a in range(0, len(self.train), FEATURE_ROWS):
-            rows = log.features_of(self.train[a: a + FEATURE_ROWS])
+            rows = log.features_of(self.train[a : a + FEATURE_ROWS])
             self.model.edge_stats.update(torch.from_numpy(rows))
         self.model.node_stats.update(
             torch.from_numpy(self._live.features.of(np.arange(log.num_nodes)))
@@ -115,9 +117,7 @@ class StaticTraining:
             with memory_for("static training"):
                 loss = self._epoch(number) if number else math.nan
                 valid = self.measured(self.valid, f"epoch {number}, validation")
-            done = Epoch(
-                number=number, loss=loss, valid=valid, seconds=time.perf_counter() - begun
-            )
+            done = Epoch(number=number, loss=loss, valid=valid, seconds=time.perf_counter() - begun)
             if not self.epochs or valid["mrr"] > self.best.valid["mrr"]:
                 self._best = self._weights()
             self.epochs.append(done)
@@ -134,13 +134,16 @@ class StaticTraining:
         return self.measured(self.test, "test")
 
     def write(self, folder: Path, test: Measures) -> None:
-        """Write the best weights and what they are as a folder: model.safetensors, manifest.json.
-        """
+        """Write the best weights and what they are as a folder: model.safetensors, manifest.json."""
         manifest = {
             "model": self.settings.model_dump(mode="json"),
             "schema": asdict(self.schema),
-            "edges": {"first": self._log.first_edge, "train_end": self._end,
-                      "test_first": int(self.test[0]), "end": self._log.num_edges},
+            "edges": {
+                "first": self._log.first_edge,
+                "train_end": self._end,
+                "test_first": int(self.test[0]),
+                "end": self._log.num_edges,
+            },
             "seed": self._training.seed,
             "learning_rate": self._training.learning_rate,
             "epoch": self.best.number,
@@ -148,7 +151,10 @@ class StaticTraining:
             "code": __version__,
             "created": time.time(),
         }
-        files = {"model.safetensors": save(self._best), "manifest.json": msgspec.json.encode(manifest)}
+        files = {
+            "model.safetensors": save(self._best),
+            "manifest.json": msgspec.json.encode(manifest),
+        }
         write_folder_durably(folder, files)
 
     def _weights(self) -> dict[str, Tensor]:
@@ -159,7 +165,7 @@ class StaticTraining:
         _, dst, _ = self._ends(self.train)
         train = self.train[self._pool.has_others(dst, np.full(len(dst), self._known))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
-        steps = [train[order[a: a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
+        steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
         self.model.train()
         total = 0.0
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
@@ -204,7 +210,10 @@ class StaticTraining:
         src, dst, when = self._ends(event)
         known = self._pool.known_before(when)
         kept = self._pool.has_others(dst, known)
-        event, src, dst, known = event[kept], src[kept], dst[kept], known[kept]
+        event = event[kept]
+        src = src[kept]
+        dst = dst[kept]
+        known = known[kept]
         wrong = self._pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
         candidate_EC = np.concatenate([dst[:, None], wrong], 1)
 
@@ -225,9 +234,11 @@ class StaticTraining:
         out = []
         none = np.zeros((0, 1), np.int64)
         for a in range(0, len(nodes), EMBEDDED_NODES):
-            around = self._around(nodes[a: a + EMBEDDED_NODES], self._training.seed)
+            around = self._around(nodes[a : a + EMBEDDED_NODES], self._training.seed)
             inputs = self._carrier.inputs(
-                link_inputs(none[:, 0], none[..., None].astype(np.float32), none[:, 0], none, around)
+                link_inputs(
+                    none[:, 0], none[..., None].astype(np.float32), none[:, 0], none, around
+                )
             )
             z_UD = self.model.embed(inputs, inputs.no_state_MD)
             out.append(torch.stack([self.model.head_src(z_UD), self.model.head_dst(z_UD)]))
@@ -242,14 +253,15 @@ class StaticTraining:
             for hop, draw in enumerate(self._plan.hops)
         ]
         plan = replace(self._plan, hops=tuple(draws))
-        return look_around(
-            live.graph, self._log.columns, live.features, nodes, self._end, 0, plan
-        )
+        return look_around(live.graph, self._log.columns, live.features, nodes, self._end, 0, plan)
 
     def _ends(self, event: Int64) -> tuple[Int64, Int64, Int64]:
         """src, dst, time of edges."""
-        return (self._log.gather("src", event), self._log.gather("dst", event),
-                self._log.time_of(event))
+        return (
+            self._log.gather("src", event),
+            self._log.gather("dst", event),
+            self._log.time_of(event),
+        )
 
 
 def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
@@ -262,11 +274,13 @@ def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
         )
     assert log.state is not None
     known_apart = model.id_rows or log.state.schema.node_feature_dim
-    return model.model_copy(update={
-        "pair_facts": False,
-        "labels": "none",
-        "id_rows": model.id_rows if known_apart else log.num_nodes,
-    })
+    return model.model_copy(
+        update={
+            "pair_facts": False,
+            "labels": "none",
+            "id_rows": model.id_rows if known_apart else log.num_nodes,
+        }
+    )
 
 
 def _draw_id_vectors(model: LinkModel, seed: int) -> None:
@@ -286,10 +300,12 @@ def _split(log: LogReader) -> tuple[Int64, Int64, Int64]:
     event = first + np.flatnonzero(~log.hidden(first, end))
     cuts = []
     for share in SPLIT:
-        at = event[int(share * len(event)): int(share * len(event)) + 1]
+        at = event[int(share * len(event)) : int(share * len(event)) + 1]
         cuts.append(log.lower_bound(int(log.time_of(at)[0])) if len(at) else end)
     train, valid, test = np.split(event, np.searchsorted(event, cuts))
     if not (len(train) and len(valid) and len(test)):
-        raise StreamdError(f"{len(event)} edges cannot be split into training, validation and test.",
-                           "train on a log with more edges at different times.")
+        raise StreamdError(
+            f"{len(event)} edges cannot be split into training, validation and test.",
+            "train on a log with more edges at different times.",
+        )
     return train, valid, test

@@ -56,8 +56,12 @@ class Trainer:
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """on_step: told the name of each step as it begins; tests stop the process there."""
-        self._settings, self._log, self._versions = settings, reader, versions
-        self._clock, self._beat, self._on_step = clock, beat, on_step
+        self._settings = settings
+        self._log = reader
+        self._versions = versions
+        self._clock = clock
+        self._beat = beat
+        self._on_step = on_step
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._window_edge = self.edge = reader.first_edge
         self._num_hidden = 0
@@ -74,8 +78,7 @@ class Trainer:
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
-        """Learn windows as they close until told to stop; a stop waits for the window in progress.
-        """
+        """Learn windows as they close until told to stop; a stop waits for the window in progress."""
         self.bootstrap()
         while not stop.is_set():
             self._log.refresh()
@@ -135,7 +138,8 @@ class Trainer:
 
         # 4. Publish what was learned, or go back to the shadow.
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
-        self._window_edge, self.edge = step.range.first_edge, step.range.end_edge
+        self._window_edge = step.range.first_edge
+        self.edge = step.range.end_edge
         done = time.perf_counter()
 
         # 5. Record each window; the records count once the checkpoint is behind them.
@@ -163,8 +167,10 @@ class Trainer:
         tally = Tally()
         num_labelled = len(self._learner.label_scores)
         chunks = self._recorder.chunks(
-            window, recorded=step.do != "pass over",
-            max_events=max(1, self._settings.windows.max_events // len(step.windows)))
+            window,
+            recorded=step.do != "pass over",
+            max_events=max(1, self._settings.windows.max_events // len(step.windows)),
+        )
         for chunk in one_ahead(chunks):
             logits_EC = self._learner.score(chunk)
             self._touch("scoring")
@@ -178,7 +184,8 @@ class Trainer:
         incumbent_EC = None
         if len(tally) and self._learner.num_learned:
             incumbent_EC = self.contest.score_window(
-                tally.event_E, tally.live_EC, window, lambda: self._touch("scoring"))
+                tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
+            )
         labels = self._learner.label_scores[num_labelled:]
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
@@ -233,16 +240,22 @@ class Trainer:
                 parent=step.version,
                 facts=FACT_NAMES,
                 scores=scores,
-                learned=learned),
-            self.contest.beside)
+                learned=learned,
+            ),
+            self.contest.beside,
+        )
         if outcome.refused:
             learner.refuse()
         self._ledger.prove(self.contest.after(outcome))
         return outcome
 
     def _records(
-        self, step: Step, scored: list[ScoredWindow], outcome: Outcome, learned: Learned | None,
-        seconds: dict[str, float]
+        self,
+        step: Step,
+        scored: list[ScoredWindow],
+        outcome: Outcome,
+        learned: Learned | None,
+        seconds: dict[str, float],
     ) -> list[WindowRecord]:
         """One a window; those learned as one with the last name the version that scored them."""
         scored_by = step.version or RULE
@@ -251,21 +264,24 @@ class Trainer:
         for window, part in zip(step.windows, scored, strict=True):
             is_last = window is step.windows[-1]
             own = outcome if is_last else merged
-            records.append(WindowRecord(
-                start_us=window.start_us,
-                end_us=window.end_us,
-                first_edge=window.first_edge,
-                end_edge=window.end_edge,
-                num_scored=part.num_scored,
-                version=own.version,
-                scored_by=scored_by,
-                promoted=own.promoted,
-                reason=own.reason,
-                scores=part.table,
-                loss=learned.loss if is_last and learned and learned.finite else None,
-                seconds=seconds,
-                finished_at=self._clock.now_us() / 1e6,
-                num_known=part.num_known))
+            records.append(
+                WindowRecord(
+                    start_us=window.start_us,
+                    end_us=window.end_us,
+                    first_edge=window.first_edge,
+                    end_edge=window.end_edge,
+                    num_scored=part.num_scored,
+                    version=own.version,
+                    scored_by=scored_by,
+                    promoted=own.promoted,
+                    reason=own.reason,
+                    scores=part.table,
+                    loss=learned.loss if is_last and learned and learned.finite else None,
+                    seconds=seconds,
+                    finished_at=self._clock.now_us() / 1e6,
+                    num_known=part.num_known,
+                )
+            )
         return records
 
     def bootstrap(self) -> None:
@@ -277,7 +293,8 @@ class Trainer:
         step = self._ledger.begin_bootstrap(short, self.contest.version, self._learner)
         if step is None:
             return
-        begun, num_events = time.monotonic(), step.range.num_edges
+        begun = time.monotonic()
+        num_events = step.range.num_edges
         log.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
         # Record the range: graph and facts from the log's first edge, memory from the range's.
@@ -364,8 +381,12 @@ class Trainer:
 
         self._hide_deleted()
         self._ledger.keep(self.edge, self._window_edge)
-        log.info("trainer_started", edge=self.edge, version=self.contest.version or RULE,
-                 rebuild_seconds=round(time.perf_counter() - started, 3))
+        log.info(
+            "trainer_started",
+            edge=self.edge,
+            version=self.contest.version or RULE,
+            rebuild_seconds=round(time.perf_counter() - started, 3),
+        )
 
     def _resume_from_checkpoint(self) -> str:
         """Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError."""
@@ -381,7 +402,8 @@ class Trainer:
             self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
             return ""
         self._ledger.load(cursor, self._learner, self._log.state)
-        self.edge, self._window_edge = cursor.edge, cursor.window_edge
+        self.edge = cursor.edge
+        self._window_edge = cursor.window_edge
         num_events, *sums = cursor.compared
         self.contest.restore(cursor.champion, Comparison(int(num_events), *sums))
         return cursor.shadow
@@ -407,7 +429,8 @@ class Trainer:
             return False
         model, memory = restored(version, self._log.state.schema, self._learner.model.device)
         self._learner.go_on_from(model.state_dict(), memory)
-        self.edge, self._window_edge = manifest.edge, manifest.first_edge
+        self.edge = manifest.edge
+        self._window_edge = manifest.first_edge
         self.contest.restore(name, Comparison())
         self._ledger.go_back_to(self.edge)
         return True
@@ -437,6 +460,10 @@ class Trainer:
         self._touch("learning")
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
-        self._beat.touch(state, edge=self.edge, version=self.contest.version or RULE,
-                         lag=self._log.num_edges - self.edge,
-                         **(reading.fields() if reading else {}))
+        self._beat.touch(
+            state,
+            edge=self.edge,
+            version=self.contest.version or RULE,
+            lag=self._log.num_edges - self.edge,
+            **(reading.fields() if reading else {}),
+        )

@@ -1,4 +1,5 @@
-"""What each window scored, one JSON line per window: written by the trainer, read by the status page and the demo."""
+"""What each window scored, one JSON line per window: written by the trainer, read by the status
+page and the demo."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -15,8 +16,8 @@ FILE = "train/windows.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowRecord:
-    """One finished window. scores: model name -> measure -> value; "live" is the version that served. num_known: scored
-    events whose destination was one before. Times in us."""
+    """One finished window. scores: model name -> measure -> value; "live" is the version that
+    served. num_known: scored events whose destination was one before. Times in us."""
 
     start_us: int
     end_us: int
@@ -42,18 +43,26 @@ def append_record(data_dir: Path, record: WindowRecord) -> int:
 
 
 def truncate_records(data_dir: Path, size: int) -> None:
-    """Drop what a crashed trainer wrote behind its last checkpoint; those windows will be written again."""
+    """Drop what a crashed trainer wrote behind its last checkpoint; those windows will be written
+    again."""
     path = data_dir / FILE
     found = path.stat().st_size if path.exists() else 0
     if found > size:
         os.truncate(path, size)
     elif found < size:
-        log.error("history_lost", file=str(path), num_bytes=size - found, meaning="windows before are not shown any more")
+        log.error(
+            "history_lost",
+            file=str(path),
+            num_bytes=size - found,
+            meaning="windows before are not shown any more",
+        )
 
 
 def history_until(data_dir: Path, edge: int) -> int:
-    """Size of the file's part that speaks of windows up to an edge: what stays where learning goes back to it."""
-    reader, size = HistoryReader(data_dir), 0
+    """Size of the file's part that speaks of windows up to an edge: what stays where learning goes
+    back to it."""
+    reader = HistoryReader(data_dir)
+    size = 0
     for record in reader.refresh():
         if record.end_edge > edge:
             break
@@ -76,7 +85,8 @@ class HistoryReader:
         except FileNotFoundError:
             return self.records
         if size < self._at:
-            self._at, self.records = 0, []
+            self._at = 0
+            self.records = []
         with self._path.open("rb") as file:
             file.seek(self._at)
             for line in file:
@@ -86,5 +96,10 @@ class HistoryReader:
                 try:
                     self.records.append(msgspec.json.decode(line, type=WindowRecord))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    log.error("history_line_passed_over", file=str(self._path), at_byte=self._at, error=str(error))
+                    log.error(
+                        "history_line_passed_over",
+                        file=str(self._path),
+                        at_byte=self._at,
+                        error=str(error),
+                    )
         return self.records

@@ -1,4 +1,5 @@
-"""Event-time windows and memory's canonical chunks, both functions of the log alone (DESIGN section 6)."""
+"""Event-time windows and memory's canonical chunks, both functions of the log alone (DESIGN section
+6)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class TimeIndex(Protocol):
 
 
 def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | None:
-    """The window that begins at `cursor_edge`, once the watermark has passed its end; None before. Never an empty one."""
+    """The window that begins at `cursor_edge`, once the watermark has passed its end; None before.
+    Never an empty one."""
     if cursor_edge >= log.num_edges:
         return None
     start = int(log.time_of(np.array([cursor_edge]))[0]) // width_us * width_us
@@ -51,18 +53,21 @@ def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | Non
 
 
 def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Iterator[Window]:
-    """All windows of a log that will not grow, the last one whether or not the watermark passed its end. origin_us: a time
-    at which one begins."""
+    """All windows of a log that will not grow, the last one whether or not the watermark passed its
+    end. origin_us: a time at which one begins."""
     edge = int(log.first_edge)
     while edge < log.num_edges:
-        start = (int(log.time_of(np.array([edge]))[0]) - origin_us) // width_us * width_us + origin_us
+        start = (
+            int(log.time_of(np.array([edge]))[0]) - origin_us
+        ) // width_us * width_us + origin_us
         end = log.lower_bound(start + width_us)
         yield Window(start, start + width_us, edge, end)
         edge = end
 
 
 def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
-    """Chunks [a, b) of a whole window: every `memory_chunk` edges, each cut moved to the next change of time."""
+    """Chunks [a, b) of a whole window: every `memory_chunk` edges, each cut moved to the next
+    change of time."""
     cuts = [0]
     while cuts[-1] < len(time_E):
         cut = cuts[-1] + memory_chunk
@@ -72,11 +77,13 @@ def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
     return list(zip(cuts, cuts[1:], strict=False))
 
 
-def closed_chunks(time_E: Int64, watermark: int, width_us: int, memory_chunk: int) -> list[tuple[int, int]]:
+def closed_chunks(
+    time_E: Int64, watermark: int, width_us: int, memory_chunk: int
+) -> list[tuple[int, int]]:
     """Chunks [a, b) that are final in a tail of the log that starts at a cut, given the watermark.
 
-    The same cuts as `canonical_chunks` of each window, however the tail grows: what more events could still join is
-    not cut.
+    The same cuts as `canonical_chunks` of each window, however the tail grows: what more events
+    could still join is not cut.
     """
     out = []
     at = 0
