@@ -407,7 +407,7 @@ def deadletter_list(
     """Show the newest dead letters and how many there are of each reason."""
     from collections import Counter, deque
 
-    from streamd.ingest.letterbox import read_letters
+    from streamd.ingest.deadletter_replay import read_letters
 
     counts: Counter[str] = Counter()
     newest: deque[tuple[str, ...]] = deque(maxlen=limit)
@@ -445,7 +445,7 @@ def deadletter_replay(
     data_dir: DataOption = None,
 ) -> None:
     """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
-    from streamd.ingest.letterbox import replay
+    from streamd.ingest.deadletter_replay import replay
 
     settings = _settings(config, data_dir)
     done = replay(settings, reason or (), again)

@@ -33,12 +33,12 @@ from streamd.processes import PYTHON, collect_garbage_rarely, end_with_parent, r
 from streamd.roles import LOCK, ROLES, make_folder, take_over
 from streamd.settings import Settings, as_environment, schema_of
 from streamd.telemetry import metrics
+from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
-from streamd.telemetry.keys import ApiKeys
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 Held = TypeVar("Held")
 STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
@@ -119,7 +119,7 @@ class Supervisor:
             [*PYTHON, "-m", "streamd", "run", "--role", role], env=env
         )
         self._started[role] = time.monotonic()
-        log.info("role_started", child=role, pid=self._children[role].pid)
+        logger.info("role_started", child=role, pid=self._children[role].pid)
 
     def _watch(self) -> int | None:
         now = time.monotonic()
@@ -135,12 +135,12 @@ class Supervisor:
             if status is None:
                 continue
             if status == REFUSED:
-                log.error("role_refused", child=role, hint="see its message above")
+                logger.error("role_refused", child=role, hint="see its message above")
                 return REFUSED
             if status == ROLE_REFUSED:
                 self._refused.add(role)
                 del self._children[role]
-                log.error(
+                logger.error(
                     "role_refused",
                     child=role,
                     hint="see its message above",
@@ -152,7 +152,7 @@ class Supervisor:
             if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
                 self._beaten.add(role)
             if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
-                log.error(
+                logger.error(
                     "role_never_ran",
                     child=role,
                     status=status,
@@ -166,7 +166,7 @@ class Supervisor:
             self._failures[role] += 1
             self._due[role] = now + pause
             del self._children[role]
-            log.warning("role_died", child=role, status=status, restart_seconds=pause)
+            logger.warning("role_died", child=role, status=status, restart_seconds=pause)
         return None
 
     def _stop_all(self) -> None:
@@ -178,7 +178,7 @@ class Supervisor:
             try:
                 child.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.error("role_killed", child=role, after_seconds=patience)
+                logger.error("role_killed", child=role, after_seconds=patience)
                 child.kill()
                 child.wait()
 
@@ -224,7 +224,7 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         else:
             {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
     except StreamdError as error:
-        log.error("refused", error=str(error), kind=type(error).__name__)
+        logger.error("refused", error=str(error), kind=type(error).__name__)
         if isinstance(error, SettingsError):
             return REFUSED
         if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
@@ -232,7 +232,7 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
         return ROLE_REFUSED
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        log.error(
+        logger.error(
             "path_not_usable",
             path=str(error.filename),
             error=error.strerror,
@@ -245,7 +245,7 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
 def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     from streamd.ingest.deadletter import make_dead_letters
     from streamd.ingest.loop import IngestLoop
-    from streamd.segments.keeper import Keeper
+    from streamd.segments.housekeeper import Housekeeper
     from streamd.segments.log import LogWriter
 
     beat = Heartbeat(settings.data_dir, "ingest")
@@ -257,7 +257,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     try:
         take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
-        keeper = Keeper(writer, settings.retention, letters.purge)
+        keeper = Housekeeper(writer, settings.retention, letters.purge)
         open_port(
             settings.telemetry.ingest_port,
             settings.server.host,
@@ -283,7 +283,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
     if unused := unused_settings(settings.model):
-        log.warning(
+        logger.warning(
             "model_settings_unused",
             settings=unused,
             meaning=f"model.name {settings.model.name} does not use them",
@@ -321,7 +321,7 @@ def _once_unlocked(
             return take()
         except LockedError as error:
             if not told:
-                log.warning("waiting_for_lock", error=str(error))
+                logger.warning("waiting_for_lock", error=str(error))
             told = True
         if beat is not None:
             beat.touch("waiting for another process")
@@ -371,13 +371,13 @@ def _run_serve(
     def end_with_stop() -> None:
         stop.wait()
         state.draining = True
-        log.info("draining", seconds=settings.server.drain_seconds)
+        logger.info("draining", seconds=settings.server.drain_seconds)
         at_once.wait(settings.server.drain_seconds)
         server.should_exit = True
 
     threading.Thread(target=end_with_stop, daemon=True).start()
     scheme = "https" if settings.server.tls_cert_file else "http"
-    log.info(
+    logger.info(
         "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
     )
     server.run(sockets=[listening])
@@ -423,8 +423,8 @@ def _make_kernels_ready() -> None:
     from streamd.graph.jit import compile_notice
 
     if notice := compile_notice():
-        log.info("compiling_kernels", meaning=notice)
-    log.info("kernels_ready", seconds=round(warm_up(), 1))
+        logger.info("compiling_kernels", meaning=notice)
+    logger.info("kernels_ready", seconds=round(warm_up(), 1))
 
 
 def _fix_torch(threads: int) -> None:
@@ -443,5 +443,5 @@ def _die_with_parent() -> None:
     parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
     end_with_parent()
     if os.getppid() != parent:
-        log.error("supervisor_gone", pid=parent)
+        logger.error("supervisor_gone", pid=parent)
         sys.exit(1)

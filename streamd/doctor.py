@@ -322,4 +322,4 @@ def warm_facts() -> None:
     when = np.array([1, 2])
     facts = PairFacts((1, 2, 3, 4, 5), 10)
     facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
-    facts.rows(src, when, np.array([[1], [2]]))
+    facts.compute(src, when, np.array([[1], [2]]))

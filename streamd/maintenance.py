@@ -16,7 +16,7 @@ from streamd.exchange.tables import Columns
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.roles import COMPACT
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
-from streamd.segments.keeper import Keeper
+from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -75,22 +75,22 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     places = log.deletions.places
     if not len(places):
         return True, "nothing was deleted"
-    wish = int(places.max())
-    ask_to_compact(settings.data_dir, wish)
+    compaction_request = int(places.max())
+    ask_to_compact(settings.data_dir, compaction_request)
     deadline = time.monotonic() + wait_seconds
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
         if holds != tried and _try_here(settings, log.state.schema, line):
             tried = holds
-        waiting = _waiting_for(settings.data_dir, wish)
+        waiting = _waiting_for(settings.data_dir, compaction_request)
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             line.leave()
             return (
                 False,
-                f"not all is gone yet: {waiting}; the wish stands, and ingest goes on with it",
+                f"not all is gone yet: {waiting}; the compaction_request stands, and ingest goes on with it",
             )
-        _say_how_far(settings.data_dir, wish, line)
+        _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)
     return True, "compacted: what was deleted is gone from the log and from all that was learned"
 
@@ -102,7 +102,7 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
     except LockedError:
         return False
     try:
-        Keeper(
+        Housekeeper(
             writer,
             settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
             make_dead_letters(settings).purge,
@@ -112,24 +112,29 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
     return True
 
 
-def _behind(data_dir: Path, wish: int) -> dict[str, int]:
+def _behind(data_dir: Path, compaction_request: int) -> dict[str, int]:
     """Roles that compaction waits for, and the edges they are at."""
-    at = {role: min(h.edge, h.clean_edge) for role, h in read_holds(data_dir).items()}
-    return {role: edge for role, edge in at.items() if edge < wish}
+    at = {role: min(h.edge, h.purged_before_event) for role, h in read_holds(data_dir).items()}
+    return {role: edge for role, edge in at.items() if edge < compaction_request}
 
 
-def _waiting_for(data_dir: Path, wish: int) -> str:
-    behind = [f"{role} (at edge {at} of {wish})" for role, at in _behind(data_dir, wish).items()]
+def _waiting_for(data_dir: Path, compaction_request: int) -> str:
+    behind = [
+        f"{role} (at edge {at} of {compaction_request})"
+        for role, at in _behind(data_dir, compaction_request).items()
+    ]
     return f"waiting for {', '.join(behind)}" if behind else REWRITING
 
 
-def _say_how_far(data_dir: Path, wish: int, line: ProgressLine) -> None:
+def _say_how_far(data_dir: Path, compaction_request: int, line: ProgressLine) -> None:
     """By what roles and an ingest beside this process leave in the directory."""
-    behind = _behind(data_dir, wish)
+    behind = _behind(data_dir, compaction_request)
     beat = read_beat(data_dir, COMPACT)
     if behind:
-        line.of(f"waiting for {', '.join(behind)}", min(behind.values()), wish, "edges")
-    elif beat is not None and beat.detail["wish"] == wish:
+        line.of(
+            f"waiting for {', '.join(behind)}", min(behind.values()), compaction_request, "edges"
+        )
+    elif beat is not None and beat.detail["compaction_request"] == compaction_request:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, write_hold
-from streamd.segments.keeper import Keeper
+from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.settings import RetentionSettings, Settings, load_settings
 
@@ -43,7 +43,7 @@ def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,)
     at, turn = 0, 0
     keys = [f"n:{i}" for i in range(int(max(src.max(), dst.max())) + 1)]
     while at < len(src):
-        end = min(at + min(tails[turn % len(tails)], writer.room()), len(src))
+        end = min(at + min(tails[turn % len(tails)], writer.remaining_rows()), len(src))
         new = keys if at == 0 else ()
         for key in new:
             writer.keys[key] = len(writer.keys)
@@ -58,7 +58,7 @@ def compact(log: LogWriter, held: int | None = None):
     if held is not None:
         write_hold(log.data_dir, "train", Hold(held, held))
     ask_to_compact(log.data_dir, log.num_edges)
-    return Keeper(log, RetentionSettings(), lambda keys: None).compact()
+    return Housekeeper(log, RetentionSettings(), lambda keys: None).compact()
 
 
 class ManualClock:

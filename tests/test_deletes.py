@@ -14,7 +14,7 @@ from streamd.graph import Draw
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.registry import Registry
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
-from streamd.segments.keeper import Keeper
+from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
@@ -50,7 +50,7 @@ class Life:
 
     def grow(self, until, watermark=None):
         while self.at < until:
-            end = min(self.at + min(90, self.writer.room()), until)
+            end = min(self.at + min(90, self.writer.remaining_rows()), until)
             src, dst, time = self.src[self.at:end], self.dst[self.at:end], self.time[self.at:end]
             new = [SECRET if i == GONE else f"n:{i}" for i in range(40)] if self.at == 0 else []
             self.writer.keys.update({k: i for i, k in enumerate(new)})
@@ -144,10 +144,10 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
                 got = rows(recorder.live.graph.sample(roots, 0, before, draw))
                 assert got == wanted(life.src, life.dst, roots, 0, before, draw, hidden)
         if not compacted:
-            facts = [r.live.facts.rows(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
+            facts = [r.live.facts.compute(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
             np.testing.assert_array_equal(*facts)
             ask_to_compact(life.path, 500)
-            Keeper(life.writer, life.settings.retention, lambda _: None).compact()
+            Housekeeper(life.writer, life.settings.retention, lambda _: None).compact()
             assert not life.files_with(MARK.tobytes() * 2)
 
 
@@ -214,20 +214,20 @@ def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
     options = ["compact", "--wait", "0", "--data-dir", str(life.path)]
     held = runner.invoke(app, options)
     assert held.exit_code == 1 and "waiting for train" in " ".join(held.output.split())
-    house = Keeper(life.writer, life.settings.retention, letters.purge)
+    house = Housekeeper(life.writer, life.settings.retention, letters.purge)
     house.compact()
     assert life.files_with(b"secret:user") == [] and life.files_with(b"c2VjcmV0OnVzZXI") == []
     kept = (life.path / "deadletter/current.jsonl").read_bytes().splitlines()
     assert len(kept) == 1, "the letter that speaks of others stays"
     life.grow(900, 100 * HOUR)
     life.learn(trainer)
-    assert read_holds(life.path)["train"].clean_edge >= 450
+    assert read_holds(life.path)["train"].purged_before_event >= 450
     house.compact()
     assert asked_to_compact(life.path) is None and life.files_with(mark) == []
     again = life.trainer()
     assert again.edge == trainer.edge, "a trainer that starts now goes on from its checkpoint"
     np.testing.assert_array_equal(
-        *(t._recorder.live.facts.rows(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
+        *(t._recorder.live.facts.compute(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
           for t in (trainer, again)))
     life.writer.close()
     done = runner.invoke(app, options)
@@ -242,7 +242,7 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     hold = read_holds(life.path)["train"]
     assert hold.edge >= 250, "the first segment is behind, so the facts were stored"
     keep = life.settings.retention.model_copy(update={"max_bytes": 1})
-    Keeper(life.writer, keep, lambda _: None).step()
+    Housekeeper(life.writer, keep, lambda _: None).step()
     assert 0 < life.writer.state.first_edge <= hold.edge
     life.grow(900, 100 * HOUR)
     again = life.trainer()
@@ -252,7 +252,7 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     for name, tensor in trainer._learner.memory.tensors().items():
         assert torch.equal(tensor, again._learner.memory.tensors()[name]), name
     everyone = np.arange(40)
-    np.testing.assert_array_equal(*(t._recorder.live.facts.rows(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
+    np.testing.assert_array_equal(*(t._recorder.live.facts.compute(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
                                     for t in (trainer, again)))
     a, b = (t._recorder.live.graph.sample(everyone, 0, 900, Draw(fanout=4)) for t in (trainer, again))
     assert rows(a) == rows(b), "what was dropped is not answered with"

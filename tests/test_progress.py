@@ -16,7 +16,7 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.exchange.tables import count_rows
 from streamd.graph import jit
 from streamd.segments.holds import Hold, asked_to_compact, write_hold
-from streamd.segments.keeper import STEP_SECONDS, Keeper
+from streamd.segments.housekeeper import STEP_SECONDS, Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.settings import RetentionSettings
 from streamd.telemetry import progress
@@ -110,7 +110,7 @@ def deleted(path):
 def one_segment_a_step(monkeypatch):
     clock = ManualClock()
     monkeypatch.setattr(clock, "monotonic", itertools.count(0, 0.6 * STEP_SECONDS).__next__)
-    monkeypatch.setattr("streamd.segments.keeper.time", clock)
+    monkeypatch.setattr("streamd.segments.housekeeper.time", clock)
 
 
 def test_compacting_here_says_segments(tmp_path, every, monkeypatch):
@@ -127,7 +127,7 @@ def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_i
     write_hold(tmp_path, "train", Hold(150, 150))
     said = run("compact", "--data-dir", tmp_path, "--wait", "0.3")
     assert set(said) == {"waiting for train"} and set(said["waiting for train"]) == {50}, "and never that it is done"
-    keeper, stop = Keeper(writer, RetentionSettings(), lambda _: None), threading.Event()
+    keeper, stop = Housekeeper(writer, RetentionSettings(), lambda _: None), threading.Event()
 
     def ingest():
         while not stop.wait(0.1) and asked_to_compact(tmp_path) is not None:

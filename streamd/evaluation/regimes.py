@@ -27,7 +27,7 @@ from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import FreshSight, RecordedChunk, Recorder, one_ahead
+from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures
 from streamd.windows import Window
@@ -106,7 +106,7 @@ class Regimes:
         before the cut that is learned at once."""
         if self._base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in one_ahead(self._moving.chunks(window, first_recorded=shown)):
+            for chunk in prefetch(self._moving.chunks(window, first_recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -121,7 +121,7 @@ class Regimes:
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in one_ahead(self._moving.chunks(window)):
+        for chunk in prefetch(self._moving.chunks(window)):
             for name in self._learners:
                 if name != "nightly" or not self._nightly_stands:
                     self._add(parts, name, chunk)
@@ -180,7 +180,7 @@ class Regimes:
         self._learners[name].learn(edge)
         self._seconds[name] += time.perf_counter() - begun
 
-    def _add(self, parts: dict[str, list[Float32]], name: str, chunk: RecordedChunk) -> None:
+    def _add(self, parts: dict[str, list[Float32]], name: str, chunk: Chunk) -> None:
         begun = time.perf_counter()
         learner = self._learners[name]
         logits = learner.score(chunk)

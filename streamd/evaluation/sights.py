@@ -38,13 +38,13 @@ class StaleSight:
         """As of the first event of each group of `every`, or of the window."""
         facts = self._live.facts
         if self._every is None:
-            return facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+            return facts.compute(part.src_E[asked], part.time_E[asked], candidates)
         out = []
         for a in range(0, len(part.src_E), self._every):
             b = a + self._every
             group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
             at = asked[group]
-            out.append(facts.rows(part.src_E[at], part.time_E[at], candidates[group]))
+            out.append(facts.compute(part.src_E[at], part.time_E[at], candidates[group]))
             self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
@@ -72,7 +72,7 @@ class StandingSight:
         return self._live.edge
 
     def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
-        return self._live.facts.rows(part.src_E[asked], part.time_E[asked], candidates)
+        return self._live.facts.compute(part.src_E[asked], part.time_E[asked], candidates)
 
     def leave(self, rows: EdgeRows) -> None:
         pass

@@ -135,7 +135,7 @@ class Loader:
             block = block.take(np.argsort(time, kind="stable"))
         at = 0
         while at < len(block):
-            end = min(at + min(self._log.room(), MAX_COMMIT_EVENTS), len(block))
+            end = min(at + min(self._log.remaining_rows(), MAX_COMMIT_EVENTS), len(block))
             part = block.take(np.arange(at, end))
             keys = self._decoder.keys
             batch, watermark, refused = self._builder.build(

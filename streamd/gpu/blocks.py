@@ -24,9 +24,9 @@ from streamd.gpu.launch import Launch
 from streamd.graph.blocks import BlockGraph, BlockStore
 from streamd.graph.draws import Direction, Draw, Neighbors
 from streamd.graph.hops import (
-    Explored,
-    ExploredHop,
     NextRoots,
+    NumberedHop,
+    NumberedHops,
     Roots,
     renumbered,
     sample_hops,
@@ -35,7 +35,7 @@ from streamd.graph.kernels import DEGREE, DIRECTORY
 from streamd.graph.strategies import STRATEGIES
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 Placement = Literal["resident", "hybrid"]
 MAX_FANOUT = 128
 """As in kernels/sampling.cu: a thread remembers what it drew before in registers and local memory."""
@@ -47,18 +47,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def apart(
+def on_own_stream(
     method: "Callable[Concatenate[DeviceGraph, P], R]",
 ) -> "Callable[Concatenate[DeviceGraph, P], R]":
     """The method, its copies and kernels on the graph's own stream: a query does not wait for what
     a model computes."""
 
     @wraps(method)
-    def on_own_stream(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.on_stream():
             return method(self, *args, **kwargs)
 
-    return on_own_stream
+    return wrapped
 
 
 class Pages(Protocol):
@@ -97,7 +97,7 @@ class DeviceGraph:
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
-        """Makes the graph's stream the current one, as `explore_there` needs; all else that is
+        """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all else that is
         public does it itself."""
         self.place(placement)
 
@@ -130,7 +130,7 @@ class DeviceGraph:
         """Device memory that entries take; none in hybrid placement."""
         return sum(mirror.arrays["entries"].nbytes for mirror in self._mirrors.values())
 
-    @apart
+    @on_own_stream
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E)
@@ -138,14 +138,14 @@ class DeviceGraph:
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
 
-    @apart
+    @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         self._host.hide(src_E, dst_E, event_E)
         for mirror in self._mirrors.values():
             self._send_again(mirror, mirror.nodes_with_hidden())
 
-    @apart
+    @on_own_stream
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes. Needs a store of both directions."""
         self._host.hide_nodes(nodes)
@@ -156,7 +156,7 @@ class DeviceGraph:
         """Answer with no older events from now on: the log no longer has them."""
         self._host.drop_before(event)
 
-    @apart
+    @on_own_stream
     def offload(self, before_event: int) -> None:
         """Take events before an id out of the host's memory, in resident placement."""
         if self.placement == "hybrid":
@@ -165,14 +165,14 @@ class DeviceGraph:
         for mirror in self._mirrors.values():
             self._send_directories(mirror)
 
-    @apart
+    @on_own_stream
     def place(self, placement: Placement) -> None:
         """Move the entries to the GPU, or from it to page-locked host memory. Raises:
         DeviceMemoryError."""
         if placement != self.placement:
             self.placement = placement
             entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
-            log.info("graph_placed", placement=placement, entries=entries)
+            logger.info("graph_placed", placement=placement, entries=entries)
             if placement == "hybrid":
                 self._host.restore_all()
             for mirror in self._mirrors.values():
@@ -186,31 +186,34 @@ class DeviceGraph:
         for name in ("resident", "hybrid"):
             metrics.gpu_placement.labels(name).set(name == self.placement)
 
-    @apart
+    @on_own_stream
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
     ) -> Neighbors[Int64]:
         """Answer as the host's graph does. Raises: ValueError where too many are drawn at random."""
-        there = self._roots_up(Roots(root_R, since, before))
-        found = self.sample_there(there.node, there.since, there.before, draw)
-        return Neighbors(*(_numpy(t) for t in (found.neighbor, found.event, found.mask)))
+        there = self._roots_to_device(Roots(root_R, since, before))
+        found = self.sample_on_device(there.node, there.since, there.before, draw)
+        return Neighbors(*(_to_host(t) for t in (found.neighbor, found.event, found.mask)))
 
-    @apart
-    def explore(
+    @on_own_stream
+    def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
-    ) -> Explored[Int64]:
+    ) -> NumberedHops[Int64]:
         """As the host's; the hops and the renumbering of what they reach stay on the device, and
         come home together."""
-        found = self.explore_there(self._roots_up(roots), draws, next_roots)
+        found = self.sample_neighborhood_on_device(self._roots_to_device(roots), draws, next_roots)
         hops = tuple(
-            ExploredHop(
-                _numpy(hop.root_U), _numpy(hop.neighbor_UK), _numpy(hop.eid_UK), _numpy(hop.mask_UK)
+            NumberedHop(
+                _to_host(hop.root_U),
+                _to_host(hop.neighbor_UK),
+                _to_host(hop.eid_UK),
+                _to_host(hop.mask_UK),
             )
             for hop in found.hops
         )
-        return Explored(_numpy(found.node_M), hops)
+        return NumberedHops(_to_host(found.node_M), hops)
 
-    def sample_there(
+    def sample_on_device(
         self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
     ) -> Neighbors[Tensor]:
         """`sample` from and to the device."""
@@ -226,14 +229,14 @@ class DeviceGraph:
             # Where nothing is offloaded the device need not be waited for.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
-            nodes = np.unique(_numpy(root_R[missing_R]))
+            nodes = np.unique(_to_host(root_R[missing_R]))
             self._host.restore(draw.direction, nodes)
             self._send_again(mirror, nodes)
 
-    def explore_there(
+    def sample_neighborhood_on_device(
         self, roots: Roots[Tensor], draws: Sequence[Draw], next_roots: NextRoots[Any]
-    ) -> Explored[Tensor]:
-        """`explore` from and to the device."""
+    ) -> NumberedHops[Tensor]:
+        """`sample_neighborhood` from and to the device."""
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
     def _ask(
@@ -330,7 +333,7 @@ class DeviceGraph:
                     ) from None
                 grown = None
             if grown is None:
-                log.warning(
+                logger.warning(
                     "graph_moved_to_host",
                     reason="the GPU has no room for its entries",
                     entries=size,
@@ -343,7 +346,7 @@ class DeviceGraph:
             mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
         if len(places):
-            have[self._up(places)] = self._up(values)
+            have[self._to_device(places)] = self._to_device(values)
 
     def _grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
         """A larger array; None where it would exceed the budget, which entries alone can do
@@ -357,13 +360,14 @@ class DeviceGraph:
             rows = min(rows, most)
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
-    def _roots_up(self, roots: Roots[Int64]) -> Roots[Tensor]:
+    def _roots_to_device(self, roots: Roots[Int64]) -> Roots[Tensor]:
         since, before = (
-            self._up(x) if isinstance(x, np.ndarray) else x for x in (roots.since, roots.before)
+            self._to_device(x) if isinstance(x, np.ndarray) else x
+            for x in (roots.since, roots.before)
         )
-        return Roots(self._up(roots.node), since, before)
+        return Roots(self._to_device(roots.node), since, before)
 
-    def _up(self, array: NDArray[Any]) -> Tensor:
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
         host = torch.from_numpy(np.ascontiguousarray(array))
         metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
@@ -451,7 +455,7 @@ class OnDevice:
     def sample(
         self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
     ) -> Neighbors[Tensor]:
-        return self.graph.sample_there(root_R, since, before, draw)
+        return self.graph.sample_on_device(root_R, since, before, draw)
 
 
 def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
@@ -459,7 +463,7 @@ def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 
-def _numpy(tensor: Tensor) -> NDArray[Any]:
+def _to_host(tensor: Tensor) -> NDArray[Any]:
     metrics.gpu_transfer_bytes.labels("down").inc(tensor.numel() * tensor.element_size())
     array: NDArray[Any] = tensor.cpu().numpy()
     return array

@@ -13,7 +13,7 @@ from streamd.graph.draws import Direction
 from streamd.graph.temporal import TemporalGraph
 from streamd.settings import Settings
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 BUDGET_SHARE = 0.5
 """Of the GPU memory that is free as a graph is made, where `gpu.graph_bytes` is 0."""
 
@@ -31,7 +31,7 @@ def choose_device(setting: str) -> str:
 
     if setting == "auto":
         if torch.cuda.is_available():
-            log.warning(
+            logger.warning(
                 "gpu_idle",
                 gpu=torch.cuda.get_device_name(),
                 reason="auto is the CPU until streamd was measured on a GPU; device: cuda uses it",
@@ -48,7 +48,7 @@ def choose_device(setting: str) -> str:
             "device is cuda, but cupy, which loads the sampling kernels, is not installed.",
             "pip install 'streamd[gpu]', or set device: cpu.",
         )
-    log.warning(
+    logger.warning(
         "gpu_unproven",
         gpu=torch.cuda.get_device_name(),
         reason="the kernels were tested on a CPU only; compare scores with device: cpu before relying on them",
@@ -72,7 +72,7 @@ def make_graph(
     return DeviceGraph(host, CudaLauncher(), PageLock(), device, settings.gpu.placement, budget)
 
 
-def make_room(graph: TemporalGraph) -> bool:
+def free_device_memory(graph: TemporalGraph) -> bool:
     """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were
     any."""
     from streamd.gpu.blocks import DeviceGraph
@@ -81,7 +81,7 @@ def make_room(graph: TemporalGraph) -> bool:
         return False
     import torch
 
-    log.warning(
+    logger.warning(
         "graph_moved_to_host",
         reason="the GPU has no room for a training step beside it",
         do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or model.memory_chunk",

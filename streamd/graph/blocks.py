@@ -12,10 +12,10 @@ import numpy as np
 
 from streamd.errors import CapacityError, OffloadedError
 from streamd.events import Bools, Int64
-from streamd.graph import kernels
+from streamd.graph import kernels, offloading
 from streamd.graph.arena import Arena
 from streamd.graph.draws import Direction, Draw, Neighbors
-from streamd.graph.hops import Explored, NextRoots, Roots, renumbered, sample_hops
+from streamd.graph.hops import NextRoots, NumberedHops, Roots, renumbered, sample_hops
 from streamd.graph.kernels import DEGREE, BlockArrays, Query, Sampled
 from streamd.graph.strategies import STRATEGIES, StrategyName
 from streamd.telemetry import metrics
@@ -104,7 +104,7 @@ class BlockStore:
         that changed."""
         used = int(self.arrays.used[0])
         kept = np.zeros(used // PAGE_ENTRIES + 1, np.bool_)
-        offloaded, marked = kernels.offload_blocks(
+        offloaded, marked = offloading.offload_blocks(
             self.arrays, self.num_nodes, before_event, kept, PAGE_ENTRIES
         )
         kept[used // PAGE_ENTRIES :] = True
@@ -122,7 +122,7 @@ class BlockStore:
         """Bring the offloaded entries of some known nodes back, as far as the log, which begins
         with `since_event`, still has their events. Returns: events read."""
         next_number_N = np.full(self.num_nodes, -1, np.int64)
-        since, before = kernels.begin_restoring(
+        since, before = offloading.begin_restoring(
             self.arrays, nodes, next_number_N, self._freed_pages, PAGE_ENTRIES
         )
         if since < since_event:
@@ -131,8 +131,10 @@ class BlockStore:
         for first in range(since, before, RESTORE_EVENTS):
             src_E, dst_E, gone_E = read_back(first, min(first + RESTORE_EVENTS, before))
             node_E, other_E, both = self._ends(src_E, dst_E)
-            kernels.restore_events(self.arrays, node_E, other_E, gone_E, first, next_number_N, both)
-        kernels.end_restoring(self.arrays, nodes, next_number_N)
+            offloading.restore_events(
+                self.arrays, node_E, other_E, gone_E, first, next_number_N, both
+            )
+        offloading.end_restoring(self.arrays, nodes, next_number_N)
         return max(0, int(before - since))
 
     def _ends(self, src_E: Int64, dst_E: Int64) -> tuple[Int64, Int64, bool]:
@@ -248,9 +250,9 @@ class BlockGraph:
             got = store.sample(query, draw.strategy, draw.fanout)
         return Neighbors(got.neighbor, got.event, got.mask)
 
-    def explore(
+    def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
-    ) -> Explored[Int64]:
+    ) -> NumberedHops[Int64]:
         """Sample hop after hop, and number the nodes reached."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
 

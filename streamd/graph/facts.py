@@ -125,7 +125,7 @@ class PairFacts:
         row_of[asked_R] = np.arange(len(asked_R))
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
-    def rows(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
+    def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
         """Facts for queries at given times on the state as it stands: float32[R, C, NUM_FACTS]. Ids
         never seen are fine."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
@@ -167,7 +167,7 @@ class PairFacts:
 
     def log_shares(self, nodes: Int64, time_us: int) -> Float32:
         """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
-        return self.rows(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
+        return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
     def copy(self) -> "PairFacts":
         """An independent copy: a state that may stand still while this one moves on."""
@@ -218,7 +218,7 @@ class PairFacts:
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
         if len(src):
-            self._make_room(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
+            self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
         due = deletes.until(self.edge + len(src))
         gone = due.node[self._forgotten :]
         gone_at = due.edge[self._forgotten :] - self.edge
@@ -227,7 +227,7 @@ class PairFacts:
         self.edge += len(src)
         return out
 
-    def _make_room(self, nodes: int, pairs: int) -> None:
+    def _grow(self, nodes: int, pairs: int) -> None:
         f = self._f
         changed = {}
         if nodes > len(f.seen):

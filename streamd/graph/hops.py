@@ -67,7 +67,7 @@ def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExploredHop(Generic[A]):
+class NumberedHop(Generic[A]):
     """root_U: int64[U], neighbor_UK: int64[U, K], places among all nodes reached, a root's own
     where there is no neighbour; eid_UK: int64, event ids; mask_UK: bool, True first."""
 
@@ -78,14 +78,14 @@ class ExploredHop(Generic[A]):
 
 
 @dataclass(frozen=True, slots=True)
-class Explored(Generic[A]):
+class NumberedHops(Generic[A]):
     """node_M: int64[M], the distinct nodes reached, ascending, the roots among them."""
 
     node_M: A
-    hops: tuple[ExploredHop[A], ...]
+    hops: tuple[NumberedHop[A], ...]
 
 
-def renumbered(hops: Sequence[SampledHop[A]]) -> Explored[A]:
+def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     """Hops over the distinct nodes that they reach."""
     arrays: Any = arrays_of(hops[0].roots.node)
     parts: list[Any] = []
@@ -95,7 +95,7 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> Explored[A]:
     node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
 
     at = 0
-    explored = []
+    numbered = []
     for hop in hops:
         found: Any = hop.found
         num_roots = len(found.mask)
@@ -104,8 +104,8 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> Explored[A]:
         at += num_roots
         neighbor_UK = place[at : at + num_places].reshape(found.mask.shape)
         at += num_places
-        explored.append(ExploredHop(root_U, neighbor_UK, found.event, found.mask))
-    return Explored(node_M, tuple(explored))
+        numbered.append(NumberedHop(root_U, neighbor_UK, found.event, found.mask))
+    return NumberedHops(node_M, tuple(numbered))
 
 
 def arrays_of(array: object) -> Any:

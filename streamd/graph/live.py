@@ -18,7 +18,7 @@ from streamd.storage import write_durably
 from streamd.telemetry import metrics
 from streamd.tensors import pack, unpack
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 OFFLOAD_EVENTS = 65_536
 """Fewer new events than this are not worth a pass over all directories of the graph."""
 OFFLOAD_SHARE = 0.125
@@ -53,12 +53,12 @@ class LiveGraph:
         """Id of the next edge that the facts take in."""
         return self.facts.edge
 
-    def insert(self, until_edge: int) -> None:
+    def insert(self, until_event: int) -> None:
         """Put edges into the graph, hidden ones as hidden."""
         first = self.graph.next_event
-        if until_edge <= first:
+        if until_event <= first:
             return
-        src, dst, time = self.log.edges(first, until_edge)
+        src, dst, time = self.log.edges(first, until_event)
         self.graph.insert(src, dst)
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
         if len(dead):
@@ -77,14 +77,14 @@ class LiveGraph:
         self._in_memory_from = self.log.lower_bound(newest_us - self._keep_us)
         self.graph.offload(self._in_memory_from)
 
-    def step(self, until_edge: int, slice_edges: int) -> int:
+    def step(self, until_event: int, slice_edges: int) -> int:
         """Move graph and facts on by at most a slice, the graph first where it is behind. Returns:
         edges moved over."""
         at = self.graph.next_event
         if at < self.edge:
             self.insert(min(self.edge, at + slice_edges))
             return self.graph.next_event - at
-        end = max(self.edge, min(self.edge + slice_edges, until_edge))
+        end = max(self.edge, min(self.edge + slice_edges, until_event))
         self.insert(end)
         src, dst, time = self.log.edges(self.edge, end)
         self.advance(src, dst, time)
@@ -102,10 +102,10 @@ class LiveGraph:
             src_E, dst_E, time_E, asked_R, candidates_RC, self.log.deletions.of_nodes
         )
 
-    def take_features(self, until_edge: int) -> None:
+    def take_features(self, until_event: int) -> None:
         """Put the node features in force that were updated before an edge."""
         self.features.advance(
-            self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_edge
+            self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_event
         )
 
     def hide_deleted(self) -> bool:
@@ -141,28 +141,28 @@ class LiveGraph:
         nodes = self.facts.destinations()
         return nodes[~self.log.deletions.is_gone(nodes)]
 
-    def restore_facts(self, folder: Path, until_edge: int) -> int:
+    def restore_facts(self, folder: Path, until_event: int) -> int:
         """Take over the newest stored facts at or before an edge. Returns: the edge they stand at.
 
         Without any they begin at the log's first edge, which is exact only where nothing lay before
         it.
         """
         for path in _stored_facts(folder):
-            if self.log.first_edge <= int(path.stem) <= until_edge:
+            if self.log.first_edge <= int(path.stem) <= until_event:
                 try:
                     if self.facts.restore(unpack(path)[0]):
                         return self.edge
                     reason = "they were made under other model settings"
                 except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
                     reason = str(error)
-                log.warning(
+                logger.warning(
                     "facts_not_taken",
                     file=str(path),
                     reason=reason,
                     meaning="they are made from the log again",
                 )
         if self.log.first_edge > 0:
-            log.warning(
+            logger.warning(
                 "facts_incomplete",
                 first_edge=self.log.first_edge,
                 meaning="facts know nothing of the events that retention dropped",

@@ -81,25 +81,25 @@ class Neighborhood:
         return Neighborhood(self.node_M[used], self.node_MD[used], hops, self.windows)
 
 
-def look_around(
+def sample_neighborhood(
     graph: TemporalGraph,
     columns: EdgeColumns,
     features: NodeFeatures,
     roots_U: Int64,
-    before_edge: int,
+    before_event: int,
     query_us: int,
     plan: SamplingPlan,
 ) -> Neighborhood:
-    """Neighbourhoods of distinct roots among events below `before_edge`, at query time
+    """Neighbourhoods of distinct roots among events below `before_event`, at query time
     `query_us`."""
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0
     if plan.window_us:
         back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
-        starts = np.minimum(edges_before(columns, back), before_edge).tolist()
+        starts = np.minimum(edges_before(columns, back), before_event).tolist()
         since = starts[1]
         next_roots = earlier_windows(starts)
-    found = graph.explore(Roots(roots_U, since, before_edge), plan.hops, next_roots)
+    found = graph.sample_neighborhood(Roots(roots_U, since, before_event), plan.hops, next_roots)
 
     hops = []
     for hop in found.hops:

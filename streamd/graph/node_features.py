@@ -13,9 +13,9 @@ class NodeFeatures:
         self._values = np.zeros((0, dim), np.float32)
         self._taken = 0
 
-    def advance(self, node_U: Int64, edge_U: Int64, values_UD: Float32, until_edge: int) -> None:
-        """Take in updates (all of the log's, in log order) that lie before edge `until_edge`."""
-        end = int(np.searchsorted(edge_U, until_edge, side="right"))
+    def advance(self, node_U: Int64, edge_U: Int64, values_UD: Float32, until_event: int) -> None:
+        """Take in updates (all of the log's, in log order) that lie before edge `until_event`."""
+        end = int(np.searchsorted(edge_U, until_event, side="right"))
         if end <= self._taken:
             return
         nodes = node_U[self._taken : end]

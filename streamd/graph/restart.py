@@ -23,18 +23,18 @@ class RestartPoint:
         self._facts_edge = live.edge
         self._hold = Hold(-1, -1)
 
-    def resume(self, until_edge: int) -> None:
+    def resume(self, until_event: int) -> None:
         """Take over the facts last stored at or before an edge, where there are any."""
-        self._facts_edge = self._live.restore_facts(self._folder, until_edge)
+        self._facts_edge = self._live.restore_facts(self._folder, until_event)
 
-    def wish(self) -> int | None:
+    def compaction_request(self) -> int | None:
         """The edge before which compaction was asked for."""
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
         """Whether facts should be stored, which are at `edge`: once a segment is behind, or
         compaction asks."""
-        behind = max(self._live.log.sealed_until(edge), min(self.wish() or 0, edge))
+        behind = max(self._live.log.sealed_until(edge), min(self.compaction_request() or 0, edge))
         return self._facts_edge < behind
 
     def store(self, facts: PairFacts) -> None:
@@ -43,10 +43,12 @@ class RestartPoint:
         save_facts(facts, self._folder)
         self._facts_edge = facts.edge
 
-    def hold(self, edge: int, clean_edge: int) -> None:
+    def hold(self, edge: int, purged_before_event: int) -> None:
         """Say what of the log a restart needs: what is behind `edge`, and behind the facts.
-        clean_edge: as of `Hold`."""
-        hold = Hold(min(self._facts_edge, edge), clean_edge)
-        if hold.edge != self._hold.edge or (hold != self._hold and self.wish() is not None):
+        purged_before_event: as of `Hold`."""
+        hold = Hold(min(self._facts_edge, edge), purged_before_event)
+        if hold.edge != self._hold.edge or (
+            hold != self._hold and self.compaction_request() is not None
+        ):
             write_hold(self._data_dir, self._name, hold)
             self._hold = hold

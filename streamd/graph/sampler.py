@@ -146,15 +146,15 @@ class TemporalSampler:
         """Use the mapped columns of a log that has grown."""
         self.columns = columns
 
-    def sample(self, nodes: Int64, times: Int64, before_edge: int | None = None) -> list[Layer]:
+    def sample(self, nodes: Int64, times: Int64, before_event: int | None = None) -> list[Layer]:
         """Sample one layer a hop; for strategy window one a snapshot, the newest first.
 
         Args:
             nodes: int64[R].
             times: int64[R] microseconds, each root sees events strictly before its own.
-            before_edge: the snapshot, events below this id only, None for all of the log.
+            before_event: the snapshot, events below this id only, None for all of the log.
         """
-        snapshot = self.columns.end if before_edge is None else before_edge
+        snapshot = self.columns.end if before_event is None else before_event
         root_times = [times]
         follow: NextRoots[Int64]
         if self.strategy == "window":

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from streamd.events import Int64
 from streamd.graph.draws import Direction, Draw, NeighborSampler
-from streamd.graph.hops import Explored, NextRoots, Roots
+from streamd.graph.hops import NextRoots, NumberedHops, Roots
 
 
 class TemporalGraph(NeighborSampler[Int64], Protocol):
@@ -47,8 +47,8 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         """Take events before an id out of memory."""
         ...
 
-    def explore(
+    def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
-    ) -> Explored[Int64]:
+    ) -> NumberedHops[Int64]:
         """Sample hop after hop, and number the nodes reached."""
         ...

@@ -19,7 +19,7 @@ from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, s
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 ANSWER_MS = 5_000
 """Longest wait for one answer of the broker: kafka-python's own calls wait for ever where a
 partition has no leader."""
@@ -131,7 +131,7 @@ class KafkaSource:
                     raise KafkaError(
                         f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
                     )
-                log.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
+                logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
                 self._end[tp] = UNKNOWN_END
             elif position is None:
                 start = (
@@ -199,7 +199,7 @@ class KafkaSource:
                 "raise the topic's retention or restore it; to pass over the loss, set "
                 "ingest.on_data_loss: continue, which notes the gap in the journal.",
             )
-        log.error(
+        logger.error(
             "data_lost",
             topic=gap.topic,
             partition=gap.partition,
@@ -282,7 +282,7 @@ class KafkaSource:
         try:
             end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
         except ClientError as error:
-            log.warning("broker_unavailable", error=str(error))
+            logger.warning("broker_unavailable", error=str(error))
             return False
         return all(self._positions[tp] >= int(end[tp]) for tp in self.partitions)
 

@@ -30,7 +30,7 @@ from streamd.events import (
 from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
 from streamd.ingest.explain import Explainer
 from streamd.ingest.kafka_records import REFUSED_HEADER
-from streamd.ingest.keys import KeyTable
+from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, other_unit
 from streamd.ingest.wire import (
     ARROW,

@@ -22,7 +22,7 @@ from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
 POLL_SECONDS = 0.2
 MIN_POLL_SECONDS = 0.005
@@ -61,7 +61,7 @@ class Log(Protocol):
     @property
     def progress(self) -> Progress: ...
 
-    def room(self) -> int: ...
+    def remaining_rows(self) -> int: ...
 
     def commit(
         self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()
@@ -79,16 +79,16 @@ class IngestLoop:
         letters: DeadLetters,
         clock: Clock,
         beat: Heartbeat,
-        keep_house: Callable[[], None] = lambda: None,
+        housekeep: Callable[[], None] = lambda: None,
     ) -> None:
-        """keep_house: a little work on the log between two commits, called about once a second."""
+        """housekeep: a little work on the log between two commits, called about once a second."""
         s = settings.ingest
         self._settings = settings
         self._log = log_writer
         self._letters = letters
         self._clock = clock
         self._beat = beat
-        self._keep_house = keep_house
+        self._keep_house = housekeep
         self._decoder = Decoder(rules_of(settings, log_writer.schema))
         self._builder = BatchBuilder(
             log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edge
@@ -172,7 +172,7 @@ class IngestLoop:
         now = self._clock.monotonic()
         if now - self._told.get(event + about, -TELL_AGAIN_SECONDS) >= TELL_AGAIN_SECONDS:
             self._told[event + about] = now
-            log.warning(event, error=error)
+            logger.warning(event, error=error)
 
     def _begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions; False while the broker does not answer. Raises:
@@ -206,7 +206,7 @@ class IngestLoop:
         self._heard = [now] * len(begun)
         self._silent = [False] * len(begun)
         self._last_commit = self._last_event = self._last_report = now
-        log.info(
+        logger.info(
             "ingest_started",
             partitions=len(begun),
             edges=self._log.num_edges,
@@ -227,11 +227,11 @@ class IngestLoop:
         try:
             polled = source.poll(self._patience(), MAX_COMMIT_EVENTS)
         except OutOfRange:
-            log.warning("offset_out_of_range")
+            logger.warning("offset_out_of_range")
             return False
         except KafkaError as error:
             self._last_event = self._clock.monotonic()
-            log.warning("broker_unavailable", error=str(error))
+            logger.warning("broker_unavailable", error=str(error))
             self._beat.touch(
                 "broker unavailable", edges=self._log.num_edges, watermark=self._log.watermark
             )
@@ -250,7 +250,7 @@ class IngestLoop:
             self._report(source)
         self._close_idle_window(source, now)
         if source.changed:
-            log.info("topics_changed")
+            logger.info("topics_changed")
             return False
         return True
 
@@ -263,7 +263,7 @@ class IngestLoop:
         metrics.clock_behind.set(behind_us / 1e6 if wrong else 0)
         if wrong:
             if not self._stalled:
-                log.error(
+                logger.error(
                     "clock_behind_the_log",
                     seconds=round(behind_us / 1e6),
                     action="set this machine's clock; ingest waits for it and reads nothing meanwhile",
@@ -274,7 +274,7 @@ class IngestLoop:
             )
             self._clock.sleep(POLL_SECONDS)
         elif self._stalled:
-            log.info("clock_is_right_again")
+            logger.info("clock_is_right_again")
         self._stalled = wrong
         return wrong
 
@@ -355,7 +355,7 @@ class IngestLoop:
             if self._silent[number]:
                 tp = source.partitions[number]
                 metrics.silent_partitions.labels(tp.topic, str(tp.partition)).inc()
-                log.warning(
+                logger.warning(
                     "partition_silent",
                     topic=tp.topic,
                     partition=tp.partition,
@@ -405,7 +405,7 @@ class IngestLoop:
         self._num_letters += 1
         metrics.dead_letters.labels(letter.reason).inc()
         if self._num_letters <= 10:
-            log.warning(
+            logger.warning(
                 "dead_letter",
                 topic=letter.topic,
                 partition=letter.partition,
@@ -419,7 +419,7 @@ class IngestLoop:
         """Commit what may go. Returns: whether as much as one commit may hold went, so that more
         may wait."""
         now = self._clock.monotonic()
-        limit = min(self._log.room(), MAX_COMMIT_EVENTS)
+        limit = min(self._log.remaining_rows(), MAX_COMMIT_EVENTS)
         events = self._merger.release(now, limit)
         positions = [self._merger.position(i) for i in range(len(source.partitions))]
         moved = positions != self._stored
@@ -493,7 +493,7 @@ class IngestLoop:
         self._closed_until = end
         metrics.watermark.set(end / 1e6)
         metrics.idle_windows.inc()
-        log.info("idle_window_closed", watermark=end)
+        logger.info("idle_window_closed", watermark=end)
         self._beat_now(source)
 
     def _report(self, source: KafkaSource) -> None:

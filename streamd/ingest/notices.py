@@ -8,7 +8,7 @@ import structlog
 from streamd.events import Int64
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 NEAR = 0.1
 """Share by which a time in another unit may miss the wall clock and still look like that unit: five
@@ -74,4 +74,4 @@ class Notices:
         if kind not in self._said:
             self._said.add(kind)
             metrics.odd_events.labels(kind).set(1)
-            log.warning(kind, **fields)
+            logger.warning(kind, **fields)

@@ -16,7 +16,7 @@ from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
 from streamd.settings import KafkaSettings
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 INTERVAL_SECONDS = 5.0
 
 
@@ -113,7 +113,7 @@ class BrokerWatch:
                 self.answered_at = time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
                 if self._well:
-                    log.warning("broker_watch_failed", error=str(error))
+                    logger.warning("broker_watch_failed", error=str(error))
                 self._well = False
                 self._drop_admin()
         self._drop_admin()
@@ -122,7 +122,7 @@ class BrokerWatch:
         said = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
         refused = sorted({e.__name__ for e in said.values() if getattr(e, "errno", 0)})
         if refused and self._well:
-            log.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
+            logger.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
 
     def _drop_admin(self) -> None:
         """A client remembers its controller: after trouble a new one is needed."""
@@ -132,4 +132,4 @@ class BrokerWatch:
             try:
                 admin.close()
             except (ClientError, OSError) as error:
-                log.debug("admin_not_closed", error=str(error))
+                logger.debug("admin_not_closed", error=str(error))

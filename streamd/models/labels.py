@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 from streamd.events import Float32, Int64
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import SamplingPlan, look_around
+from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
@@ -36,15 +36,15 @@ def label_inputs(
     nodes_U: Int64,
     node_L: Int64,
     target_LT: Float32,
-    before_edge: int,
+    before_event: int,
     query_us: int,
 ) -> LabelInputs:
     """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as they stand."""
-    around = look_around(
-        live.graph, live.log.columns, live.features, nodes_U, before_edge, query_us, plan
+    around = sample_neighborhood(
+        live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
     none = np.zeros((0, 1), np.int64)
-    facts = live.facts.rows(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
+    facts = live.facts.compute(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
     empty = link_inputs(
         none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around
     )

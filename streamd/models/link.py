@@ -124,7 +124,7 @@ class LinkModel(nn.Module):
         memory is as the chunk's events see it; it moves on when that ends without an error.
 
         Args: deletes: all of the log's; those due before the chunk are taken in first. Yields:
-        `updated`, for `Memory.rows`.
+        `updated`, for `Memory.gather`.
         """
         memory.forget(deletes)
         updated_PD = self.updated(memory)

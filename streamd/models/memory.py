@@ -139,7 +139,7 @@ class Memory:
             setattr(self, name, getattr(self, name)[kept])
         self._place_pending()
 
-    def rows(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
+    def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])

@@ -11,7 +11,7 @@ Scores = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
+class TrainResult:
     """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of
     `num_tail` events."""
 
@@ -36,11 +36,11 @@ class Candidate:
     parent: str
     facts: tuple[str, ...]
     scores: Scores
-    learned: Learned
+    learned: TrainResult
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PublishResult:
     """What the registry made of a candidate. version: its name, or its parent's where it was
     refused. promoted: it serves."""
 

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durably
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class ModelJournal:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if line not in self.passed_over:
                 self.passed_over[line] = str(error)
-                log.error(
+                logger.error(
                     "move_passed_over",
                     file=str(self._path),
                     error=str(error),

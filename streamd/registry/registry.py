@@ -17,7 +17,7 @@ from torch import Tensor
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS, Schema
-from streamd.registry.candidate import Candidate, Outcome
+from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
@@ -25,7 +25,7 @@ from streamd.settings import ModelSettings, Settings
 from streamd.storage import DISK, Disk, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 FOLDER = "models"
 DROPPED = ".dropped"
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
@@ -127,7 +127,7 @@ class Registry:
         self.passed_over: dict[str, str] = {}
         """Folders that are no versions, and why, as `names` last found them."""
 
-    def publish(self, candidate: Candidate, beside: str | None = None) -> Outcome:
+    def publish(self, candidate: Candidate, beside: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it and name it champion if it may serve, drop
         what is too old.
 
@@ -135,15 +135,17 @@ class Registry:
         learned = candidate.learned
         decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
         if not decision.promote:
-            log.warning("version_refused", window=candidate.window.end_us, reason=decision.reason)
-            return Outcome(candidate.parent, False, decision.reason, refused=True)
+            logger.warning(
+                "version_refused", window=candidate.window.end_us, reason=decision.reason
+            )
+            return PublishResult(candidate.parent, False, decision.reason, refused=True)
         name = self._write(f"{candidate.window.end_us}-{candidate.edge}", candidate)
         if beside is not None:
             self.prune()
-            return Outcome(name, False, f"{decision.reason}; learned beside {beside}")
+            return PublishResult(name, False, f"{decision.reason}; learned beside {beside}")
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
-        return Outcome(name, True, decision.reason)
+        return PublishResult(name, True, decision.reason)
 
     def _write(self, base: str, candidate: Candidate) -> str:
         """Write a version under that name, with a number behind it where another has it. Returns:
@@ -234,7 +236,7 @@ class Registry:
             except VersionError as error:
                 strangers[path.name] = str(error)
                 if path.name not in self.passed_over:
-                    log.warning("version_passed_over", folder=str(path), error=str(error))
+                    logger.warning("version_passed_over", folder=str(path), error=str(error))
             else:
                 found.append(path.name)
         self.passed_over = strangers

@@ -34,8 +34,8 @@ class Compaction:
     total: int = 0
 
 
-def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[Compaction]:
-    """Overwrite what deletes hide in rows before `before_edge`, and all keys deleted; a segment a
+def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
+    """Overwrite what deletes hide in rows before `before_event`, and all keys deleted; a segment a
     step.
 
     A dead row keeps its time; both its ends become a reserved node without a key, its features
@@ -52,8 +52,8 @@ def compaction(log: LogWriter, reader: LogReader, before_edge: int) -> Iterator[
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
-        left = int(dead_E[max(before_edge - state.first_edge, 0) :].sum())
-        dead_E[max(before_edge - state.first_edge, 0) :] = False
+        left = int(dead_E[max(before_event - state.first_edge, 0) :].sum())
+        dead_E[max(before_event - state.first_edge, 0) :] = False
         if not state.num_edges:
             left = left + int(dead_L.sum())
             dead_L = dead_L[:0]

@@ -66,9 +66,9 @@ class Deletions:
         out: Bools = self._gone[np.where(inside, nodes, 0)] & inside
         return out
 
-    def hides_edges(self, edge_ids: Int64) -> Bools:
+    def hides_edges(self, event_ids: Int64) -> Bools:
         """Whether each of some edges was deleted as a single edge, same shape."""
-        return np.isin(edge_ids, self._sorted)
+        return np.isin(event_ids, self._sorted)
 
     def hides(self, first_edge: int, src_E: Int64, dst_E: Int64) -> Bools:
         """Whether each of the edges first_edge, first_edge + 1, ... is hidden: bool[E]."""

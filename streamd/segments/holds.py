@@ -7,7 +7,6 @@ roles that see it write newer state at their next cut.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,18 +19,17 @@ WISHES = "holds"
 WISH = "compact"
 
 
-@dataclass(frozen=True)
-class Hold:
-    """edge: the oldest edge the role replays from after a restart. clean_edge: deletes that lie
+class Hold(msgspec.Struct, frozen=True):
+    """edge: the oldest edge the role replays from after a restart. purged_before_event: deletes that lie
     before this edge of the log have left all files of the role."""
 
     edge: int
-    clean_edge: int
+    purged_before_event: int = msgspec.field(name="clean_edge")
 
 
 def write_hold(data_dir: Path, name: str, hold: Hold) -> None:
     """Say durably what a role needs; what it no longer names may go at once."""
-    write_durably(make_folder(data_dir, name) / HOLD, msgspec.json.encode(asdict(hold)))
+    write_durably(make_folder(data_dir, name) / HOLD, msgspec.json.encode(hold))
 
 
 def begin_hold(data_dir: Path, name: str, edge: int) -> None:

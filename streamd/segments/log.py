@@ -51,7 +51,7 @@ from streamd.segments.verify import rows_crc
 from streamd.segments.writer import TGUFWriter
 from streamd.storage import DISK, Disk
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
 """Of edges and of labels, each: as many a crash may leave behind the counts of a segment."""
 
@@ -152,7 +152,7 @@ class LogWriter:
     def progress(self) -> Progress:
         return self.state.progress
 
-    def room(self) -> int:
+    def remaining_rows(self) -> int:
         """Rows the next commit may have, so that it does not span two segments."""
         segment = self._segment
         if segment is None or segment.num_edges >= segment.edge_capacity:
@@ -435,7 +435,7 @@ class LogWriter:
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
-            log.info(
+            logger.info(
                 "segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges
             )
         self._segment = new

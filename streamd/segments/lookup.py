@@ -18,9 +18,9 @@ def find_edges(
     src: int,
     dst: int,
     time_us: int,
-    before_edge: int,
+    before_event: int,
 ) -> Int64:
-    """Ids below `before_edge` of the edges that came with these ends and this time, ascending.
+    """Ids below `before_event` of the edges that came with these ends and this time, ascending.
 
     late: `LATE_ROW` rows, the edges that stand in the log at another time than they came with.
     """
@@ -30,7 +30,7 @@ def find_edges(
         first = segment.first_edge
         count = segment.num_edges
         time = file.column("time", count)
-        if not count or first >= before_edge:
+        if not count or first >= before_event:
             continue
 
         # Those that stand at this time, less late ones, and late ones that came with it.
@@ -42,7 +42,7 @@ def find_edges(
             rows = rows[~np.isin(rows + first, late["edge"])]
         came_late = own_time[(own_time >= first) & (own_time < first + count)] - first
         rows = np.concatenate([rows, came_late])
-        rows = rows[rows + first < before_edge]
+        rows = rows[rows + first < before_event]
         same = (file.column("src")[rows] == src) & (file.column("dst")[rows] == dst)
         found.append(np.sort(rows[same]) + first)
     return np.concatenate(found)
@@ -72,6 +72,6 @@ class EdgeLookup:
             with (self._data_dir / LATE).open("rb") as file:
                 self._late = np.frombuffer(file.read(num_bytes), LATE_ROW)
 
-    def find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
+    def find(self, src: int, dst: int, time_us: int, before_event: int) -> Int64:
         """See `find_edges`."""
-        return find_edges(self._segments, self._late, src, dst, time_us, before_edge)
+        return find_edges(self._segments, self._late, src, dst, time_us, before_event)

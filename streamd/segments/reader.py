@@ -164,11 +164,11 @@ class LogReader:
             if key is not None and self.ids.get(key) == node:
                 del self.ids[key]
 
-    def _find(self, src: int, dst: int, time_us: int, before_edge: int) -> Int64:
-        """Ids of the edges below `before_edge` that came with these ends and this time, late ones
+    def _find(self, src: int, dst: int, time_us: int, before_event: int) -> Int64:
+        """Ids of the edges below `before_event` that came with these ends and this time, late ones
         by their own time."""
         segments = list(zip(self._segments, self._files, strict=True))
-        return find_edges(segments, self._late, src, dst, time_us, before_edge)
+        return find_edges(segments, self._late, src, dst, time_us, before_event)
 
     def hidden(self, first: int, end: int) -> Bools:
         """Whether each of the edges [first, end) is deleted: bool[end - first]."""
@@ -260,41 +260,41 @@ class LogReader:
         node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
         return node, time, target
 
-    def time_of(self, edge_ids: Int64) -> Int64:
+    def time_of(self, event_ids: Int64) -> Int64:
         """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge,
         any value."""
-        return self.gather("time", edge_ids)
+        return self.gather("time", event_ids)
 
-    def gather(self, name: str, edge_ids: Int64) -> Int64:
+    def gather(self, name: str, event_ids: Int64) -> Int64:
         """src, dst or time of edges, int64, same shape; of ids before the log's first edge, any
         value."""
-        out = np.zeros(edge_ids.shape, np.int64)
-        for file, inside, rows in self._located(edge_ids):
+        out = np.zeros(event_ids.shape, np.int64)
+        for file, inside, rows in self._located(event_ids):
             out[inside] = file.column(name)[rows]
         return out
 
-    def features_of(self, edge_ids: Int64) -> Float32:
+    def features_of(self, event_ids: Int64) -> Float32:
         """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any
         value."""
-        out = np.zeros((*edge_ids.shape, self.state.schema.edge_feature_dim), np.float32)
+        out = np.zeros((*event_ids.shape, self.state.schema.edge_feature_dim), np.float32)
         if out.shape[-1]:
-            for file, inside, rows in self._located(edge_ids):
+            for file, inside, rows in self._located(event_ids):
                 out[inside] = file.column("msg")[rows]
         return out
 
     def _located(
-        self, edge_ids: Int64
+        self, event_ids: Int64
     ) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
-        if not edge_ids.size:
+        if not event_ids.size:
             return []
         if len(self._files) == 1:
-            rows = np.maximum(edge_ids - self._starts[0], 0).ravel()
-            return [(self._files[0], np.ones(edge_ids.shape, np.bool_), rows)]
-        number = np.searchsorted(self._starts, edge_ids, side="right") - 1
+            rows = np.maximum(event_ids - self._starts[0], 0).ravel()
+            return [(self._files[0], np.ones(event_ids.shape, np.bool_), rows)]
+        number = np.searchsorted(self._starts, event_ids, side="right") - 1
         out = []
         for i in np.unique(number[number >= 0]).tolist():
             inside = number == i
-            out.append((self._files[i], inside, edge_ids[inside] - self._starts[i]))
+            out.append((self._files[i], inside, event_ids[inside] - self._starts[i]))
         return out
 
     def lower_bound(self, time_us: int) -> int:

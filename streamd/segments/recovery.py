@@ -13,7 +13,7 @@ from streamd.segments.journal import LogState, journal_files, read_lines
 from streamd.segments.layout import APPENDED, EDGES
 from streamd.storage import DISK, SCRATCH, Disk
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 REPLACEMENT = ".replacement-"
 
 
@@ -55,7 +55,7 @@ def _read(path: Path) -> LogState | None:
                     f"{path} is damaged in line {number + 1}, before its last line.",
                     "restore the data_dir from a backup; do not edit the journal.",
                 )
-            log.warning("torn_line_dropped", file=path.name, line=number + 1)
+            logger.warning("torn_line_dropped", file=path.name, line=number + 1)
             break
         state = LogState.restored(fields) if state is None else state.after(fields)
     return state

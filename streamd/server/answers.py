@@ -9,6 +9,7 @@ import numpy as np
 from streamd.events import Float32, Int64, Key
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.server.loaded_version import UNKNOWN, LoadedVersion
 from streamd.server.requests import (
     Answer,
     Embedding,
@@ -18,8 +19,7 @@ from streamd.server.requests import (
     Request,
     Score,
 )
-from streamd.server.served import UNKNOWN, Served
-from streamd.server.view import LogView
+from streamd.server.server_graph import ServerGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Moment:
     """What an answer is computed from. served: with its memory as of then, None for the rule.
     as_of_us: the time of the query, behind every event there is."""
 
-    view: LogView
-    served: Served | None
+    view: ServerGraph
+    served: LoadedVersion | None
     as_of_us: int
 
     def answer(self, source: int, **found: Any) -> Answer:
@@ -48,7 +48,9 @@ class Moment:
         )
 
 
-def moments_of(view: LogView, served: Served | None, requests: Sequence[Request]) -> list[Moment]:
+def moments_of(
+    view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request]
+) -> list[Moment]:
     """When each request is answered: at its own time, or now. A chunk of memory that its time
     closes is closed for it."""
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
@@ -79,7 +81,7 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
-            view.facts.rows(np.array([s]), np.array([m.as_of_us]), d[None])[0]
+            view.facts.compute(np.array([s]), np.array([m.as_of_us]), d[None])[0]
             for s, m, d in zip(sources, moments, targets, strict=True)
         ]
     )

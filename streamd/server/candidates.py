@@ -6,7 +6,7 @@ import numpy as np
 
 from streamd.events import Int64
 from streamd.graph.live import LiveGraph
-from streamd.server.served import Served
+from streamd.server.loaded_version import LoadedVersion
 
 POPULAR_SECONDS = 1.0
 """For so long the most popular nodes of a kind are not looked for again: it takes a pass over all
@@ -45,7 +45,9 @@ class Candidates:
         """Of some nodes those that are not among a source's last partners, ascending."""
         return np.setdiff1d(nodes, self._live.facts.partners(source))
 
-    def likely(self, source: int, kind: str | None, as_of_us: int, served: Served | None) -> Int64:
+    def likely(
+        self, source: int, kind: str | None, as_of_us: int, served: LoadedVersion | None
+    ) -> Int64:
         """At most `limit` nodes worth scoring for a source: all, or its partners, what is three
         hops away, the popular ones of each half-life, and those with an embedding like its own.
         as_of_us: just after the newest event."""

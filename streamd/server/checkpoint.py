@@ -13,7 +13,7 @@ from streamd.roles import MEMORY
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def stored_memory(folder: Path) -> StoredMemory | None:
     except FileNotFoundError:
         return None
     except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
-        log.error(
+        logger.error(
             "memory_not_taken",
             file=str(path),
             error=str(error),

@@ -22,19 +22,19 @@ from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness
+from streamd.server.loaded_version import LoadedVersion
 from streamd.server.queue import RequestQueue, Waiting
 from streamd.server.rebuild import Rebuild
 from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
 from streamd.server.search import Searches
-from streamd.server.served import Served
+from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
-from streamd.server.view import LogView
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 IDLE_SECONDS = 0.01
 """Rest where nothing waits: how stale an answer may be after a commit."""
 KEEP_SECONDS = 1.0
@@ -76,9 +76,9 @@ class Engine:
         self._beat = beat
         self._on_failure = on_failure
         self.status = EngineStatus()
-        self._view: LogView | None = None
+        self._view: ServerGraph | None = None
         """None until ingest has made a log."""
-        self._served: Served | None = None
+        self._served: LoadedVersion | None = None
         """None while the rule answers."""
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
@@ -119,13 +119,13 @@ class Engine:
                     0.0 if busy or self._queue or self._searches else IDLE_SECONDS
                 )
         except Exception as error:
-            log.exception("engine_failed", error=str(error))
+            logger.exception("engine_failed", error=str(error))
             self.status.ready = False
             self.status.why = f"the engine failed: {error}"
             self.status.rebuild = None
             self._on_failure()
 
-    def _step(self, view: LogView) -> bool:
+    def _step(self, view: ServerGraph) -> bool:
         """One slice of all but answering. Returns: whether more of it waits."""
         self.status.beat = time.monotonic()
         took = self._follow_log(view)
@@ -137,7 +137,7 @@ class Engine:
 
     # The log and the versions
 
-    def _open(self) -> LogView | None:
+    def _open(self) -> ServerGraph | None:
         """The log, once ingest has made it, with the facts that were stored of it: read aside, it
         can take seconds."""
         self.status.beat = time.monotonic()
@@ -148,7 +148,7 @@ class Engine:
             return None
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
-        view = LogView(self._settings, reader, model, self._beat.name)
+        view = ServerGraph(self._settings, reader, model, self._beat.name)
         self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
         return view
 
@@ -160,10 +160,10 @@ class Engine:
             manifest = self._registry.manifest(name) if name else None
             return manifest, manifest.model_settings() if manifest else self._settings.model
         except (StreamdError, OSError, ValueError) as error:
-            log.error("version_not_served", version=name, error=str(error))
+            logger.error("version_not_served", version=name, error=str(error))
             return None, self._settings.model
 
-    def _follow_log(self, view: LogView) -> int:
+    def _follow_log(self, view: ServerGraph) -> int:
         """Returns: edges taken in."""
         took, deleted = view.follow()
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
@@ -174,7 +174,7 @@ class Engine:
             self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
         return took
 
-    def _follow_versions(self, view: LogView) -> LogView:
+    def _follow_versions(self, view: ServerGraph) -> ServerGraph:
         """Returns: the view that answers from now on."""
         state = self._swap.step(view, self._served.manifest.name if self._served else None)
         if not isinstance(state, Swapped):
@@ -194,7 +194,7 @@ class Engine:
         self.status.version = RULE
         self.status.trained_until_us = None
 
-    def _keep(self, view: LogView) -> None:
+    def _keep(self, view: ServerGraph) -> None:
         """Now and then let the view store what a restart needs."""
         if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
@@ -202,7 +202,7 @@ class Engine:
 
     # What is said of it
 
-    def _say_whether_ready(self, view: LogView) -> None:
+    def _say_whether_ready(self, view: ServerGraph) -> None:
         status = self.status
         if status.ready:
             return
@@ -212,12 +212,12 @@ class Engine:
             status.rebuild = None
             self._rebuild.done()
             gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
-            log.info("server_ready", edges=view.edge, version=status.version)
+            logger.info("server_ready", edges=view.edge, version=status.version)
         else:
             status.rebuild = self._rebuild.at(view, self._swap.state)
             status.why = f"reading the log, {status.rebuild.text('edges')}"
 
-    def _report(self, view: LogView) -> None:
+    def _report(self, view: ServerGraph) -> None:
         status = self.status
         status.edge = view.edge
         status.newest_us = view.newest_us
@@ -256,14 +256,14 @@ class Engine:
         except NotFinite as error:
             self._stop_serving(str(error))
 
-    def _answer_now(self, view: LogView, taken: list[Waiting]) -> None:
+    def _answer_now(self, view: ServerGraph, taken: list[Waiting]) -> None:
         begun = time.monotonic()
         try:
             answers: list[Answer] | Exception = self._compute(
                 view, [r for w in taken for r in w.requests]
             )
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
-            log.exception("answer_failed", error=str(error))
+            logger.exception("answer_failed", error=str(error))
             answers = error
         at = 0
         took = time.monotonic() - begun
@@ -278,7 +278,7 @@ class Engine:
             at += len(waiting.requests)
         self.status.answered += at
 
-    def _compute(self, view: LogView, requests: list[Request]) -> list[Answer]:
+    def _compute(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
         """By the version that serves, or by the rule where that says what is no number."""
         try:
             return self._computed(view, requests)
@@ -286,7 +286,7 @@ class Engine:
             self._stop_serving(str(error))
             return self._computed(view, requests)
 
-    def _computed(self, view: LogView, requests: list[Request]) -> list[Answer]:
+    def _computed(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
         moments = moments_of(view, self._served, requests)
         answers = answers_of(requests, moments)
         for request, moment, answer in zip(requests, moments, answers, strict=True):

@@ -21,7 +21,7 @@ from streamd.server.trace import trace_of
 from streamd.settings import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
@@ -141,7 +141,7 @@ class Envelope:
             metrics.request_seconds.labels(route).observe(seconds)
             metrics.requests.labels(route, str(status)).inc()
         if self._access_log and not scope["path"].startswith(QUIET):
-            log.info(
+            logger.info(
                 "request",
                 id=request_id,
                 method=scope["method"],

@@ -19,9 +19,9 @@ def web_config(state: ServerState) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=5,
-        timeout_keep_alive=server.idle_seconds,
-        ssl_certfile=server.tls_cert_file,  # type: ignore[arg-type]
+        timeout_keep_alive=server.idle_seconds,  # type: ignore[arg-type]
+        ssl_certfile=server.tls_cert_file,
         ssl_keyfile=server.tls_key_file,
-        http=bounded,
+        http=bounded,  # type: ignore[arg-type]
         ws="none",
-    )  # type: ignore[arg-type]
+    )

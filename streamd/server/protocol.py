@@ -13,7 +13,7 @@ from streamd.processes import file_limit
 from streamd.settings import ServerSettings
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 MAX_HEAD_BYTES = 65_536
 MAX_BODY_BYTES = 1_048_576
 MAX_WIRE_BYTES = 2 * MAX_BODY_BYTES
@@ -57,7 +57,7 @@ class Connections:
             metrics.connections_refused.labels(reason).inc()
             if time.monotonic() - self._said > SAY_SECONDS:
                 self._said = time.monotonic()
-                log.warning(
+                logger.warning(
                     "connections_refused", reason=reason, address=address, open=self._of.total()
                 )
             return False

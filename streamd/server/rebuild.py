@@ -1,7 +1,7 @@
 """How far a server is with graph, facts and memory until it can answer."""
 
+from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import CatchingUp, State
-from streamd.server.view import LogView
 from streamd.telemetry import metrics
 from streamd.telemetry.progress import Reading, RoleProgress
 
@@ -15,7 +15,7 @@ class Rebuild:
         self._memory_edge = memory_edge
         self._progress = RoleProgress("rebuilding", metrics.rebuild_ratio)
 
-    def at(self, view: LogView, swap: State) -> Reading:
+    def at(self, view: ServerGraph, swap: State) -> Reading:
         """Say where it is."""
         done, total = view.taken_in
         if isinstance(swap, CatchingUp):

@@ -12,7 +12,7 @@ from streamd.server.requests import Answer, Done, NotFinite, NotReady, Recommend
 from streamd.settings import ServerSettings
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 MEASURE_EVERY = 50
 """Of so many recommendations among likely nodes one is compared with the exact one."""
 
@@ -103,7 +103,7 @@ class Searches:
             self._waiting.pop(0).done(NotReady("the version that was asked cannot be served"))
             raise
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
-            log.exception("answer_failed", error=str(error))
+            logger.exception("answer_failed", error=str(error))
             self._waiting.pop(0).done(error)
             return 0
         if search.at < len(search.pool):

@@ -12,8 +12,8 @@ from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
 from streamd.settings import Settings
 from streamd.telemetry import metrics
+from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
-from streamd.telemetry.keys import ApiKeys, key_of
 
 OTHER_ROLES = ("ingest", "train")
 

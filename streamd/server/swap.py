@@ -11,12 +11,12 @@ from streamd.errors import StreamdError
 from streamd.gpu import choose_device
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
-from streamd.server.served import Served
-from streamd.server.view import LogView
+from streamd.server.loaded_version import LoadedVersion
+from streamd.server.server_graph import ServerGraph
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
 """Between two looks at who is champion: a file is read for it."""
 SLICE_CHUNKS = 1
@@ -34,15 +34,15 @@ class Loading:
 
     name: str
     since: float
-    loaded: Future[tuple[Served, LogView]]
+    loaded: Future[tuple[LoadedVersion, ServerGraph]]
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
     """A version whose memory, from `from_edge` on, and perhaps whose facts are carried to now."""
 
-    served: Served
-    view: LogView
+    served: LoadedVersion
+    view: ServerGraph
     since: float
     from_edge: int
 
@@ -51,8 +51,8 @@ class CatchingUp:
 class Swapped:
     """A version that is to serve from now on, and the view it answers with."""
 
-    served: Served
-    view: LogView
+    served: LoadedVersion
+    view: ServerGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Swap:
     def is_under_way(self) -> bool:
         return isinstance(self.state, Loading | CatchingUp)
 
-    def step(self, view: LogView, serving: str | None) -> State:
+    def step(self, view: ServerGraph, serving: str | None) -> State:
         """Move on by one slice. serving: name of the version that answers. Returns: the state."""
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
@@ -103,7 +103,7 @@ class Swap:
     def refuse(self, name: str, error: str) -> Refused:
         """Serve a version no more, nor try to."""
         if name not in self._refused:
-            log.error(
+            logger.error(
                 "version_not_served",
                 version=name,
                 error=error,
@@ -112,7 +112,7 @@ class Swap:
         self._refused.add(name)
         return Refused(name, error)
 
-    def _looked_up(self, view: LogView, serving: str | None) -> Idle | Loading:
+    def _looked_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
         now = time.monotonic()
         if now - self._looked < REGISTRY_SECONDS:
             return Idle()
@@ -128,13 +128,15 @@ class Swap:
         metrics.champion_not_served.set(names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
 
-    def _load(self, name: str, view: LogView) -> Future[tuple[Served, LogView]]:
-        future: Future[tuple[Served, LogView]] = Future()
+    def _load(self, name: str, view: ServerGraph) -> Future[tuple[LoadedVersion, ServerGraph]]:
+        future: Future[tuple[LoadedVersion, ServerGraph]] = Future()
 
         def load() -> None:
             try:
                 device = choose_device(self._settings.server.device)
-                served = Served.restored(self._registry.load(name), view.log.state.schema, device)
+                served = LoadedVersion.restored(
+                    self._registry.load(name), view.log.state.schema, device
+                )
                 served.take_memory(view.keeping.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
                 future.set_result(
@@ -146,17 +148,17 @@ class Swap:
         threading.Thread(target=load, name="load-version", daemon=True).start()
         return future
 
-    def _other_view(self, served: Served, name: str) -> LogView:
+    def _other_view(self, served: LoadedVersion, name: str) -> ServerGraph:
         """One with facts as the version's settings have them, which takes the present one's place
         with it."""
-        log.warning(
+        logger.warning(
             "facts_made_anew",
             version=served.manifest.name,
             reason="other model.half_lives_seconds or max_pairs",
         )
         reader = LogReader.open(self._settings.data_dir)
         assert reader is not None, "a view of it serves"
-        return LogView(self._settings, reader, served.model.settings, name)
+        return ServerGraph(self._settings, reader, served.model.settings, name)
 
     def _loaded(self, state: Loading) -> State:
         if not state.loaded.done():
@@ -168,7 +170,7 @@ class Swap:
             return self.refuse(state.name, str(error)) if self._wanted() == state.name else Idle()
         return CatchingUp(served, view, state.since, served.memory.edge)
 
-    def _carried(self, state: CatchingUp, view: LogView) -> CatchingUp | Swapped | Refused:
+    def _carried(self, state: CatchingUp, view: ServerGraph) -> CatchingUp | Swapped | Refused:
         """Facts first where the version has its own, then memory. view: the one that answers now."""
         served = state.served
         own = state.view

@@ -14,7 +14,7 @@ import structlog
 
 from streamd.roles import HEARTBEAT, ROLES, folder_of, make_folder, names_in
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 STALLED_SECONDS = 60.0
 """A loop that has not turned for so long stands still: nothing it does on purpose takes half of
 that."""
@@ -86,7 +86,7 @@ class Heartbeat:
                 scratch.replace(self._path)
             except OSError as error:
                 if not self._failing:
-                    log.error("heartbeat_not_written", file=str(self._path), error=str(error))
+                    logger.error("heartbeat_not_written", file=str(self._path), error=str(error))
                 self._failing = True
             else:
                 self._written = latest
@@ -123,7 +123,7 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
     while (found := beat()) is not None:
         well, why = found.well()
         if not well:
-            log.error(
+            logger.error(
                 "role_stalled", child=found.role, why=why, action="it ends and is started again"
             )
             os._exit(1)

@@ -11,8 +11,8 @@ from prometheus_client import make_wsgi_app
 
 from streamd.errors import SettingsError
 from streamd.telemetry import metrics
+from streamd.telemetry.api_keys import key_of
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.telemetry.keys import key_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 RATE_SECONDS = 60.0
 """A rate is that of so long ago until now: a work whose later part is slower says so soon."""
 SURE_SECONDS = 1.0
@@ -198,7 +198,7 @@ class RoleProgress:
         now = self._monotonic()
         if now - self._said >= LINE_SECONDS:
             self._said = now
-            log.info(
+            logger.info(
                 self._event,
                 **self._fields,
                 done=done,

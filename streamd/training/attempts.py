@@ -12,7 +12,7 @@ import structlog
 from streamd.storage import write_durably
 from streamd.windows import Window
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 FILE = "attempt.json"
 MAX_FAILURES = 3
 """Times scoring or learning a window may fail before it is passed over."""
@@ -38,7 +38,7 @@ def last_attempt(folder: Path) -> Attempt:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Attempt)
     except msgspec.DecodeError as error:
-        log.error(
+        logger.error(
             "attempt_lost",
             file=str(path),
             error=str(error),

@@ -20,7 +20,7 @@ from streamd.segments.journal import LogState
 from streamd.storage import remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
-from streamd.training.replay import Recorded
+from streamd.training.replay import ReplayChunk
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
 
@@ -164,7 +164,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
         fields = {
             k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)
         }
-        learner.tail.append(Recorded.restored(edge, fields))
+        learner.tail.append(ReplayChunk.restored(edge, fields))
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay)
     learner.begin()

@@ -11,19 +11,19 @@ from streamd.errors import VersionError
 from streamd.events import Float32, Int64
 from streamd.models import restored
 from streamd.registry import Registry
-from streamd.registry.candidate import Outcome
+from streamd.registry.candidate import PublishResult
 from streamd.registry.registry import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
-from streamd.training.recorder import RecordedChunk, Recorder
+from streamd.training.recorder import Chunk, Recorder
 from streamd.training.scores import ranks
 from streamd.training.shadow import Comparison, Said, Shadow, judge
 from streamd.windows import Window, next_window
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Proof(NamedTuple):
@@ -91,7 +91,7 @@ class Contest:
 
     # While windows are learned
 
-    def score(self, chunk: RecordedChunk, logits_EC: Float32) -> Float32 | None:
+    def score(self, chunk: Chunk, logits_EC: Float32) -> Float32 | None:
         """Move the shadow over a chunk and compare it. logits_EC: the champion's.
 
         Returns: the shadow's, float32[E, 101]; None where it is the champion itself or nothing was
@@ -129,18 +129,18 @@ class Contest:
         self.compared = Comparison()
         if self.incumbent is not None:
             if said == "proven":
-                log.warning("settings_proven", instead_of=self.incumbent.name, why=why)
+                logger.warning("settings_proven", instead_of=self.incumbent.name, why=why)
                 self.incumbent = None
             return Verdict(said=said, why=why)
         if said == "proven":
             self.shadow = Shadow.of(self.version, self._learner)
             return Verdict(said=said, why=why, proof=Proof(self.version, why))
         assert self.shadow is not None
-        log.warning("rolled_back", version=self.shadow.name, instead_of=self.version, why=why)
+        logger.warning("rolled_back", version=self.shadow.name, instead_of=self.version, why=why)
         self.version = self.shadow.name
         return Verdict(said=said, why=why, back_to=self.shadow)
 
-    def after(self, outcome: Outcome) -> Proof | None:
+    def after(self, outcome: PublishResult) -> Proof | None:
         """A version was handed over. Returns: a proof where it is the first that serves, which is
         the shadow too."""
         self.version = outcome.version
@@ -180,10 +180,10 @@ class Contest:
             reason = str(error)
         if version is None:
             if champion != self._not_followed:
-                log.error("champion_not_followed", version=champion, reason=reason)
+                logger.error("champion_not_followed", version=champion, reason=reason)
             self._not_followed = champion
             return None
-        log.warning("following_champion", version=champion, instead_of=self.version)
+        logger.warning("following_champion", version=champion, instead_of=self.version)
         self.version = champion
         self.compared = Comparison()
         self.incumbent = None
@@ -204,7 +204,7 @@ class Contest:
         try:
             self.shadow = self._carried(name, edge)
         except VersionError as error:
-            log.error(
+            logger.error(
                 "shadow_lost",
                 version=name,
                 error=str(error),
@@ -221,7 +221,7 @@ class Contest:
             if champion is not None and self._stand_beside(champion):
                 self.compared = compared
         except VersionError as error:
-            log.error("champion_not_compared", version=champion, reason=str(error))
+            logger.error("champion_not_compared", version=champion, reason=str(error))
 
     def _stand_beside(self, champion: str) -> bool:
         """Learn beside a champion of other settings, until what is learned here is proven. False
@@ -231,13 +231,13 @@ class Contest:
         if learn_alike(version.manifest.fixed_settings, self._settings):
             return False
         if not self._log.first_edge <= edge <= self._log.num_edges:
-            log.warning(
+            logger.warning(
                 "champion_not_compared",
                 version=champion,
                 reason=f"the log does not hold edge {edge}",
             )
             return False
-        log.warning(
+        logger.warning(
             "learning_beside_champion",
             version=champion,
             reason="it has other model or window settings",

@@ -12,9 +12,9 @@ from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.carry import Carrier
-from streamd.training.keeping import NAME
+from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Recorder
+from streamd.training.retention_hold import NAME
 from streamd.training.shadow import Shadow
 from streamd.windows import Window, next_window
 
@@ -41,7 +41,7 @@ class Incumbent:
                 ),
             }
         )
-        carrier = Carrier(
+        carrier = DeviceTransfer(
             choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
         )
         model, memory = restored(version, log.state.schema, carrier.device)

@@ -17,14 +17,14 @@ from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model,
 from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
 from streamd.models.labels import LabelInputs
-from streamd.registry.candidate import Learned
+from streamd.registry.candidate import TrainResult
 from streamd.segments.deletions import Deletions
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.carry import Carrier
+from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.negatives import LEARNED, SCORED
-from streamd.training.recorder import RecordedChunk
-from streamd.training.replay import Recorded, ReplayStore
+from streamd.training.recorder import Chunk
+from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
 RECALLED_CHUNKS = 10
@@ -45,7 +45,7 @@ class Learner:
         self._settings = settings
         self._training = settings.training
         self._log = log
-        self.carrier = Carrier(
+        self.carrier = DeviceTransfer(
             choose_device(settings.device), settings.gpu, schema.edge_feature_dim
         )
         self.model: LinkModel = build_model(
@@ -54,19 +54,19 @@ class Learner:
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
         self.memory: Memory = self.model.new_memory(log.first_edge)
         self.replay = replay
-        self.tail: list[Recorded] = []
+        self.tail: list[ReplayChunk] = []
         self.num_learned = 0
         self.memory_step: MemoryStep = LinkModel.over
         """How memory moves over a chunk that is scored or learned."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Told after each training step: steps done and in all."""
-        self.make_room: Callable[[], bool] = lambda: False
+        self.free_device_memory: Callable[[], bool] = lambda: False
         """Asked where the GPU lacks memory for learning: whether something was moved off it, so
         that a retry is worth it."""
         self.model.eval()
         self._start = self.memory
         self._edges: list[EdgeRows] = []
-        self._seen: list[Recorded | None] = []
+        self._seen: list[ReplayChunk | None] = []
         self._logits: list[Float32] = []
         self._labels: list[LabelInputs | None] = []
         self.label_scores: list[tuple[Float32, Float32, Float32]] = []
@@ -93,7 +93,7 @@ class Learner:
 
     @torch.no_grad()
     @memory_for("scoring a window")
-    def score(self, chunk: RecordedChunk) -> Float32:
+    def score(self, chunk: Chunk) -> Float32:
         """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves
         over it."""
         with self._over(self.memory, chunk.edges) as updated_PD:
@@ -104,22 +104,20 @@ class Learner:
         self._seen.append(seen)
         return logits_EC
 
-    def _score_events(
-        self, chunk: RecordedChunk, updated_PD: Tensor
-    ) -> tuple[Float32, Recorded | None]:
+    def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
         """Logits of the candidates that are scored, and what is needed to learn the chunk."""
         if chunk.score is None or chunk.learn is None:
             return np.zeros((0, 0), np.float32), None
         logits_EC = self.carrier.logits(self.model, self.memory, chunk.score, updated_PD)
-        state_MD = self.memory.rows(self.carrier.send(chunk.learn.node_M), updated_PD).cpu()
+        state_MD = self.memory.gather(self.carrier.send(chunk.learn.node_M), updated_PD).cpu()
         self._logits.append(logits_EC[:, LEARNED])
-        return logits_EC[:, SCORED], Recorded(chunk.edges.first_edge, chunk.learn, state_MD)
+        return logits_EC[:, SCORED], ReplayChunk(chunk.edges.first_edge, chunk.learn, state_MD)
 
-    def _score_labels(self, chunk: RecordedChunk, updated_PD: Tensor) -> None:
+    def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
         if chunk.labels is None or self.model.label_head is None:
             return
         labels = self.carrier.labels(chunk.labels)
-        state_MD = self.memory.rows(labels.around.node_M, updated_PD)
+        state_MD = self.memory.gather(labels.around.node_M, updated_PD)
         said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
         constant = self.model.label_head.constant(len(said)).cpu()
         target_LT = chunk.labels.target_LT.numpy()
@@ -132,7 +130,7 @@ class Learner:
 
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
-    ) -> Learned | None:
+    ) -> TrainResult | None:
         """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as
         of the new weights.
 
@@ -153,7 +151,7 @@ class Learner:
         replayed = self._replayed(self.draw(window_edge) if replay is None else replay)
         epochs = epochs or self._training.epochs
         with memory_for("learning a window"):
-            loss = self._passes_with_room(epochs, window_edge, weights, replayed, backup)
+            loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
         self.model.eval()
         self._backup = backup
 
@@ -172,7 +170,7 @@ class Learner:
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.carrier.report()
-        return Learned(
+        return TrainResult(
             loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
         )
 
@@ -183,7 +181,7 @@ class Learner:
         parts = [past[step :: len(self._edges)] for step in range(len(self._edges))]
         return [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
 
-    def _passes_with_room(
+    def _passes_freeing_memory(
         self,
         epochs: int,
         window_edge: int,
@@ -195,7 +193,7 @@ class Learner:
         try:
             return self._passes(epochs, window_edge, weights, replayed)
         except torch.OutOfMemoryError:
-            if not self.make_room():
+            if not self.free_device_memory():
                 raise
         # Outside the handler, which would hold the failed pass's tensors.
         self.restore_weights(*backup)
@@ -302,7 +300,7 @@ class Learner:
         steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
         for edges, seen, past, labels, events in self.carrier.ahead(steps, self._prepared):
             with self._over(memory, edges) as updated_PD:
-                own = [] if seen is None else [(seen, memory.rows(seen.node_M, updated_PD))]
+                own = [] if seen is None else [(seen, memory.gather(seen.node_M, updated_PD))]
                 losses = []
                 if events:
                     inputs, state_MD = joined([*past, *own])
@@ -313,7 +311,7 @@ class Learner:
                     total = total + float(loss.detach())
                     count = count + events
                 if labels is not None and self.model.label_head is not None:
-                    state_MD = memory.rows(labels.around.node_M, updated_PD)
+                    state_MD = memory.gather(labels.around.node_M, updated_PD)
                     said = self.model.labels(labels, state_MD)
                     losses.append(self.model.label_head.loss(said, labels.target_LT))
                 if losses:
@@ -327,7 +325,11 @@ class Learner:
     def _prepared(
         self,
         step: tuple[
-            EdgeRows, Recorded | None, Tensor, list[tuple[LinkInputs, Tensor]], LabelInputs | None
+            EdgeRows,
+            ReplayChunk | None,
+            Tensor,
+            list[tuple[LinkInputs, Tensor]],
+            LabelInputs | None,
         ],
     ) -> tuple[
         EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float
@@ -353,9 +355,9 @@ class Learner:
             events,
         )
 
-    def _tail(self, weights: list[Tensor]) -> list[Recorded]:
+    def _tail(self, weights: list[Tensor]) -> list[ReplayChunk]:
         return [
-            Recorded(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
+            ReplayChunk(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
             for s, w in zip(self._seen, weights, strict=True)
             if s is not None and not w.all()
         ]
@@ -381,14 +383,14 @@ class Learner:
             finite,
         )
 
-    def _logits_of(self, chunk: Recorded) -> Float32:
+    def _logits_of(self, chunk: ReplayChunk) -> Float32:
         """Of a recorded chunk's events that weigh something."""
         found: Float32 = (
             self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
         )
         return found
 
-    def _carried(self, chunk: Recorded) -> tuple[LinkInputs, Tensor]:
+    def _carried(self, chunk: ReplayChunk) -> tuple[LinkInputs, Tensor]:
         return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
 
     def _advance_all(self) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from streamd.graph.live import LiveGraph
 from streamd.registry import Registry
-from streamd.registry.candidate import Candidate, Outcome
+from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.registry import fixed_settings
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
@@ -25,12 +25,12 @@ from streamd.training.checkpoint import (
     save_checkpoint,
 )
 from streamd.training.contest import Contest, Proof
-from streamd.training.keeping import Keeping
 from streamd.training.learner import Learner
+from streamd.training.retention_hold import RetentionHold
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord, append_record, history_until, truncate_records
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 FOLDER = "train"
 KEEP_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ class Ledger:
         self._folder = settings.data_dir / FOLDER
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._keeping = Keeping(settings, versions, live)
+        self._keeping = RetentionHold(settings, versions, live)
         self._history_bytes = 0
         versions.sweep()
 
@@ -126,7 +126,7 @@ class Ledger:
 
     # Versions and who serves
 
-    def publish(self, candidate: Candidate, beside: str | None) -> Outcome:
+    def publish(self, candidate: Candidate, beside: str | None) -> PublishResult:
         """Hand a version over. beside: the champion of other settings that goes on serving."""
         return self._versions.publish(candidate, beside)
 
@@ -179,13 +179,16 @@ class Ledger:
         """Say what of the log a restart needs, and store facts where it is time to."""
         self._keeping.keep(edge, window_edge)
 
-    def wish(self) -> int | None:
+    def compaction_request(self) -> int | None:
         """The edge before which compaction was asked for."""
-        return self._keeping.wish()
+        return self._keeping.compaction_request()
 
     def should_keep(self) -> bool:
         """Whether compaction was asked for and it is a while since `keep`."""
-        return time.monotonic() - self._keeping.done >= KEEP_SECONDS and self.wish() is not None
+        return (
+            time.monotonic() - self._keeping.done >= KEEP_SECONDS
+            and self.compaction_request() is not None
+        )
 
     def oldest_window(self) -> int:
         """First edge of the oldest window that a version with a name was learned from."""
@@ -202,7 +205,7 @@ class Ledger:
         load_checkpoint(self._checkpoints, cursor, learner, state)
         self._history_bytes = cursor.history_bytes
         if cursor.build != build_facts():
-            log.warning(
+            logger.warning(
                 "build_differs",
                 checkpoint=cursor.build,
                 now=build_facts(),

@@ -9,7 +9,7 @@ from streamd.training.learner import Learner
 from streamd.training.shadow import Comparison
 from streamd.windows.history import WindowRecord
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
@@ -34,7 +34,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     if learner.num_learned and (recall := learner.recall()) is not None:
         metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)
-    log.info(
+    logger.info(
         "window_learned" if record.num_scored else "window_passed",
         start=record.start_us,
         events=record.end_edge - record.first_edge,

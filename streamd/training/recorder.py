@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from streamd.events import Bools, Float32, Int64
-from streamd.gpu import choose_device, make_graph, make_room
+from streamd.gpu import choose_device, free_device_memory, make_graph
 from streamd.graph.live import LiveGraph, read_back
-from streamd.graph.neighborhood import look_around
+from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
@@ -31,7 +31,7 @@ from streamd.windows import Window, canonical_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedChunk:
+class Chunk:
     """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored
     against and 10 to be learned with (`SCORED` and `LEARNED` are their columns); learn: the same
     events with the latter. None: not scored.
@@ -56,7 +56,7 @@ class RecordedChunk:
         return self.score.facts_ECF.numpy()[:, SCORED]
 
 
-def one_ahead(chunks: Iterator[RecordedChunk]) -> Iterator[RecordedChunk]:
+def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """The same chunks; the next is recorded by a thread of its own while the caller works on this
     one. The recorder and its log are not touched by the caller meanwhile."""
     with ThreadPoolExecutor(1, "recorder") as pool:
@@ -137,20 +137,20 @@ class Recorder:
 
     def rebuild(
         self,
-        until_edge: int,
+        until_event: int,
         slice_edges: int = 100_000,
         on_slice: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Move over events without recording them, as after a restart. on_slice: told the graph's
         newest edge."""
         self.live.hide_deleted()
-        while self.live.step(until_edge, slice_edges):
+        while self.live.step(until_event, slice_edges):
             on_slice(self.live.graph.next_event)
 
-    def make_room(self) -> bool:
+    def free_device_memory(self) -> bool:
         """Move what need not be there off the GPU, for learning. Returns: whether there was
         anything."""
-        return make_room(self.live.graph)
+        return free_device_memory(self.live.graph)
 
     def cut(self, window: Window) -> Iterator[EdgeRows]:
         """A window's canonical chunks."""
@@ -164,7 +164,7 @@ class Recorder:
         recorded: bool = True,
         max_events: int | None = None,
         first_recorded: int = 0,
-    ) -> Iterator[RecordedChunk]:
+    ) -> Iterator[Chunk]:
         """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is
         at the window's end.
 
@@ -198,25 +198,23 @@ class Recorder:
                 ],
                 1,
             )
-            before_edge = self.sight.edge_before(part)
-            labels = self._labels(part, before_edge) if recorded else None
-            self.live.take_features(before_edge)
+            before_event = self.sight.edge_before(part)
+            labels = self._labels(part, before_event) if recorded else None
+            self.live.take_features(before_event)
             facts = self.sight.facts(part, asked, candidates)
             score = learn = None
             if len(asked):
-                query_us = self._time_before(before_edge)
+                query_us = self._time_before(before_event)
                 src = part.src_E[asked]
-                score, learn = self._inputs(event, facts, src, candidates, before_edge, query_us)
+                score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
                 learn = learn.weighted(torch.from_numpy(is_known).float())
-            yield RecordedChunk(
-                edges=part, score=score, learn=learn, known_E=is_known, labels=labels
-            )
+            yield Chunk(edges=part, score=score, learn=learn, known_E=is_known, labels=labels)
         self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
-    def _labels(self, part: EdgeRows, before_edge: int) -> LabelInputs | None:
+    def _labels(self, part: EdgeRows, before_event: int) -> LabelInputs | None:
         """The chunk's labels, a sample of too many, as of its start; None where the model has no
         head for them."""
         if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
@@ -240,8 +238,8 @@ class Recorder:
             nodes,
             place,
             target[kept],
-            before_edge,
-            self._time_before(before_edge),
+            before_event,
+            self._time_before(before_event),
         )
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
@@ -261,18 +259,18 @@ class Recorder:
         facts: Float32,
         src: Int64,
         candidates: Int64,
-        before_edge: int,
+        before_event: int,
         query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
         nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         src_at = place[: len(src)]
         candidate_at = place[len(src) :].reshape(candidates.shape)
-        around = look_around(
+        around = sample_neighborhood(
             self.live.graph,
             self._log.columns,
             self.live.features,
             nodes,
-            before_edge,
+            before_event,
             query_us,
             self._sampling,
         )

@@ -18,12 +18,12 @@ from streamd.settings import Settings
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 Strategy = Literal["uniform", "recent", "none"]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReplayChunk:
     """Inputs of some events with the states of the nodes around them as they were: learning from it
     moves no memory."""
 
@@ -31,16 +31,16 @@ class Recorded:
     inputs: LinkInputs
     state_MD: Tensor
 
-    def less_deleted(self, deletions: Deletions) -> "Recorded":
+    def less_deleted(self, deletions: Deletions) -> "ReplayChunk":
         """The same less what deletes hide; itself where that is nothing."""
         left = without_deleted(self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges)
-        return self if left is None else Recorded(self.first_edge, *left)
+        return self if left is None else ReplayChunk(self.first_edge, *left)
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.inputs.tensors(), "state_MD": self.state_MD.contiguous()}
 
     @classmethod
-    def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "Recorded":
+    def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
         state = tensors.pop("state_MD")
         return cls(first_edge, LinkInputs.restored(tensors), state)
 
@@ -62,7 +62,7 @@ class ReplayStore:
         self._seed = seed
         self._strategy = strategy
         self.num_offered = 0
-        self._chunks: list[Recorded] = []
+        self._chunks: list[ReplayChunk] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -77,7 +77,7 @@ class ReplayStore:
             t.replay,
         )
 
-    def offer(self, chunk: Recorded) -> None:
+    def offer(self, chunk: ReplayChunk) -> None:
         """Show it one more chunk; it may take it, in place of another where it is full."""
         self.num_offered += 1
         place = len(self._chunks)
@@ -95,10 +95,10 @@ class ReplayStore:
         if self._folder is not None:
             self._store(chunk)
 
-    def draw(self, num_events: int, window_edge: int) -> list[Recorded]:
+    def draw(self, num_events: int, window_edge: int) -> list[ReplayChunk]:
         """Distinct chunks with about `num_events` in all, seeded by the window."""
         rng = np.random.default_rng([self._seed, 2, window_edge])
-        drawn: list[Recorded] = []
+        drawn: list[ReplayChunk] = []
         left = num_events
         for i in rng.permutation(len(self._chunks)).tolist():
             if left <= 0:
@@ -107,7 +107,7 @@ class ReplayStore:
             left -= self._chunks[i].inputs.num_events
         return drawn
 
-    def named(self, first_edges: Sequence[int]) -> list[Recorded]:
+    def named(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
         """Chunks it holds, by their first edges."""
         by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
         return [by_edge[edge] for edge in first_edges]
@@ -122,7 +122,7 @@ class ReplayStore:
                     self._store(left)
 
     @property
-    def chunks(self) -> list[Recorded]:
+    def chunks(self) -> list[ReplayChunk]:
         """What it holds, in no order."""
         return list(self._chunks)
 
@@ -145,10 +145,10 @@ class ReplayStore:
             try:
                 arrays = unpack(self._file(name))[0]
                 self._chunks.append(
-                    Recorded.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()})
+                    ReplayChunk.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()})
                 )
             except (CorruptionError, FileNotFoundError, KeyError) as error:
-                log.error(
+                logger.error(
                     "replay_chunk_lost",
                     file=str(self._file(name)),
                     error=str(error),
@@ -174,7 +174,7 @@ class ReplayStore:
             names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()
         ]
 
-    def _store(self, chunk: Recorded) -> None:
+    def _store(self, chunk: ReplayChunk) -> None:
         write_durably(
             self._file(chunk.first_edge), pack({n: t.numpy() for n, t in chunk.tensors().items()})
         )

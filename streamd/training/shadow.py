@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from streamd.events import Float32, NodeDeletes
 from streamd.models import LinkModel, Memory
-from streamd.training.carry import Carrier
+from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
 from streamd.training.negatives import SCORED
-from streamd.training.recorder import RecordedChunk
+from streamd.training.recorder import Chunk
 
 Said = Literal["open", "proven", "worse"]
 NUM_SPREADS = 3.5
@@ -33,7 +33,7 @@ class Shadow:
     name: str
     model: LinkModel
     memory: Memory
-    carrier: Carrier
+    carrier: DeviceTransfer
 
     @classmethod
     def of(cls, name: str, learner: Learner) -> "Shadow":
@@ -43,7 +43,7 @@ class Shadow:
         )
 
     @torch.no_grad()
-    def score(self, chunk: RecordedChunk, deletes: NodeDeletes) -> Float32 | None:
+    def score(self, chunk: Chunk, deletes: NodeDeletes) -> Float32 | None:
         """Logits of all candidates, float32[E, 101], None where nothing is asked; then memory moves
         over the chunk. deletes: the log's."""
         with self.model.over(self.memory, chunk.edges, deletes) as updated_PD:

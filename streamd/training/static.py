@@ -21,7 +21,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.events import Int64
 from streamd.gpu import choose_device, make_graph, memory_for
 from streamd.graph.live import LiveGraph, read_back
-from streamd.graph.neighborhood import Neighborhood, look_around
+from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.models import (
     ARCHITECTURES,
     LinkInputs,
@@ -34,7 +34,7 @@ from streamd.models.inputs import link_inputs
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import write_folder_durably
-from streamd.training.carry import Carrier
+from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pool
 from streamd.training.scores import Measures, measures
 
@@ -96,7 +96,7 @@ class StaticTraining:
         self._known = int(self._pool.known_before(cut_us)[0])
 
         # The model, which knows how inputs are spread before it learns.
-        self._carrier = Carrier(device, settings.gpu, self.schema.edge_feature_dim)
+        self._transfer = DeviceTransfer(device, settings.gpu, self.schema.edge_feature_dim)
         self.model = build_model(self.settings, self.schema, settings.training.seed, device)
         _draw_id_vectors(self.model, settings.training.seed)
         self._optimizer = self.model.optimizer(settings.training.learning_rate)
@@ -169,8 +169,8 @@ class StaticTraining:
         self.model.train()
         total = 0.0
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
-        for done, inputs in enumerate(self._carrier.ahead(numbered, self.prepared), 1):
-            with self._carrier.autocast():
+        for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepared), 1):
+            with self._transfer.autocast():
                 logits_EC = self.model(inputs, inputs.no_state_MD)
             loss = link_loss(logits_EC.float(), inputs.weight_E)
             self._optimizer.zero_grad()
@@ -199,7 +199,7 @@ class StaticTraining:
             replace(hop, mask_UK=hop.mask_UK & ~torch.isin(hop.eid_UK, inputs.event_E))
             for hop in inputs.hops
         )
-        return self._carrier.inputs(replace(inputs, hops=hops))
+        return self._transfer.inputs(replace(inputs, hops=hops))
 
     @torch.no_grad()
     def measured(self, event: Int64, part: str) -> Measures:
@@ -235,7 +235,7 @@ class StaticTraining:
         none = np.zeros((0, 1), np.int64)
         for a in range(0, len(nodes), EMBEDDED_NODES):
             around = self._around(nodes[a : a + EMBEDDED_NODES], self._training.seed)
-            inputs = self._carrier.inputs(
+            inputs = self._transfer.inputs(
                 link_inputs(
                     none[:, 0], none[..., None].astype(np.float32), none[:, 0], none, around
                 )
@@ -253,7 +253,9 @@ class StaticTraining:
             for hop, draw in enumerate(self._plan.hops)
         ]
         plan = replace(self._plan, hops=tuple(draws))
-        return look_around(live.graph, self._log.columns, live.features, nodes, self._end, 0, plan)
+        return sample_neighborhood(
+            live.graph, self._log.columns, live.features, nodes, self._end, 0, plan
+        )
 
     def _ends(self, event: Int64) -> tuple[Int64, Int64, Int64]:
         """src, dst, time of edges."""

@@ -8,7 +8,7 @@ import numpy as np
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
-from streamd.training.recorder import RecordedChunk
+from streamd.training.recorder import Chunk
 from streamd.training.scores import Measures, label_measures, measures
 
 LabelScores = tuple[Float32, Float32, Float32]
@@ -33,7 +33,7 @@ class Tally:
         self._events: list[Int64] = []
         self._known: list[Bools] = []
 
-    def add(self, chunk: RecordedChunk, live_EC: Float32, shadow_EC: Float32 | None) -> None:
+    def add(self, chunk: Chunk, live_EC: Float32, shadow_EC: Float32 | None) -> None:
         """A scored chunk: what the version that serves and the shadow said of it, float32[E, 101];
         baselines are added."""
         assert chunk.score is not None

@@ -15,7 +15,7 @@ from streamd.models import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry
-from streamd.registry.candidate import Candidate, Learned, Outcome
+from streamd.registry.candidate import Candidate, PublishResult, TrainResult
 from streamd.registry.registry import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -27,7 +27,7 @@ from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
 from streamd.training.observe import report
-from streamd.training.recorder import Recorder, one_ahead
+from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures
 from streamd.training.shadow import Comparison
@@ -35,7 +35,7 @@ from streamd.training.tally import ScoredWindow, Tally
 from streamd.windows import Window, next_window
 from streamd.windows.history import WindowRecord
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 POLL_SECONDS = 0.05
 
 
@@ -70,7 +70,7 @@ class Trainer:
         self._learner = Learner(settings, reader, replay)
         self._learner.on_progress = self._on_progress
         self._recorder = Recorder(settings, reader)
-        self._learner.make_room = self._recorder.make_room
+        self._learner.free_device_memory = self._recorder.free_device_memory
         self.contest = Contest(
             settings, reader, versions, self._learner, self._recorder, self._rebuilding
         )
@@ -171,7 +171,7 @@ class Trainer:
             recorded=step.do != "pass over",
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
-        for chunk in one_ahead(chunks):
+        for chunk in prefetch(chunks):
             logits_EC = self._learner.score(chunk)
             self._touch("scoring")
             shadow_EC = self.contest.score(chunk, logits_EC)
@@ -189,18 +189,18 @@ class Trainer:
         labels = self._learner.label_scores[num_labelled:]
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
-    def _learn(self, step: Step) -> Learned | None:
+    def _learn(self, step: Step) -> TrainResult | None:
         """None where no event could be scored."""
         learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
         self._learner.memory.forget(self._log.deletions.of_nodes)
         return learned
 
     def _hand_over(
-        self, step: Step, verdict: Verdict, learned: Learned | None, scores: dict[str, Measures]
-    ) -> Outcome:
+        self, step: Step, verdict: Verdict, learned: TrainResult | None, scores: dict[str, Measures]
+    ) -> PublishResult:
         """Who serves from here on. scores: of the last window of the step."""
         if step.do == "pass over":
-            log.error(
+            logger.error(
                 "window_passed_over",
                 start=step.range.start_us,
                 first_edge=step.range.first_edge,
@@ -212,22 +212,26 @@ class Trainer:
             self._learner.go_on_from(
                 verdict.back_to.model.state_dict(), verdict.back_to.memory.copy()
             )
-            outcome = Outcome(self.contest.version, False, f"rolled back: {verdict.why}")
+            outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
         elif learned is None:
-            outcome = Outcome(step.version, False, "no event of this window could be scored yet")
+            outcome = PublishResult(
+                step.version, False, "no event of this window could be scored yet"
+            )
         else:
             self._on_step("publish")
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
         if step.do != "pass over":
             return outcome
-        return Outcome(
+        return PublishResult(
             self.contest.version,
             False,
             f"passed over: scoring or learning it failed {MAX_FAILURES} times",
         )
 
-    def _publish(self, step: Step, learned: Learned, scores: dict[str, Measures]) -> Outcome:
+    def _publish(
+        self, step: Step, learned: TrainResult, scores: dict[str, Measures]
+    ) -> PublishResult:
         learner = self._learner
         outcome = self._ledger.publish(
             Candidate(
@@ -253,13 +257,13 @@ class Trainer:
         self,
         step: Step,
         scored: list[ScoredWindow],
-        outcome: Outcome,
-        learned: Learned | None,
+        outcome: PublishResult,
+        learned: TrainResult | None,
         seconds: dict[str, float],
     ) -> list[WindowRecord]:
         """One a window; those learned as one with the last name the version that scored them."""
         scored_by = step.version or RULE
-        merged = Outcome(scored_by, False, "learned as one with those behind it")
+        merged = PublishResult(scored_by, False, "learned as one with those behind it")
         records = []
         for window, part in zip(step.windows, scored, strict=True):
             is_last = window is step.windows[-1]
@@ -295,7 +299,7 @@ class Trainer:
             return
         begun = time.monotonic()
         num_events = step.range.num_edges
-        log.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
+        logger.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
         # Record the range: graph and facts from the log's first edge, memory from the range's.
         self._recorder.rebuild(
@@ -323,7 +327,7 @@ class Trainer:
         self._window_edge = step.range.first_edge
         self._ledger.checkpoint(self.edge, self._window_edge, self._learner, self.contest)
         self._learner.begin()
-        log.info(
+        logger.info(
             "bootstrapped",
             version=self.contest.version,
             events=num_events,
@@ -341,10 +345,10 @@ class Trainer:
     def _renew_shadow(self) -> None:
         """Where compaction waits for the shadow only, which may hold what was deleted, the champion
         becomes it unproven."""
-        wish = self._ledger.wish()
-        if wish is None or not self.contest.shadow_is_older:
+        compaction_request = self._ledger.compaction_request()
+        if compaction_request is None or not self.contest.shadow_is_older:
             return
-        if self._window_edge >= wish > self._ledger.oldest_window():
+        if self._window_edge >= compaction_request > self._ledger.oldest_window():
             proof = self.contest.renew_shadow(
                 "compaction was asked for; the version before may hold what was deleted"
             )
@@ -360,7 +364,7 @@ class Trainer:
         try:
             shadow = self._resume_from_checkpoint()
         except CorruptionError as error:
-            log.error(
+            logger.error(
                 "checkpoint_lost", error=str(error), meaning="learning goes on from the champion"
             )
             from_champion = self._resume_from_champion()
@@ -381,7 +385,7 @@ class Trainer:
 
         self._hide_deleted()
         self._ledger.keep(self.edge, self._window_edge)
-        log.info(
+        logger.info(
             "trainer_started",
             edge=self.edge,
             version=self.contest.version or RULE,
@@ -394,7 +398,7 @@ class Trainer:
         if cursor is None:
             return ""
         if not learn_alike(cursor.settings, self._settings):
-            log.warning(
+            logger.warning(
                 "learning_anew",
                 reason="model or window settings are not those of the trainer's checkpoint",
             )
@@ -418,12 +422,12 @@ class Trainer:
         try:
             version = self._versions.load(name)
         except VersionError as error:
-            log.error("champion_not_followed", version=name, reason=str(error))
+            logger.error("champion_not_followed", version=name, reason=str(error))
             return False
         manifest = version.manifest
         own = learn_alike(manifest.fixed_settings, self._settings)
         if not own or not self._log.first_edge <= manifest.edge <= self._log.num_edges:
-            log.error(
+            logger.error(
                 "champion_not_followed", version=name, reason="the log or the settings are others"
             )
             return False
@@ -444,14 +448,14 @@ class Trainer:
                 next_us = int(self._log.time_of(np.array([self.edge]))[0])
             metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
-    def _rebuilding(self, until_edge: int) -> Callable[[int], None]:
-        """Takes the graph's newest edge while graph and facts are made up to `until_edge`."""
+    def _rebuilding(self, until_event: int) -> Callable[[int], None]:
+        """Takes the graph's newest edge while graph and facts are made up to `until_event`."""
         first = self._log.first_edge
         work = RoleProgress("rebuilding", metrics.rebuild_ratio)
-        work.at(0, until_edge - first)
+        work.at(0, until_event - first)
 
         def on_slice(edge: int) -> None:
-            reading = work.at(edge - first, until_edge - first)
+            reading = work.at(edge - first, until_event - first)
             self._beat.touch("rebuilding", edge=edge, **reading.fields())
 
         return on_slice

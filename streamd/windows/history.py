@@ -10,7 +10,7 @@ import structlog
 
 from streamd.storage import append_durably
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
 
 
@@ -50,7 +50,7 @@ def truncate_records(data_dir: Path, size: int) -> None:
     if found > size:
         os.truncate(path, size)
     elif found < size:
-        log.error(
+        logger.error(
             "history_lost",
             file=str(path),
             num_bytes=size - found,
@@ -96,7 +96,7 @@ class HistoryReader:
                 try:
                     self.records.append(msgspec.json.decode(line, type=WindowRecord))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    log.error(
+                    logger.error(
                         "history_line_passed_over",
                         file=str(self._path),
                         at_byte=self._at,

@@ -24,7 +24,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
-from streamd.training.recorder import Recorder, one_ahead
+from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks.measure import Row, load_synth, write_edges
@@ -103,11 +103,11 @@ def sampling(
                 for hops in (1, 2):
                     draws = [Draw(fanout=10, strategy=strategy, seed=hop) for hop in range(hops)]
                     asked_there, asked_here = Roots(there, 0, middle), Roots(roots, 0, middle)
-                    answer = graph.explore_there(asked_there, draws, distinct_nodes).hops
+                    answer = graph.sample_neighborhood_on_device(asked_there, draws, distinct_nodes).hops
                     count = sum(int(hop.mask_UK.sum()) for hop in answer)
                     asked = sum(len(hop.root_U) for hop in answer)
-                    ours = seconds_of(lambda d=draws, r=asked_there, g=graph: g.explore_there(r, d, distinct_nodes), device)
-                    theirs = seconds_of(lambda d=draws, r=asked_here: cpu.explore(r, d, distinct_nodes), "cpu", 3)
+                    ours = seconds_of(lambda d=draws, r=asked_there, g=graph: g.sample_neighborhood_on_device(r, d, distinct_nodes), device)
+                    theirs = seconds_of(lambda d=draws, r=asked_here: cpu.sample_neighborhood(r, d, distinct_nodes), "cpu", 3)
                     floor = (asked * (32 + 64 + 10 * 17) + 8 * count) / gb_a_second / 1e9
                     label = f"{name}, {placement}: {strategy} {[10] * hops}, batch {batch}"
                     rows += [Row(label, count / ours / 1e6, "M edges/s", count / theirs / 1e6, "our CPU sampler"),
@@ -137,7 +137,7 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
             window = Window(int(when[edges]), int(when[-1]) + 1, edges, 2 * edges)
             kernels = _kernel_seconds()
             begun = time.perf_counter()
-            for chunk in one_ahead(recorder.chunks(window)):
+            for chunk in prefetch(recorder.chunks(window)):
                 learner.score(chunk)
             scored = time.perf_counter()
             learner.learn(edges)
@@ -170,7 +170,7 @@ def shares(name: str, s: Settings, log: LogReader, window: Window, device: str) 
 
         return patch.object(owner, name, measured)
 
-    with (timed("sampling", recorder.live.graph, "explore"), timed("gathering features from the log", neighborhood, "edge_features"),
+    with (timed("sampling", recorder.live.graph, "sample_neighborhood"), timed("gathering features from the log", neighborhood, "edge_features"),
           timed("gathering on the device", learner.carrier, "inputs"), timed("pair facts", recorder.live, "advance_scoring"),
           patch.object(learner.carrier, "ahead", lambda steps, prepare: map(prepare, steps))):
         begun = time.perf_counter()

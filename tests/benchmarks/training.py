@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import Recorder, one_ahead
+from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks.measure import SHARED, Row, best_seconds, load_synth, write_edges
@@ -60,7 +60,7 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
         torch.set_num_threads(1)
         record.append(times[0])
         alone.append(sum(_once(s, log)[:2]))
-        ahead.append(sum(_once(s, log, one_ahead)[:2]))
+        ahead.append(sum(_once(s, log, prefetch)[:2]))
         torch.set_num_threads(THREADS)
         peers += [rate] if (rate := pyg()) is not None else []
     with FlopCounterMode(display=False) as counter:
@@ -114,7 +114,7 @@ def _window_cost(s: Settings, log: LogReader) -> list[Row]:
     for first in range(WARM, WARM + WINDOWS * WINDOW_EDGES, WINDOW_EDGES):
         begun = time.perf_counter()
         learner.begin()
-        for chunk in one_ahead(recorder.chunks(Window(first, first + 1, first, first + WINDOW_EDGES))):
+        for chunk in prefetch(recorder.chunks(Window(first, first + 1, first, first + WINDOW_EDGES))):
             learner.score(chunk)
         learner.learn(first)
         seconds.append(time.perf_counter() - begun)

@@ -22,7 +22,7 @@ def log(tmp_path):
     src, dst, time = stream(500)
     writer = LogWriter(tmp_path / "log", SCHEMA, 130)
     for a in range(0, 500, 50):
-        while writer.room() < 50:
+        while writer.remaining_rows() < 50:
             writer.seal()
         at = np.array([0])
         labels = {"label_node_L": src[a:a + 1], "label_time_L": time[a:a + 1], "label_target_L": np.full((1, 1), a, np.float32)}

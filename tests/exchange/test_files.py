@@ -123,7 +123,7 @@ def made_log(path, deleted=()):
     time = 1_600_000_000 * SECOND + time
     writer = LogWriter(path, SHAPE, 130)
     for a in range(0, 300, 100):
-        while writer.room() < 100:
+        while writer.remaining_rows() < 100:
             writer.seal()
         part = slice(a, a + 100)
         more = {"label_node_L": src[a:a + 1], "label_time_L": time[a:a + 1], "label_target_L": np.full((1, 1), a, np.float32)}

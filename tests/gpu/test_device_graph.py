@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from streamd.errors import DeviceMemoryError
-from streamd.gpu import blocks, make_room
+from streamd.gpu import blocks, free_device_memory
 from streamd.gpu.blocks import DeviceGraph
 from streamd.graph import BlockGraph, Draw
 from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
@@ -50,7 +50,7 @@ def hops_of(graph, roots, ranges, k, strategy, deeper):
     draws = [Draw(fanout=k, strategy=strategy, seed=5 + hop) for hop in range(len(ranges))]
     starts = [end for _, end in ranges] + [ranges[-1][0]]
     next_roots = distinct_nodes if deeper else earlier_windows(starts)
-    return graph.explore(Roots(roots, *ranges[0]), draws, next_roots)
+    return graph.sample_neighborhood(Roots(roots, *ranges[0]), draws, next_roots)
 
 
 @pytest.mark.parametrize("placement", ["resident", "hybrid"])
@@ -112,8 +112,8 @@ def test_all_that_the_graph_does_on_the_device_is_on_its_own_stream(monkeypatch)
     calls = []
     graph = DeviceGraph(BlockGraph(), on_own_stream(host.launch), host.Pages(), "cpu")
     graph.on_stream = Stream
-    monkeypatch.setattr(graph, "_up", on_own_stream(graph._up))
-    monkeypatch.setattr(blocks, "_numpy", on_own_stream(blocks._numpy))
+    monkeypatch.setattr(graph, "_to_device", on_own_stream(graph._to_device))
+    monkeypatch.setattr(blocks, "_to_host", on_own_stream(blocks._to_host))
     src, dst, _ = stream(3000)
     roots = np.arange(9)
     asked = (lambda: graph.insert(src, dst), lambda: recent(graph, roots, 3000, 5), lambda: uniform(graph, roots, 3000, 5, 0),
@@ -192,9 +192,9 @@ def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
     graph.insert(*stream(3000)[:2])
     before = graph.device_bytes
-    assert make_room(graph) and graph.placement == "hybrid" and graph.device_bytes < before / 2
+    assert free_device_memory(graph) and graph.placement == "hybrid" and graph.device_bytes < before / 2
     assert "graph_moved_to_host" in capsys.readouterr().out
-    assert not make_room(graph) and not make_room(BlockGraph())
+    assert not free_device_memory(graph) and not free_device_memory(BlockGraph())
     assert recent(graph, np.array([3]), 3000, 5).mask.all()
 
 

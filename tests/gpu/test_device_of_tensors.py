@@ -70,7 +70,7 @@ def test_a_model_on_a_gpu_makes_no_tensor_elsewhere(log, name, training):
         inputs = chunk.learn.to(send, lambda hop: send(hop.edge_UKD))
         memory = Memory(model.settings.dim if model.has_memory else 0, 2, chunk.edges.first_edge, DEVICE)
         updated = model.updated(memory)
-        logits = model(inputs, memory.rows(inputs.node_M, updated), 7 if training else None)
+        logits = model(inputs, memory.gather(inputs.node_M, updated), 7 if training else None)
         loss = link_loss(logits, inputs.weight_E)
         assert str(logits.device) == DEVICE == str(loss.device)
         optimizer = model.optimizer(0.01)
@@ -88,7 +88,7 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
         memory = Memory(model.settings.dim, 2, rows.first_edge, DEVICE)
         for _ in range(2):
             with model.over(memory, rows, NO_DELETES) as updated:
-                found = memory.rows(torch.zeros(5, dtype=torch.int64, device=DEVICE), updated)
+                found = memory.gather(torch.zeros(5, dtype=torch.int64, device=DEVICE), updated)
                 assert found.device == torch.device(DEVICE)
             memory.edge = rows.first_edge
         twin = memory.copy()

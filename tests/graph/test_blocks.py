@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from streamd.errors import OffloadedError
 from streamd.graph import BlockGraph, Draw, Neighbors
 from streamd.graph.kernels import SPAN
-from streamd.graph.neighborhood import SamplingPlan, look_around
+from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
 from streamd.graph.strategies import STRATEGIES
 from streamd.segments.columns import EdgeColumns
@@ -83,7 +83,7 @@ def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
     node_features.advance(np.array([3, 3]), np.array([0, 150]), np.array([[1.0], [2.0]], np.float32), 100)
     roots = np.array([-1, 3, 25, 99])
     query = int(time[99]) + 5
-    around = look_around(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query,
+    around = sample_neighborhood(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query,
                          SamplingPlan(hops=(Draw(fanout=4),)))
     hop, = around.hops
     held = hop.mask_UK

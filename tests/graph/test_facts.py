@@ -40,7 +40,7 @@ def test_facts_equal_the_reference_with_ties_self_loops_and_forgotten_pairs(seed
     assert facts.num_pairs == len(reference.meetings) <= max_pairs
     later = int(time[-1]) + 7_000_000
     asked = np.array([[0, 5, 11, -1, 400]])
-    np.testing.assert_allclose(facts.rows(np.array([3]), np.array([later]), asked)[0],
+    np.testing.assert_allclose(facts.compute(np.array([3]), np.array([later]), asked)[0],
                                [reference.row(3, int(c), later) for c in asked[0]], atol=2e-4)
 
 
@@ -54,7 +54,7 @@ def test_the_state_does_not_depend_on_how_the_log_is_cut():
         at += step
     sources, when = np.arange(40), np.full(40, time[-1] + 1)
     everyone = np.tile(np.arange(40), (40, 1))
-    np.testing.assert_array_equal(whole.rows(sources, when, everyone), cut.rows(sources, when, everyone))
+    np.testing.assert_array_equal(whole.compute(sources, when, everyone), cut.rows(sources, when, everyone))
 
 
 def test_rows_of_some_events_are_those_of_all(seed=4):
@@ -77,10 +77,10 @@ def test_asking_changes_nothing_and_a_copy_stands_still():
     facts = PairFacts(HALF_LIVES, 1000)
     facts.advance(src[:100], dst[:100], time[:100])
     twin = facts.copy()
-    before = twin.rows(src, time, candidates)
+    before = twin.compute(src, time, candidates)
     facts.advance(src[100:], dst[100:], time[100:])
-    np.testing.assert_array_equal(before, twin.rows(src, time, candidates))
-    assert not np.array_equal(before, facts.rows(src, time, candidates))
+    np.testing.assert_array_equal(before, twin.compute(src, time, candidates))
+    assert not np.array_equal(before, facts.compute(src, time, candidates))
 
 
 def test_what_is_known_of_nodes():
@@ -134,6 +134,6 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
     assert twin.restore({n: t.copy() for n, t in load_file(stored).items()}) and twin.edge == at
     for f in (facts, twin):
         f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([15, 5]), np.array([at - 1, 130])))
-    np.testing.assert_array_equal(facts.rows(src, time, candidates), twin.rows(src, time, candidates))
+    np.testing.assert_array_equal(facts.compute(src, time, candidates), twin.compute(src, time, candidates))
     np.testing.assert_array_equal(facts.sighted, twin.sighted)
     assert not PairFacts((1, 2, 3, 4, 5), 25).restore(load_file(stored)), "other half-lives, other facts"

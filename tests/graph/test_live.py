@@ -24,7 +24,7 @@ def log(tmp_path):
     writer = LogWriter(tmp_path, Schema(), 512)
     at = 0
     while at < 2_000:
-        end = min(at + min(300, writer.room()), 2_000)
+        end = min(at + min(300, writer.remaining_rows()), 2_000)
         keys = [f"n:{i}" for i in range(35)] if at == 0 else ()
         writer.commit(batch(Schema(), src[at:end], dst[at:end], time[at:end], keys), Progress(), int(time[end - 1]))
         at = end

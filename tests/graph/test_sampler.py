@@ -93,7 +93,7 @@ def test_static_sees_all_edges_of_the_snapshot_whatever_their_time():
     sampler = TemporalSampler(graph, [10], "static", columns=columns_of(time))
     layer, = sampler.sample(np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert sorted(layer.eid[0].tolist()) == list(range(10))
-    layer, = sampler.sample(np.zeros(1, np.int64), np.zeros(1, np.int64), before_edge=4)
+    layer, = sampler.sample(np.zeros(1, np.int64), np.zeros(1, np.int64), before_event=4)
     assert sorted(layer.eid[0][layer.mask[0]].tolist()) == [0, 1, 2, 3]
 
 
@@ -134,7 +134,7 @@ def test_times_and_features_come_from_the_mapped_segments(tmp_path):
     writer = LogWriter(tmp_path, Schema(3, 0, 0), 64)
     at = 0
     while at < 300:
-        end = min(at + min(50, writer.room()), 300)
+        end = min(at + min(50, writer.remaining_rows()), 300)
         keys = [f"n:{i}" for i in range(40)] if at == 0 else ()
         writer.commit(batch(Schema(3, 0, 0), src[at:end], dst[at:end], time[at:end], keys, at), Progress(), int(time[end - 1]))
         at = end

@@ -4,7 +4,7 @@ from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
 from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
-from streamd.ingest.keys import KeyTable
+from streamd.ingest.node_ids import KeyTable
 
 SCHEMA = Schema(1, 2, 1)
 

@@ -10,7 +10,7 @@ from streamd.events import Schema
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import look_around
+from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
 from streamd.graph.sampler import TemporalSampler
 from streamd.models import ARCHITECTURES, build_model, sampled_inputs
@@ -51,7 +51,7 @@ def model_of(name, **values):
 def embedded(model, live, roots, subset=None, before=500):
     """Embeddings of roots, a wave of their ids as their memory where the model has one."""
     query = int(live.log.time_of(np.array([before - 1]))[0])
-    around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
+    around = sample_neighborhood(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
     if subset is not None:
         around = around.subset(subset)
     none = np.zeros((0, 1), np.int64)
@@ -138,7 +138,7 @@ def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, ed
     for p in model.parameters():
         torch.nn.init.normal_(p)
     roots = np.array([1, 3, 4])
-    around = look_around(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
+    around = sample_neighborhood(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
     none = np.zeros((0, 1), np.int64)
     inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
     got = model.embed(inputs, torch.zeros(len(inputs.node_M), 0)).detach().numpy()
@@ -164,7 +164,7 @@ def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, ed
 def test_dysat_looks_at_one_window_of_time_a_hop(live):
     before = 500
     query = int(live.log.time_of(np.array([before - 1]))[0])
-    around = look_around(live.graph, live.log.columns, live.features, np.arange(20), before, query,
+    around = sample_neighborhood(live.graph, live.log.columns, live.features, np.arange(20), before, query,
                          model_of("dysat").plan)
     assert len(around.hops) == 3 and all((h.root_U == around.hops[0].root_U).all() for h in around.hops)
     for number, hop in enumerate(around.hops):
@@ -215,7 +215,7 @@ def test_a_sampler_of_ones_own_gives_a_model_what_the_daemon_gives_it(live, name
                             lambda ids: torch.from_numpy(log.features_of(ids.numpy())))
     z_UD = model.embed(inputs, inputs.no_state_MD)
     nodes = np.unique(np.concatenate([src, dst]))
-    around = look_around(live.graph, log.columns, live.features, nodes, before, query, plan)
+    around = sample_neighborhood(live.graph, log.columns, live.features, nodes, before, query, plan)
     none = np.zeros((0, 1), np.int64)
     want = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
     want_UD = model.embed(want, want.no_state_MD)
@@ -229,7 +229,7 @@ def test_several_inputs_joined_answer_as_each_alone(live, name):
     for before, count in ((300, 4), (500, 7), (500, 1)):
         query = int(live.log.time_of(np.array([before - 1]))[0])
         roots = np.sort(rng.choice(35, 9, replace=False))
-        around = look_around(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
+        around = sample_neighborhood(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
         facts = rng.normal(size=(count, 3, 19)).astype(np.float32)
         inputs = link_inputs(np.arange(count), facts, rng.integers(0, 9, count), rng.integers(0, 9, (count, 3)), around)
         parts.append((inputs, torch.randn(len(inputs.node_M), 8 if model.has_memory else 0)))
@@ -262,13 +262,13 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     features = NodeFeatures(node_dim)
     features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
     roots = np.arange(-1, 60)
-    around = look_around(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
+    around = sample_neighborhood(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
     assert len(memory.pending_node) and (memory.place < 0).any() and not around.hops[0].mask_UK.all()
     facts, src, dst = rng.normal(size=(40, 19)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
     with torch.no_grad():
         updated, t = model.updated(memory), torch.from_numpy
         inputs = link_inputs(np.arange(40), facts[:, None], src, dst, around)
-        state_MD = memory.rows(inputs.node_M, updated)
+        state_MD = memory.gather(inputs.node_M, updated)
         z_UD = model.embed(inputs, state_MD)
         numpy = NumpyTGN(model)
         got = numpy.embed(memory, updated, around)

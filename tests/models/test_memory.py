@@ -6,7 +6,7 @@ from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
 from streamd.registry.registry import Manifest
 from streamd.segments.reader import LogReader
-from streamd.server.served import Served
+from streamd.server.loaded_version import LoadedVersion
 from tests.builders import HOUR, settings, stream
 
 SCHEMA = Schema(2, 0, 0)
@@ -30,10 +30,10 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
     src, dst, time = arrays
     writer = LogWriter(path, SCHEMA, 250)
     reader = LogReader.open(path)
-    served = Served(manifest(s), model, model.new_memory())
+    served = LoadedVersion(manifest(s), model, model.new_memory())
     at = turn = 0
     while at < len(src):
-        end = min(at + min(tails[turn % len(tails)], writer.room()), len(src))
+        end = min(at + min(tails[turn % len(tails)], writer.remaining_rows()), len(src))
         mark = int(time[end - 1]) if end < len(src) else 10 * HOUR
         rows = batch(SCHEMA, src[at:end], dst[at:end], time[at:end])
         rows = dataclasses.replace(rows, msg_ED=np.stack([src[at:end] / 7, dst[at:end] / 5], 1).astype(np.float32))
@@ -46,7 +46,7 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
             kept = {k: v.clone() for k, v in served.memory.tensors().items()}
             memory = Memory.restored(kept, served.memory.edge, served.memory.now_us)
             reader = LogReader.open(path)
-            served = Served(manifest(s), model, memory)
+            served = LoadedVersion(manifest(s), model, memory)
     writer.close()
     return served.memory
 
@@ -89,18 +89,18 @@ def test_a_restored_memory_answers_with_the_messages_that_wait(model):
     net.advance(memory, rows, NO_DELETES)
     kept = {name: tensor.clone() for name, tensor in memory.tensors().items()}
     again = Memory.restored(kept, memory.edge, memory.now_us)
-    rows = again.rows(nodes, net.updated(again))
-    assert torch.equal(rows, memory.rows(nodes, net.updated(memory))) and rows[:2].any(1).all()
+    rows = again.gather(nodes, net.updated(again))
+    assert torch.equal(rows, memory.gather(nodes, net.updated(memory))) and rows[:2].any(1).all()
 
 
 def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
     _, net = model
     rows = EdgeRows(0, np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.ones((2, 2), np.float32))
     memory = net.new_memory()
-    assert not memory.rows(torch.tensor([0, 1, 2]), net.updated(memory)).any()
+    assert not memory.gather(torch.tensor([0, 1, 2]), net.updated(memory)).any()
     net.advance(memory, rows, NO_DELETES)
     assert not memory.state.any(), "messages of a chunk are applied when the next one begins"
-    now = memory.rows(torch.tensor([0, 1, 2, 3, -1]), net.updated(memory))
+    now = memory.gather(torch.tensor([0, 1, 2, 3, -1]), net.updated(memory))
     assert now[:3].any(1).all() and not now[3:].any()
 
 
@@ -173,7 +173,7 @@ def test_memory_stands_where_it_was_when_the_work_over_a_chunk_fails(model):
         raise RuntimeError("no memory left")
     assert memory.edge == 0 and not len(memory.pending_node)
     with torch.no_grad(), net.over(memory, rows, NO_DELETES) as updated_PD:
-        assert memory.edge == 0 and not memory.rows(torch.tensor([4, 1]), updated_PD).any()
+        assert memory.edge == 0 and not memory.gather(torch.tensor([4, 1]), updated_PD).any()
     assert memory.edge == 2 and memory.pending_node.tolist() == [1, 2, 4]
 
 

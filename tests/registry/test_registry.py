@@ -6,7 +6,7 @@ import torch
 
 from streamd.errors import VersionError
 from streamd.registry import Registry
-from streamd.registry.candidate import Candidate, Learned
+from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
@@ -22,7 +22,7 @@ def candidate(n, learned=None):
 
 
 def learned_as(finite=True, after=0.6):
-    return Learned(loss=0.1, finite=finite, tail_before=0.5, tail_after=after, num_tail=20)
+    return TrainResult(loss=0.1, finite=finite, tail_before=0.5, tail_after=after, num_tail=20)
 
 
 @pytest.fixture

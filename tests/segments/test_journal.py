@@ -5,7 +5,14 @@ import pytest
 
 from streamd.errors import CorruptionError, JournalError
 from streamd.events import Schema
-from streamd.segments.journal import LogState, SegmentState, decode_line, encode_line, journal_files, read_lines
+from streamd.segments.journal import (
+    LogState,
+    SegmentState,
+    decode_line,
+    encode_line,
+    journal_files,
+    read_lines,
+)
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.tensors import pack, unpack

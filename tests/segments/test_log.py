@@ -227,7 +227,7 @@ log = LogWriter(Path(sys.argv[1]), schema, 64)
 i = log.num_edges
 print("ready", flush=True)
 while True:
-    n = min(1 + i % 13, log.room())
+    n = min(1 + i % 13, log.remaining_rows())
     ids = np.arange(i, i + n)
     new = [f"n:{k}" for k in range(i, i + n)]
     log.keys.update({k: len(log.keys) + j for j, k in enumerate(new)})

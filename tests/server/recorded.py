@@ -20,7 +20,7 @@ from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory import EdgeRows
 from streamd.registry import Registry
-from streamd.registry.candidate import Candidate, Learned
+from streamd.registry.candidate import Candidate, TrainResult
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.windows import Window, closed_chunks
@@ -93,7 +93,7 @@ def publish(path, values, edge, beside=None):
     return Registry(chosen).publish(Candidate(
         window=window, edge=memory.edge, seq=3, weights=model.state_dict(), memory=memory.tensors(),
         memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES,
-        learned=Learned(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
+        learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
 
 
 def questions(later):

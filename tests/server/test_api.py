@@ -15,7 +15,7 @@ import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.listening import web_config
-from streamd.telemetry.keys import Keys
+from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.test_server import SCHEMA, World, wait
 

@@ -187,13 +187,13 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
     champion, proven = world.registry.champion(), world.registry.shadow()
     world.start()
     wait(lambda: world.engine.status.version == champion)
-    from streamd.server.served import Served
-    scores = Served.scores
+    from streamd.server.loaded_version import LoadedVersion
+    scores = LoadedVersion.scores
 
     def broken(self, *args):
         return scores(self, *args) * (torch.nan if self.manifest.name == champion else 1)
 
-    monkeypatch.setattr(Served, "scores", broken)
+    monkeypatch.setattr(LoadedVersion, "scores", broken)
     assert ask(world)["as_of"]["version"] == "rule", "no request fails for it"
     wait(lambda: world.engine.status.version == proven)
     assert metrics.champion_not_served._value.get() == 1

@@ -1,8 +1,8 @@
 
 from streamd.registry import Registry
 from streamd.server import view
-from streamd.server.served import Served
-from streamd.server.view import LogView
+from streamd.server.loaded_version import LoadedVersion
+from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, stream, write_log
@@ -41,7 +41,7 @@ def ratio():
 
 def held_after(monkeypatch, slices):
     """Let the server take in slices of 40 edges, and no more of them than the first number in the list."""
-    follow = LogView.follow
+    follow = ServerGraph.follow
 
     def held(self):
         if not slices[0]:
@@ -50,7 +50,7 @@ def held_after(monkeypatch, slices):
         return follow(self)
 
     monkeypatch.setattr(view, "SLICE_EDGES", 40)
-    monkeypatch.setattr(LogView, "follow", held)
+    monkeypatch.setattr(ServerGraph, "follow", held)
 
 
 def test_while_it_rebuilds_it_says_how_far_it_is_and_how_long_it_takes(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_carrying_memory_is_part_of_the_share_from_the_start(tmp_path, monkeypat
     behind = 400 - world.registry.manifest(world.registry.champion()).edge
     slices = [3]
     held_after(monkeypatch, slices)
-    monkeypatch.setattr(Served, "follow", lambda self, *_: 1)
+    monkeypatch.setattr(LoadedVersion, "follow", lambda self, *_: 1)
     world.run()
     wait(lambda: f"120 of {400 + behind} edges" in world.client.get("/readyz").json()["why"])
     slices[0] = 99

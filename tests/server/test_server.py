@@ -17,7 +17,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
-from streamd.server.served import Served
+from streamd.server.loaded_version import LoadedVersion
 from streamd.server.state import ServerState
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -135,15 +135,15 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     recorder = Recorder(world.settings, log)
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
-    from streamd.server.served import Served
-    served = Served.restored(version, log.state.schema)
+    from streamd.server.loaded_version import LoadedVersion
+    served = LoadedVersion.restored(version, log.state.schema)
     assert served.memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
-    facts = recorder.live.facts.rows(np.array([3]), np.array([when]), candidates)
+    facts = recorder.live.facts.compute(np.array([3]), np.array([when]), candidates)
     inputs, _ = recorder._inputs(np.array([500]), facts, np.array([3]), candidates, 500, when - 1)
     with torch.no_grad():
-        want = served.model(inputs, served.memory.rows(inputs.node_M, served.model.updated(served.memory)))[0, :15]
+        want = served.model(inputs, served.memory.gather(inputs.node_M, served.model.updated(served.memory)))[0, :15]
     got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0, :15]])["scores"]]
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 
@@ -391,7 +391,7 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
     again = World(world.path)
     followed = []
-    monkeypatch.setattr("streamd.server.served.Served._advance", lambda self, log, first, chunks, _own=Served._advance: (
+    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion._advance", lambda self, log, first, chunks, _own=LoadedVersion._advance: (
         followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
     again.start()
     wait(lambda: again.engine.status.version == version)

@@ -11,7 +11,7 @@ from streamd.models import link_loss
 from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
-from streamd.training.replay import Recorded, ReplayStore
+from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import measures, ranks
 from streamd.windows import next_window
 from tests.builders import HOUR, settings, stream, write_log
@@ -103,7 +103,7 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     with torch.no_grad():
         replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner._seen]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
-    twice = [Recorded.restored(r.first_edge, dict(r.tensors())) for r in learner._seen]
+    twice = [ReplayChunk.restored(r.first_edge, dict(r.tensors())) for r in learner._seen]
     assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner._seen, strict=True))
 
 
@@ -208,7 +208,7 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
             return forward(*args)
 
         monkeypatch.setattr(learner.model, "forward", short)
-        learner.make_room = lambda: room.pop(0)
+        learner.free_device_memory = lambda: room.pop(0)
         for window, part in chunks:
             learner.begin()
             for chunk in part:
@@ -268,14 +268,14 @@ def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
     for seed in range(300):
         store = ReplayStore(None, 5, seed)
         for edge in range(40):
-            store.offer(Recorded(edge, chunk.inputs, chunk.state_MD))
+            store.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
         for kept in store._chunks:
             hits[kept.first_edge] += 1
         assert len(store._chunks) == 5
     assert abs(hits / 300 - 5 / 40).max() < 0.07
     disk = ReplayStore(tmp_path / "replay", 3, 0)
     for edge in range(20):
-        disk.offer(Recorded(edge, chunk.inputs, chunk.state_MD))
+        disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
     disk.sweep()
     other = ReplayStore(tmp_path / "replay", 3, 0)
     other.restore(disk.index())
@@ -302,6 +302,6 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
         learner.learn(window.first_edge)
     known = rng.choice(recorder.live.facts.sighted, (300, 20))
     candidates = np.concatenate([np.full((300, 1), nobody), known], 1)
-    facts = recorder.live.facts.rows(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
+    facts = recorder.live.facts.compute(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
     with torch.no_grad():
         assert ranks(learner.model.pair_logits(torch.from_numpy(facts)).numpy()).mean() > 15

@@ -4,7 +4,7 @@ from streamd.events import Progress, Schema
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server import view
-from streamd.server.view import LogView
+from streamd.server.server_graph import ServerGraph
 from tests.builders import batch, settings, stream, write_log
 from tests.graph.drawing import recent
 
@@ -17,7 +17,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     def opened():
         reader = LogReader.open(tmp_path)
-        return LogView(s, reader, s.model, "serve")
+        return ServerGraph(s, reader, s.model, "serve")
 
     def read(server):
         while not server.caught_up or server.follow()[0]:

@@ -8,14 +8,14 @@ from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, read_back
 from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
-from streamd.server.keeping import Keeping
-from streamd.server.served import UNKNOWN
+from streamd.server.loaded_version import UNKNOWN
+from streamd.server.retention_hold import RetentionHold
 from streamd.settings import ModelSettings, Settings
 
 SLICE_EDGES = 20_000
 
 
-class LogView:
+class ServerGraph:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
 
     def __init__(
@@ -36,7 +36,7 @@ class LogView:
         self.live = LiveGraph(
             reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000
         )
-        self.keeping = Keeping(settings.data_dir, name, self.live)
+        self.keeping = RetentionHold(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
         self._began = False

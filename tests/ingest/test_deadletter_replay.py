@@ -7,9 +7,15 @@ from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
 from streamd.errors import KafkaError
-from streamd.ingest import letterbox
-from streamd.ingest.deadletter import MAX_KEY_BYTES, DeadLetter, LocalDeadLetters, TopicDeadLetters, mentions
-from streamd.ingest.letterbox import read_letters, replay
+from streamd.ingest import deadletter_replay
+from streamd.ingest.deadletter import (
+    MAX_KEY_BYTES,
+    DeadLetter,
+    LocalDeadLetters,
+    TopicDeadLetters,
+    mentions,
+)
+from streamd.ingest.deadletter_replay import read_letters, replay
 from streamd.ingest.origins import Origins
 from tests.builders import settings
 from tests.ingest.world import World
@@ -60,8 +66,8 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch):
     made = Broker()
-    monkeypatch.setattr(letterbox, "make_producer", lambda kafka: made)
-    monkeypatch.setattr(letterbox, "make_consumer", lambda kafka: made)
+    monkeypatch.setattr(deadletter_replay, "make_producer", lambda kafka: made)
+    monkeypatch.setattr(deadletter_replay, "make_consumer", lambda kafka: made)
     return made
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Carrier:
+class DeviceTransfer:
     """Owner: the thread that learns, and while it prepares a step ahead, a thread of its own.
 
     Edge features go through a cache on the device: rows never change, and recent edges are seen by
@@ -66,7 +66,7 @@ class Carrier:
         """What a model says of recorded inputs with its memory as it stands, float32[E, C].
         updated_PD: `model.updated`."""
         there = self.inputs(inputs)
-        found: Float32 = model(there, memory.rows(there.node_M, updated_PD)).cpu().numpy()
+        found: Float32 = model(there, memory.gather(there.node_M, updated_PD)).cpu().numpy()
         return found
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -19,13 +19,13 @@ from streamd.settings import RetentionSettings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 STEP_SECONDS = 0.05
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 
 
-class Keeper:
+class Housekeeper:
     """Owner: the process that writes the log, between its commits."""
 
     def __init__(
@@ -51,18 +51,18 @@ class Keeper:
         try:
             holds = read_holds(self._writer.data_dir)
         except CorruptionError as error:
-            log.error("housekeeping_stopped", error=str(error))
+            logger.error("housekeeping_stopped", error=str(error))
             return
         held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
         wish = asked_to_compact(self._writer.data_dir)
         if wish is not None:
-            clean = min((h.clean_edge for h in holds.values()), default=wish)
+            clean = min((h.purged_before_event for h in holds.values()), default=wish)
             self._compact(wish, held, clean)
         if self._steps is None:
             self._retain(held)
 
     def _compact(self, wish: int, held: int, clean: int) -> None:
-        """Work towards a wish. held, clean: least edge and clean_edge of all holds."""
+        """Work towards a wish. held, clean: least edge and purged_before_event of all holds."""
         if self._steps is None and self._pass != (wish, held):
             reader = LogReader.open(self._writer.data_dir)
             assert reader is not None, "its writer has made the log"
@@ -75,7 +75,7 @@ class Keeper:
             progress = next(self._steps, None)
             if progress is None:
                 self._steps = None
-                log.info(
+                logger.info(
                     "compacted",
                     segments=self._progress.segments,
                     edges=self._progress.edges,
@@ -91,7 +91,7 @@ class Keeper:
         )
         if self._steps is None and not self._progress.waiting and clean >= wish:
             compact_done(self._writer.data_dir)
-            log.info("compaction_done", deletes_before_edge=wish)
+            logger.info("compaction_done", deletes_before_edge=wish)
 
     def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
         """Work towards the wish until a pass is through. progress: told (segments passed, in all).
@@ -124,11 +124,11 @@ class Keeper:
                 drop_until = end
         if drop_until:
             dropped = self._writer.drop_before(drop_until)
-            log.info(
+            logger.info(
                 "segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge
             )
         if blocked and not self._blocked:
-            log.warning(
+            logger.warning(
                 "retention_blocked",
                 num_bytes=blocked,
                 held_at_edge=held,

@@ -11,7 +11,7 @@ from streamd.settings import Settings
 NAME = "train"
 
 
-class Keeping:
+class RetentionHold:
     """Owner: the trainer."""
 
     def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
@@ -25,9 +25,9 @@ class Keeping:
         """Take over the facts last stored before `edge`, where there are any."""
         self._restart.resume(edge)
 
-    def wish(self) -> int | None:
+    def compaction_request(self) -> int | None:
         """The edge before which compaction was asked for."""
-        return self._restart.wish()
+        return self._restart.compaction_request()
 
     def keep(self, edge: int, window_edge: int) -> None:
         """Store facts where it is time to, and say what of the log a restart needs. Facts are at
@@ -35,8 +35,8 @@ class Keeping:
         self.done = time.monotonic()
         if self._restart.is_due(edge):
             self._restart.store(self._live.facts)
-        if (wish := self.wish()) is not None:
-            self._versions.drop_before(wish)
+        if (compaction_request := self.compaction_request()) is not None:
+            self._versions.drop_before(compaction_request)
         named = self._versions.named_windows()
         self._restart.hold(
             min([edge, *(end for _, end in named)]),

@@ -8,8 +8,8 @@ import pytest
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
+from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.journal import journal_files, read_lines
-from streamd.segments.keeper import Keeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
@@ -36,7 +36,7 @@ def writer(tmp_path):
 
 
 def keeper(writer, purged=None, **retention):
-    return Keeper(writer, RetentionSettings(**retention), (purged if purged is not None else []).append)
+    return Housekeeper(writer, RetentionSettings(**retention), (purged if purged is not None else []).append)
 
 
 def delete_node(writer, node):
@@ -122,7 +122,7 @@ def test_events_that_arrive_during_a_compaction_are_kept(writer):
     for i in range(45, 60, 3):
         rewritten.append(next(steps).segments)
         time = np.arange(i, i + 3) * SECOND
-        while writer.room() < 3:
+        while writer.remaining_rows() < 3:
             writer.seal()
         writer.commit(batch(SCHEMA, np.full(3, 5), np.full(3, 6), time), Progress(), int(time[-1]))
     rewritten.append(list(steps)[-1].segments)
@@ -146,13 +146,13 @@ def test_labels_that_no_edge_follows_are_neither_lost_nor_overwritten(tmp_path):
     log.commit(labels, Progress(), 5)
     delete_node(log, 1)
     reader = LogReader.open(tmp_path)
-    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0, "nobody asked"
+    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0, "nobody asked"
     ask_to_compact(tmp_path, 0)
-    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 1
+    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 1
     log.commit(batch(schema, np.array([0]), np.array([0]), np.array([6])), Progress(), 6)
     reader.refresh()
     assert reader.edges(0, 1)[2].tolist() == [6] and reader.labels()[0].tolist() == [0, 1]
-    assert Keeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0
+    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0
     reader.refresh()
     assert reader.labels()[0].tolist() == [0, 2] and reader.keys[2] is None and not verify_log(tmp_path)[1]
     log.close()

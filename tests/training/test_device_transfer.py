@@ -7,7 +7,7 @@ from streamd.gpu.cache import FeatureCache
 from streamd.segments.reader import LogReader
 from streamd.settings import GpuSettings
 from streamd.telemetry import metrics
-from streamd.training.carry import Carrier
+from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
@@ -32,7 +32,7 @@ def chunks(s, log):
 
 
 def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_once(world, on):
-    carrier = Carrier(on, GpuSettings(), 2)
+    carrier = DeviceTransfer(on, GpuSettings(), 2)
     carrier._cache = FeatureCache(2000, 2, "lru", on)
     recorded = [c.score for _, part in chunks(*world) for c in part if c.score is not None]
     for again in range(2):
@@ -48,7 +48,7 @@ def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_on
 
 
 def test_steps_come_in_order_and_an_error_in_one_reaches_the_caller(on):
-    carrier = Carrier(on, GpuSettings(), 2)
+    carrier = DeviceTransfer(on, GpuSettings(), 2)
     assert list(carrier.ahead(range(20), lambda x: carrier.send(torch.full((3,), x)).sum().item())) == [3 * x for x in range(20)]
     assert list(carrier.ahead([], lambda x: x)) == []
     with pytest.raises(ZeroDivisionError):
@@ -94,7 +94,7 @@ def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
 
 
 def test_mixed_precision_is_for_a_gpu_and_leaves_a_cpu_as_it_is():
-    carrier = Carrier("cpu", GpuSettings(mixed_precision=True), 2)
+    carrier = DeviceTransfer("cpu", GpuSettings(mixed_precision=True), 2)
     with carrier.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     assert carrier._cache is None

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding
 
 from streamd.events import Bools, Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import Neighborhood, look_around
+from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, restored
 from streamd.models.architectures import FastInference
 from streamd.models.inputs import link_inputs
@@ -27,7 +27,7 @@ FEW = 256
 
 
 @dataclass
-class Served:
+class LoadedVersion:
     """Owner: the engine. Embeddings are as of memory's cut and kept until it moves."""
 
     manifest: Manifest
@@ -40,7 +40,7 @@ class Served:
     """By node id + 1: the embedding, and what the head makes of it as a source and as a
     destination."""
     _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
-    _ahead: "Served | None" = None
+    _ahead: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
@@ -50,7 +50,7 @@ class Served:
     """What a query closes, and for which memory, events and time: most queries are of the same."""
 
     @classmethod
-    def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "Served":
+    def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "LoadedVersion":
         """Build model and memory, on a device, from what the registry holds. schema: of the log.
         Raises: VersionError."""
         model, memory = restored(version, schema, device)
@@ -65,18 +65,18 @@ class Served:
             kept = stored.memory
             self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
 
-    def follow(self, log: LogReader, until_edge: int, watermark: int, max_chunks: int) -> int:
-        """Advance memory over chunks that are closed among edges below `until_edge`. Returns: how
+    def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
+        """Advance memory over chunks that are closed among edges below `until_event`. Returns: how
         many it advanced."""
         first = self.memory.edge
-        if until_edge <= first or (until_edge, watermark) == self._followed:
+        if until_event <= first or (until_event, watermark) == self._followed:
             return 0
-        end = min(until_edge, first + 4 * self._chunk_edges * max(1, max_chunks))
+        end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
         times = log.edges(first, end)[2]
-        known = watermark if end == until_edge else int(times[-1])
+        known = watermark if end == until_event else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
         self._advance(log, first, closed)
-        self._followed = (-1, -1) if closed or end < until_edge else (until_edge, watermark)
+        self._followed = (-1, -1) if closed or end < until_event else (until_event, watermark)
         return len(closed)
 
     def _advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
@@ -87,30 +87,30 @@ class Served:
             self._ahead = None
             self.forget_embeddings()
 
-    def ahead(self, log: LogReader, until_edge: int, as_of_us: int) -> "Served":
+    def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
         """This version as a query at `as_of_us` sees it, a time behind every event there is: a
         chunk that is open only because the next event might be of the same time, or of the same
         window, is closed for it.
 
         Returns: itself where that changes nothing, else a copy, kept until the log goes on.
         """
-        asked = (self.memory.edge, until_edge, as_of_us)
+        asked = (self.memory.edge, until_event, as_of_us)
         if asked != self._closed_for[0]:
-            self._closed_for = asked, self._closed_by(log, until_edge, as_of_us)
+            self._closed_for = asked, self._closed_by(log, until_event, as_of_us)
         closed = self._closed_for[1]
         if not closed:
             return self
         first = self.memory.edge
         if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
-            twin = Served(self.manifest, self.model, self.memory.copy(), self.fast)
+            twin = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
             twin._advance(log, first, closed)
             self._ahead = twin
         return self._ahead
 
-    def _closed_by(self, log: LogReader, until_edge: int, as_of_us: int) -> list[tuple[int, int]]:
+    def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
         """Chunks behind memory's cut that a query closes."""
         first = self.memory.edge
-        times = log.edges(first, until_edge)[2] if until_edge > first else np.zeros(0, np.int64)
+        times = log.edges(first, until_event)[2] if until_event > first else np.zeros(0, np.int64)
         if not len(times) or as_of_us <= times[-1]:
             return []
         with_query = closed_chunks(
@@ -151,7 +151,7 @@ class Served:
         missing = nodes[~self._is_kept[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
-            around = look_around(
+            around = sample_neighborhood(
                 live.graph,
                 live.log.columns,
                 live.features,
@@ -165,7 +165,7 @@ class Served:
                     self.memory, self._pending(), around
                 )
             else:
-                self._kept[:, self._up(missing + 1)] = self._embed(around)
+                self._kept[:, self._to_device(missing + 1)] = self._embed(around)
             self._is_kept[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
@@ -183,7 +183,7 @@ class Served:
         z_D = self.embedding_of(node, live)
         known = pool[pool + 1 < len(self._is_kept)]
         known = known[self._is_kept[known + 1]]
-        z_PD = self._kept[0, self._up(known + 1)]
+        z_PD = self._kept[0, self._to_device(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
         found: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
         return found
@@ -207,12 +207,12 @@ class Served:
             else inputs.to(lambda t: t.to(device), lambda hop: hop.edge_UKD.to(device))
         )
 
-    def _up(self, array: Int64 | Float32) -> Tensor:
+    def _to_device(self, array: Int64 | Float32) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)
 
     def _states(self, node_M: Tensor) -> Tensor:
         """Memory of nodes with pending messages applied."""
-        return self.memory.rows(node_M, self._pending())
+        return self.memory.gather(node_M, self._pending())
 
     def _pending(self) -> Tensor:
         """States of the nodes with pending messages, which are applied once for each cut of the
@@ -252,9 +252,9 @@ class Served:
         if self.fast is not None:
             kept = self._kept.numpy()
             return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
-        out = self.model.pair_logits(self._up(facts_RF))
+        out = self.model.pair_logits(self._to_device(facts_RF))
         if self._by_vectors:
-            src, dst = self._up(src_R + 1), self._up(dst_R + 1)
+            src, dst = self._to_device(src_R + 1), self._to_device(dst_R + 1)
             out = out + self.model.residual_of(
                 embedding(src, self._kept[1]), embedding(dst, self._kept[2])
             )

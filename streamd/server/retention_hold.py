@@ -13,15 +13,15 @@ from streamd.models import Memory
 from streamd.registry.registry import Manifest
 from streamd.roles import folder_of
 from streamd.server.checkpoint import StoredMemory, forget_memory, store_memory, stored_memory
-from streamd.server.served import Served
+from streamd.server.loaded_version import LoadedVersion
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
 """Edges: a restart replays no more of them into memory, and a store of a million nodes takes a
 second."""
 
 
-class Keeping:
+class RetentionHold:
     """Stores from copies by a thread of its own, since requests do not wait for a disk. Owner: the
     view of the log."""
 
@@ -36,7 +36,7 @@ class Keeping:
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
         self._storing: threading.Thread | None = None
 
-    def keep(self, served: Served | None) -> None:
+    def keep(self, served: LoadedVersion | None) -> None:
         """Store what is due, and say what of the log a restart needs: facts once a segment is
         behind or compaction asks, the memory of what serves every MEMORY_EVERY edges. Not while it
         still stores."""
@@ -49,8 +49,8 @@ class Keeping:
             )
             self._storing.start()
             return
-        wish = self._restart.wish()
-        if wish is not None and self._memory_stored[1] < wish:
+        compaction_request = self._restart.compaction_request()
+        if compaction_request is not None and self._memory_stored[1] < compaction_request:
             forget_memory(self._folder)
             self._memory_stored = ("", -1)
         elif served is not None and self._memory_is_due(served):
@@ -71,7 +71,7 @@ class Keeping:
         version, edge = self._memory_stored
         return max(manifest.edge, edge if version == manifest.name else -1)
 
-    def _memory_is_due(self, served: Served) -> bool:
+    def _memory_is_due(self, served: LoadedVersion) -> bool:
         return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
 
     def store_memory(self, version: str, memory: Memory) -> None:
@@ -79,7 +79,7 @@ class Keeping:
         try:
             store_memory(self._folder, version, memory)
         except OSError as error:
-            log.error(
+            logger.error(
                 "memory_not_stored",
                 error=str(error),
                 meaning="a restart replays more; tried again in a second",
@@ -92,7 +92,7 @@ class Keeping:
         try:
             self._restart.store(facts)
         except OSError as error:
-            log.error(
+            logger.error(
                 "facts_not_stored",
                 error=str(error),
                 meaning="the log is kept for longer; tried again in a second",

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from streamd.errors import SettingsError
 from streamd.settings import ServerSettings, has_keys
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Keys:
@@ -51,7 +51,7 @@ class Keys:
             found = [line.strip() for line in self._file.read_bytes().splitlines() if line.strip()]
         except OSError as error:
             if self._seen != (0, 0):
-                log.error(
+                logger.error(
                     "keys_not_read",
                     file=str(self._file),
                     error=str(error),

@@ -1,0 +1,138 @@
+"""Kernels that take blocks of a store out of memory, and write back what was read from the log.
+
+An offloaded block has the complement of its place in the directory (`BlockArrays.blocks`). To
+restore the blocks of some nodes: `begin_restoring`, `restore_events` for all events of the range it
+names, `end_restoring`.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.graph.jit import inner, kernel
+from streamd.graph.kernels import (
+    DEGREE,
+    DIRECTORY,
+    FILLER,
+    GONE,
+    BlockArrays,
+    block_of,
+    entries_before,
+    num_blocks,
+)
+
+
+@kernel
+def offload_blocks(
+    g: BlockArrays, num_nodes: int, before: int, kept: NDArray[Any], page_entries: int
+) -> Any:
+    """Mark all blocks as offloaded whose events are all before `before`, and note in kept[p] which
+    pages of the arena hold entries of other blocks. A block that is being filled is kept. Returns:
+    entries in the marked blocks, directory slots that were newly marked."""
+    offloaded = marked = np.int64(0)
+    for node in range(num_nodes):
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
+        blocks = num_blocks(g, degree)
+        for block in range(blocks):
+            place = g.blocks[2 * (at + block) + 1]
+            size = entries_before(g, block + 1) - entries_before(g, block)
+            if place < 0:
+                offloaded += size
+            elif block < blocks - 1 and g.blocks[2 * (at + block + 1)] <= before:
+                g.blocks[2 * (at + block) + 1] = ~place
+                offloaded += size
+                marked += 1
+            else:
+                first, last = place // page_entries, (place + size - 1) // page_entries
+                for page in range(first, last + 1):
+                    kept[page] = True
+    return offloaded, marked
+
+
+@kernel
+def begin_restoring(
+    g: BlockArrays,
+    nodes: NDArray[Any],
+    next_number: NDArray[Any],
+    freed: NDArray[Any],
+    page_entries: int,
+) -> Any:
+    """Clear the offloaded blocks of some nodes for `restore_events`, and freed[p] of their pages.
+    next_number: int64[N], set for each of the nodes to the number of its first offloaded entry, or
+    -1. Returns: the events [since, before) that lie in these blocks."""
+    since, before = np.int64(2**63 - 1), np.int64(0)
+    for node in nodes:
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
+        next_number[node] = -1
+        for block in range(num_blocks(g, degree)):
+            place = g.blocks[2 * (at + block) + 1]
+            if place < 0:
+                since = min(since, g.blocks[2 * (at + block)])
+                before = max(before, g.blocks[2 * (at + block + 1)])
+                if next_number[node] < 0:
+                    next_number[node] = entries_before(g, block)
+                size = entries_before(g, block + 1) - entries_before(g, block)
+                for entry in range(~place, ~place + size):
+                    g.entries[entry] = FILLER
+                    freed[entry // page_entries] = False
+    return since, before
+
+
+@inner
+def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDArray[Any]) -> None:
+    number = next_number[node]
+    if number < 0:
+        return
+    at = g.nodes[4 * node + DIRECTORY]
+    blocks = num_blocks(g, g.nodes[4 * node + DEGREE])
+    block = block_of(g, number)
+    if event < g.blocks[2 * (at + block)]:
+        return  # it lies in an older block, which is not offloaded
+
+    # Step over the rest of a block that was filled up, and over blocks that are not offloaded.
+    while block + 1 < blocks and g.blocks[2 * (at + block + 1)] <= event:
+        block += 1
+        number = entries_before(g, block)
+    place = g.blocks[2 * (at + block) + 1]
+    if place < 0:
+        entry = ~place + number - entries_before(g, block)
+        g.entries[entry] = ((event - g.blocks[2 * (at + block)]) << 32) | other
+        if other == GONE:
+            g.hidden[node] = 1
+        number += 1
+    next_number[node] = number
+
+
+@kernel
+def restore_events(
+    g: BlockArrays,
+    node: NDArray[Any],
+    other: NDArray[Any],
+    gone: NDArray[Any],
+    first: int,
+    next_number: NDArray[Any],
+    both: bool,
+) -> None:
+    """Write events first, first + 1, ..., in the log's order, into the offloaded blocks of the
+    nodes that `begin_restoring` was called for. gone: bool[E], hidden by a delete."""
+    for i in range(len(node)):
+        a, b = node[i], other[i]
+        if a < len(next_number):
+            _restore(g, a, GONE if gone[i] else b, first + i, next_number)
+        if both and a != b and b < len(next_number):
+            _restore(g, b, GONE if gone[i] else a, first + i, next_number)
+
+
+@kernel
+def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]) -> None:
+    """Take the mark off the offloaded blocks of some nodes."""
+    for node in nodes:
+        next_number[node] = -1
+        degree = g.nodes[4 * node + DEGREE]
+        at = g.nodes[4 * node + DIRECTORY]
+        for block in range(num_blocks(g, degree)):
+            if g.blocks[2 * (at + block) + 1] < 0:
+                g.blocks[2 * (at + block) + 1] = ~g.blocks[2 * (at + block) + 1]
