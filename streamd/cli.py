@@ -548,7 +548,7 @@ def models_rollback(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Make the version before the champion champion again; the trainer goes on from its weights."""
+    """Make the last proven version champion; the trainer goes on from its weights."""
     move = _registry(config, data_dir).rollback("operator", why)
     out.print(f"champion: {move.champion}")
 
