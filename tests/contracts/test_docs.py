@@ -1,5 +1,6 @@
 """What the docs say and what the product has are the same lists."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -20,6 +21,11 @@ from streamd.telemetry import metrics
 ROOT = Path(__file__).parents[2]
 DOCS = {p.name: p.read_text() for p in (ROOT / "docs").glob("*.md")}
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+PAGES = {"README.md": README, "CONTRIBUTING.md": CONTRIBUTING, "CHANGELOG.md": CHANGELOG,
+         **{f"docs/{name}": text for name, text in DOCS.items()}}
+each_page = pytest.mark.parametrize("page", PAGES)
 
 
 def first_column(text):
@@ -115,11 +121,80 @@ def test_every_route_is_documented(tmp_path):
 @pytest.mark.parametrize("target", ["demo", "test", "contract", "slow", "bench", "lint"])
 def test_make_targets_that_are_named_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
-    assert f"make {target}" in README + (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"make {target}" in README + CONTRIBUTING
 
 
-def test_links_between_documents_lead_somewhere():
-    for name, text in {**DOCS, "../README.md": README}.items():
-        for link in re.findall(r"\]\(([^)#]+)\)", text):
-            if not link.startswith("http"):
-                assert ((ROOT / "docs" / name).parent / link).resolve().exists(), f"{name}: {link}"
+@each_page
+def test_links_between_documents_lead_somewhere(page):
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", PAGES[page]):
+        if link.startswith("http"):
+            continue
+        target = (ROOT / page).parent / link if link else ROOT / page
+        assert target.resolve().exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings], f"{link}#{anchor}"
+
+
+@each_page
+def test_every_file_and_folder_that_is_named_exists(page):
+    named = re.findall(r"(?<![\w/.-])((?:streamd|tests)/[\w./-]*\w)", PAGES[page])
+    named += re.findall(r"(?<![\w/.-])((?:deploy|k8s|docs)/[\w./-]*\.(?:md|yaml|json|png))", PAGES[page])
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@each_page
+def test_every_module_file_that_is_named_by_its_last_name_exists(page):
+    have = {path.name for room in ("streamd", "tests") for path in (ROOT / room).rglob("*.py")}
+    beside = {"synth.py", "pyg_tgn.py", "baselines.py"}  # of the peers that benchmarks compare with
+    assert set(re.findall(r"(?<![\w/])(\w+\.py)\b", PAGES[page])) <= have | beside
+
+
+@each_page
+def test_every_dotted_name_and_import_of_streamd_exists(page):
+    dotted = [name for name in re.findall(r"(?<![\w/.-])(streamd(?:\.\w+)+)", PAGES[page]) if name != "streamd.yaml"]
+    for module, names in re.findall(r"^from (streamd[\w.]*) import (.+)$", PAGES[page], re.M):
+        dotted += [f"{module}.{name}" for name in names.split(", ")]
+    assert [name for name in dotted if not exists(name)] == []
+
+
+def exists(dotted):
+    """Whether a module, or an attribute of one, is called so."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[end:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def recipes():
+    """Of each "How to add": its title, and (file, names that it must hold) of each row."""
+    part = CONTRIBUTING.split("## How to add\n")[1].split("\n## ")[0]
+    for title, text in re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", part, re.M | re.S):
+        rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.M)
+        yield title, [(file, re.findall(r"`(\w+)`", what)) for file, what in rows]
+
+
+def test_every_way_to_add_something_is_told():
+    told = {title.split()[-1] for title, rows in recipes() if rows}
+    assert told == {"model", "strategy", "source", "sink", "metric", "setting", "route"}
+
+
+@pytest.mark.parametrize(("title", "rows"), list(recipes()))
+def test_the_names_in_a_way_to_add_something_are_in_its_files(title, rows):
+    for file, names in rows:
+        text = (ROOT / file).read_text()
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], f"{title}: {file}"
+
+
+@each_page
+def test_lines_of_prose_have_at_most_140_columns(page):
+    prose = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.M | re.S)
+    assert [line for line in prose.splitlines() if len(line) > 140 and not line.startswith("|")] == []
