@@ -140,7 +140,8 @@ class Memory:
         self._place_pending()
 
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
-        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
+        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones
+        zero."""
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])
         known = (node_M >= 0) & (node_M < len(self.state))
@@ -189,7 +190,8 @@ class Memory:
 
 
 class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new state."""
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new
+    state."""
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
@@ -197,7 +199,8 @@ class MemoryUpdater(nn.Module):
         self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
 
     def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
-        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised."""
+        """New states of the nodes with a pending message, float32[P, D]. features_PD:
+        standardised."""
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
