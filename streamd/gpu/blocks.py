@@ -38,7 +38,8 @@ from streamd.telemetry import metrics
 logger = structlog.get_logger()
 Placement = Literal["resident", "hybrid"]
 MAX_FANOUT = 128
-"""As in kernels/sampling.cu: a thread remembers what it drew before in registers and local memory."""
+"""As in kernels/sampling.cu: a thread remembers what it drew before in registers and local
+memory."""
 SEND_ENTRIES = 2**22
 """Entries sent together: 32 MB."""
 LOCK_BYTES = 64 * 2**20
@@ -97,8 +98,8 @@ class DeviceGraph:
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
-        """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all else that is
-        public does it itself."""
+        """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all
+        else that is public does it itself."""
         self.place(placement)
 
     @property
@@ -190,7 +191,8 @@ class DeviceGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
     ) -> Neighbors[Int64]:
-        """Answer as the host's graph does. Raises: ValueError where too many are drawn at random."""
+        """Answer as the host's graph does. Raises: ValueError where too many are drawn at
+        random."""
         there = self._roots_to_device(Roots(root_R, since, before))
         found = self.sample_on_device(there.node, there.since, there.before, draw)
         return Neighbors(*(_to_host(t) for t in (found.neighbor, found.event, found.mask)))
@@ -244,6 +246,8 @@ class DeviceGraph:
     ) -> tuple[Neighbors[Tensor], Tensor]:
         """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
         what is offloaded."""
+
+        # Where the kernel writes.
         shape = (len(root_R), draw.fanout)
         device = root_R.device
         found = Neighbors(
@@ -276,6 +280,8 @@ class DeviceGraph:
             missing_R.data_ptr(),
             draw.fanout,
         )
+
+        # The fields of the kernel's records, one after the other.
         kernel = STRATEGIES[draw.strategy].device_kernel
         self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
@@ -284,6 +290,8 @@ class DeviceGraph:
         """Bring a mirror up to what the host has of some nodes."""
         if not len(touched):
             return
+
+        # Entries first, the node table last: a query reads only what the table counts.
         g = mirror.store.arrays
         num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)

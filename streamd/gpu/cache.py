@@ -1,5 +1,5 @@
-"""Feature rows kept on the GPU, by id (GNNFlow, section 4.3): what is asked for again is not sent
-again.
+"""A cache of feature rows on the GPU, by id (GNNFlow, section 4.3): a row that is asked for again
+is not sent again.
 
 All of it is vectorised over the ids of a fetch, and runs on tensors of any device.
 """
@@ -14,8 +14,8 @@ from streamd.telemetry import metrics
 
 Policy = Literal["lru", "lfu", "fifo"]
 SHARE = 0.2
-"""Most of the capacity that one update replaces (the paper's lambda): a batch of strangers does not
-empty the cache."""
+"""Most of the capacity that one update replaces (the paper's lambda): a batch of rows that nobody
+asks for again does not empty the cache."""
 
 Source = Callable[[Tensor], Tensor]
 """Places int64[n] among the ids of a fetch, one for each id missed, on the device -> rows
@@ -23,7 +23,7 @@ float32[n, dim], on the device."""
 
 
 class FeatureCache:
-    """capacity rows of `dim` float32 on a device. The row of an id never changes.
+    """A cache of `capacity` rows of `dim` float32 on a device. The row of an id never changes.
 
     policy: which rows make room: lru, those not asked for the longest; lfu, those asked for least
     often; fifo, those held the longest. Contents are kept from window to window and from epoch to
@@ -51,20 +51,26 @@ class FeatureCache:
         return self._held[self._held >= 0].sort().values
 
     def fetch(self, ids: Tensor, source: Source) -> Tensor:
-        """Rows of ids int64[n] >= 0, float32[n, dim]; those not held come from `source`, each once,
-        and some stay."""
+        """Return the rows of ids int64[n] >= 0 as float32[n, dim]. Rows that are not held are asked
+        of `source`, each once, and some of them stay."""
         if not len(ids):
             return self._rows[:0]
         self._clock += 1
+
+        # Each id once, and where each id of the fetch finds its row.
         wanted, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
         asked_at = torch.empty_like(wanted).scatter_(
             0, place, torch.arange(len(ids), device=ids.device)
         )
         self._grow(int(wanted[-1]) + 1)
+
+        # Rows that are held.
         slot = self._slot[wanted].long() - 1
         hit = slot >= 0
         rows = torch.empty(len(wanted), self._rows.shape[1], device=self._rows.device)
         rows[hit] = self._rows[slot[hit]]
+
+        # Rows that are not.
         missed = wanted[~hit]
         metrics.gpu_cache_rows.labels("hit").inc(len(wanted) - len(missed))
         metrics.gpu_cache_rows.labels("miss").inc(len(missed))
@@ -78,15 +84,21 @@ class FeatureCache:
         return rows[place]
 
     def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
-        """Take in missed rows, at most SHARE of the capacity, those asked for most first; never for
-        a row just used."""
+        """Keep some of the missed rows: at most SHARE of the capacity, those asked for most often
+        first, never in the place of a row that was just used."""
         limit = min(len(ids), max(1, int(SHARE * self.capacity)), self.capacity - len(used))
         if limit < 1:
             return
+
+        # Which of the missed rows stay.
         chosen = torch.sort(count, descending=True, stable=True).indices[:limit]
+
+        # Which slots they take: free ones first, then those of the lowest rank.
         rank = torch.where(self._held < 0, -1, self._rank)
         rank[used] = torch.iinfo(torch.int64).max
         slots = torch.sort(rank, stable=True).indices[:limit]
+
+        # The ids that lose their slots are forgotten.
         old = self._held[slots]
         self._slot[old[old >= 0]] = 0
         self._rows[slots], self._held[slots] = rows[chosen], ids[chosen]

@@ -15,13 +15,14 @@ from streamd.settings import Settings
 
 logger = structlog.get_logger()
 BUDGET_SHARE = 0.5
-"""Of the GPU memory that is free as a graph is made, where `gpu.graph_bytes` is 0."""
+"""Share of the free GPU memory that a graph may take where `gpu.graph_bytes` is 0: the model, its
+batches and the cache need the rest."""
 
 
 @cache
 def choose_device(setting: str) -> str:
-    """ "cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is asked
-    for and cannot be.
+    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is
+    asked for and cannot be.
 
     Nobody has run streamd on a GPU yet, so `auto` is the CPU, and says so where a GPU is idle.
     """
@@ -51,7 +52,8 @@ def choose_device(setting: str) -> str:
     logger.warning(
         "gpu_unproven",
         gpu=torch.cuda.get_device_name(),
-        reason="the kernels were tested on a CPU only; compare scores with device: cpu before relying on them",
+        reason="the kernels were tested on a CPU only; compare scores with device: cpu before "
+        "relying on them",
     )
     return "cuda"
 
@@ -59,7 +61,7 @@ def choose_device(setting: str) -> str:
 def make_graph(
     settings: Settings, device: str, first_event: int, direction: Direction, read_back: ReadBack
 ) -> TemporalGraph:
-    """An empty live graph that answers from a device. direction: what it can draw from."""
+    """Make an empty live graph that answers from a device. direction: what it can draw from."""
     host = BlockGraph(first_event, settings.graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
         return host
@@ -73,8 +75,8 @@ def make_graph(
 
 
 def free_device_memory(graph: TemporalGraph) -> bool:
-    """Move a graph's entries off the GPU, for what has no memory there. Returns: whether there were
-    any."""
+    """Move a graph's entries off the GPU, to make room for what lacks memory there. Returns:
+    whether there were any."""
     from streamd.gpu.blocks import DeviceGraph
 
     if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
@@ -84,7 +86,8 @@ def free_device_memory(graph: TemporalGraph) -> bool:
     logger.warning(
         "graph_moved_to_host",
         reason="the GPU has no room for a training step beside it",
-        do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or model.memory_chunk",
+        do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or "
+        "model.memory_chunk",
     )
     graph.place("hybrid")
     torch.cuda.empty_cache()
@@ -93,8 +96,8 @@ def free_device_memory(graph: TemporalGraph) -> bool:
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Around work on a GPU. Raises: DeviceMemoryError, which says what to do, where it lacks
-    memory."""
+    """Guard work on a GPU. Raises: DeviceMemoryError where the GPU lacks memory; it says what to
+    do."""
     import torch
 
     try:
@@ -102,7 +105,6 @@ def memory_for(what: str) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
-            "set gpu.placement: hybrid, lower "
-            "gpu.graph_bytes, gpu.cache_rows or model.memory_chunk, end what else uses the GPU, or set "
-            "device: cpu.",
+            "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "
+            "model.memory_chunk, end what else uses the GPU, or set device: cpu.",
         ) from None

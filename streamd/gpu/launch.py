@@ -1,5 +1,4 @@
-"""Compiles and launches the CUDA kernels, through cupy; memory is torch's, and so is the stream
-they run on."""
+"""Compiles and launches the CUDA kernels through cupy, on memory and streams of torch."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,8 +21,8 @@ stream."""
 
 
 class SharedStream:
-    """torch's current stream by CUDA's stream protocol, which torch's own class speaks only in
-    newer versions."""
+    """The current stream of torch in CUDA's stream protocol, which torch's own class has in newer
+    versions only."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.current_stream()

@@ -102,6 +102,8 @@ class BlockStore:
     def offload(self, before_event: int) -> int:
         """Take blocks that hold only events before an id out of memory. Returns: directory slots
         that changed."""
+
+        # Mark the blocks, and find the pages that no other block needs.
         used = int(self.arrays.used[0])
         kept = np.zeros(used // PAGE_ENTRIES + 1, np.bool_)
         offloaded, marked = offloading.offload_blocks(
@@ -111,6 +113,8 @@ class BlockStore:
         self.any_offloaded = offloaded > 0
         if not marked:
             return 0
+
+        # Give runs of such pages back together: a system call each.
         freed = ~kept
         runs = np.flatnonzero(np.diff(freed.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
         for first, end in runs.tolist():

@@ -27,13 +27,15 @@ class FactColumn(IntEnum):
     MET = 4, "1 if the pair had an event before, else 0"
     LOG_EVENTS_SINCE_MET = (
         5,
-        "log(1 + events of the source since their last one, or since its first where they never met)",
+        "log(1 + events of the source since their last one, or since its first where they never "
+        "met)",
     )
     LOG_SECONDS_SINCE_SENT = 6, "log seconds since source -> candidate"
     LOG_SECONDS_SINCE_RECEIVED = 7, "log seconds since candidate -> source"
     LOG_SHARE_1 = (
         8,
-        "log share of the candidate among destinations, decayed by the 1st of `model.half_lives_seconds`",
+        "log share of the candidate among destinations, decayed by the 1st of "
+        "`model.half_lives_seconds`",
     )
     LOG_SHARE_2 = 9, "the same by the 2nd"
     LOG_SHARE_3 = 10, "the same by the 3rd"

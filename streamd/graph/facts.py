@@ -1,5 +1,5 @@
-"""Facts about (source, candidate) pairs: exact, bounded functions of the log that move with every
-event.
+"""Facts about (source, candidate) pairs: exact functions of the log, bounded in memory, that change
+with every event.
 
 `streamd.graph.fact_columns` names the columns of a row.
 """
@@ -43,11 +43,11 @@ NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at
 
 
 class PairFacts:
-    """The facts' state after the events taken in. Owner: one thread per role.
+    """The state of the pair facts after the events taken in so far. Owner: one thread per role.
 
     half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each.
-    edge: id of the next event. A deleted node is forgotten at its delete's place among the events;
-    a later event never has it.
+    edge: id of the next event. A deleted node is forgotten at the position of its delete among the
+    events; no later event names it.
     """
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int, edge: int = 0) -> None:
@@ -126,8 +126,8 @@ class PairFacts:
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
-        """Facts for queries at given times on the state as it stands: float32[R, C, NUM_FACTS]. Ids
-        never seen are fine."""
+        """Return the facts of queries at given times on the present state: float32[R, C,
+        NUM_FACTS]. Node ids that were never seen are allowed."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
         fill_many(self._f, src_R, time_R, candidates_RC, out)
         return out
@@ -143,7 +143,7 @@ class PairFacts:
         return self._f.order[: int(self._f.size[4])]
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Place of each node in `sighted`, -1 for one that never was a destination: int64, same
+        """Index of each node in `sighted`, -1 for one that never was a destination: int64, same
         shape."""
         inside = (nodes >= 0) & (nodes < self.num_nodes)
         ranks = np.full(nodes.shape, -1, np.int64)
@@ -170,7 +170,7 @@ class PairFacts:
         return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
     def copy(self) -> "PairFacts":
-        """An independent copy: a state that may stand still while this one moves on."""
+        """Return an independent copy, which does not change when this one does."""
         twin = copy.copy(self)
         twin._f = FactArrays(*(a.copy() for a in self._f))
         return twin
@@ -189,8 +189,8 @@ class PairFacts:
         }
 
     def restore(self, tensors: dict[str, NDArray[Any]]) -> bool:
-        """Take over a stored state; False, and nothing taken, where it was made with other
-        half-lives or more pairs."""
+        """Take over a stored state. Returns: False, and nothing is taken over, where it was made
+        with other half-lives or with more pairs."""
         if (
             not np.array_equal(tensors["decay"], self._f.decay)
             or len(tensors["key"]) > self.max_pairs
@@ -219,6 +219,8 @@ class PairFacts:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
+
+        # Deletes that lie among these events, at their places relative to the first one.
         due = deletes.until(self.edge + len(src))
         gone = due.node[self._forgotten :]
         gone_at = due.edge[self._forgotten :] - self.edge
@@ -228,6 +230,7 @@ class PairFacts:
         return out
 
     def _grow(self, nodes: int, pairs: int) -> None:
+        # Arrays double in size, so that growing costs little per event.
         f = self._f
         changed = {}
         if nodes > len(f.seen):

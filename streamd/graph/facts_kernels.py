@@ -1,5 +1,7 @@
-"""Kernels of the pair facts, compiled by numba; `streamd.graph.facts_reference.ReferenceFacts` says
-the same plainly."""
+"""Kernels that compute the pair facts, compiled by numba.
+
+`streamd.graph.facts_reference.ReferenceFacts` computes the same in plain Python.
+"""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +13,21 @@ from streamd.graph.hashing import mixed
 from streamd.graph.jit import inner, kernel
 
 RATES = (0.5, 0.8, 0.95, 0.99)
-"""Of the columns PAIR_WEIGHT_50 to _99."""
+"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: from the last event alone to the
+last hundred."""
 NUM_RATES = len(RATES)
 PARTNERS = 16
+"""Last partners remembered of a node: one cache line of int32."""
 THREE_HOP_PARTNERS = 8
+"""Partners followed at each of three hops: at most 512 paths are counted."""
 NEVER_LOG_SECONDS = 20.0
+"""Log seconds of what never happened: 15 years, longer than any gap that matters."""
 FLOOR_LOG_SHARE = -14.0
+"""Log share of a node that is hardly ever a destination: one event in a million."""
 NEVER = np.int64(-(2**62))
+"""Time of what never happened; differences to it do not overflow."""
 POWERS = 2048
+"""Ages whose decay is tabulated; 0.99 ** 2048 is one in a billion, and is taken as zero."""
 LN2 = float(np.log(2.0))
 
 # Columns as plain numbers, which numba compiles in.
@@ -37,7 +46,9 @@ THREE_HOP_PATHS = int(FactColumn.LOG_THREE_HOP_PATHS)
 
 
 class FactArrays(NamedTuple):
-    """Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring
+    """The memory of the pair facts.
+
+    Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring
     int32[N, 16], newest at (ring_count - 1) % 16; mark int32[N] scratch; rank int32[N], one more
     than a node's place among all destinations by first sight, 0 for none; order int32[N], the other
     way round, first sighted first.
@@ -110,11 +121,13 @@ def place_all(f: FactArrays) -> None:
 
 @inner
 def _displace(f: FactArrays, entry: int) -> None:
-    """Take an entry out of its slot, moving those probed past it back."""
+    """Take an entry out of its slot, and move entries that were probed past it back."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(f.key[entry]) & wrap
     while f.slots[at] != entry + 1:
         at = (at + np.uint64(1)) & wrap
+
+    # Open addressing leaves no holes: close this one from behind.
     hole = at
     f.slots[hole] = 0
     at = (hole + np.uint64(1)) & wrap
@@ -154,14 +167,21 @@ def _link_newest(f: FactArrays, entry: int) -> None:
 
 @inner
 def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
-    """Entry of a pair, made anew where there is none (in place of the least recently touched when
-    full)."""
+    """Return the entry of a pair as the most recently touched one.
+
+    A pair that has none gets one; where the table is full, it is that of the least recently touched
+    pair.
+    """
+
+    # A pair that is known moves to the end of the list.
     entry = find(f, key)
     if entry >= 0:
         if f.size[2] != entry:
             _unlink(f, entry)
             _link_newest(f, entry)
         return entry
+
+    # A new pair takes a free entry, or that of the least recently touched pair.
     if f.size[0] < max_pairs:
         entry = f.size[0]
         f.size[0] += 1
@@ -169,6 +189,8 @@ def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
         entry = f.size[1]
         _displace(f, entry)
         _unlink(f, entry)
+
+    # Its facts begin as those of a pair that never met.
     f.key[entry] = key
     for side in range(2):
         f.met_at[entry, side] = -1
@@ -189,12 +211,16 @@ def _drop(f: FactArrays, entry: int) -> None:
     f.size[0] = last
     if entry == last:
         return
+
+    # The last entry moves into the gap: its row, then its place in the list.
     _displace(f, last)
     f.key[entry] = f.key[last]
     for side in range(2):
         f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
         for r in range(NUM_RATES):
             f.weight[entry, side, r] = f.weight[last, side, r]
+
+    # Neighbours in the list point to where the row is now.
     before = f.before[last]
     after = f.after[last]
     f.before[entry], f.after[entry] = before, after
@@ -211,8 +237,10 @@ def _drop(f: FactArrays, entry: int) -> None:
 
 @inner
 def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
-    """Delete nodes: their pairs, their rows, and their places among the last partners of others.
-    One pass over all."""
+    """Delete nodes: their pairs, their rows, and their places among the last partners of others, in
+    one pass over the tables."""
+
+    # Which of the nodes are known?
     num_nodes = len(f.seen)
     gone = np.zeros(num_nodes, np.bool_)
     found = False
@@ -221,12 +249,16 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             gone[node] = found = True
     if not found:
         return
+
+    # Their pairs; `_drop` moves another pair to the same entry, so it is looked at again.
     entry = np.int64(0)
     while entry < f.size[0]:
         if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
             _drop(f, entry)
         else:
             entry += 1
+
+    # Their own rows, and their places among the partners of others.
     kept = np.empty(PARTNERS, np.int32)
     for node in range(num_nodes):
         if gone[node]:
@@ -271,6 +303,8 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
 @inner
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     """Take in the event u -> v."""
+
+    # The pair, seen from both of its sides.
     entry = _touch(f, _pair_key(u, v), max_pairs)
     side = 0 if u <= v else 1
     _meet(f, entry, side, u, v, time)
@@ -278,10 +312,14 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
         _meet(f, entry, 1 - side, v, u, time)
     f.sent[entry, side] = time
     f.last_dst[v] = time
+
+    # The destinations in order of first sight.
     if f.rank[v] == 0:
         f.order[f.size[4]] = v
         f.size[4] += 1
         f.rank[v] = f.size[4]
+
+    # Popularity decays up to now, then counts this event.
     known = f.pop_at[v] != NEVER
     for h in range(NUM_HALF_LIVES):
         old = np.exp(f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h]) if known else 0.0
@@ -318,6 +356,8 @@ def fill_rows(
 ) -> None:
     """Facts about u and each candidate at `time`, float32[C, NUM_FACTS]; ids outside the table are
     nodes never seen."""
+
+    # What depends on the source alone.
     num_nodes = len(f.seen)
     known = 0 <= u < num_nodes
     seen = f.seen[u] if known else 0
@@ -328,6 +368,8 @@ def fill_rows(
         log_total[h] = (
             np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
         )
+
+    # Common partners: mark those of the source, and count the marks among those of each candidate.
     partners = min(f.ring_count[u], PARTNERS) if known else 0
     for i in range(partners):
         f.mark[f.ring[u, i]] += 1
@@ -341,12 +383,16 @@ def fill_rows(
         out[c, COMMON_PARTNERS] = np.log1p(common)
     for i in range(partners):
         f.mark[f.ring[u, i]] = 0
+
+    # Paths of three hops are counted at their ends, before the candidates are looked at.
     if known:
         _mark_three_hops(f, u, np.int64(1))
     for c in range(len(candidates)):
         v = candidates[c]
         inside = 0 <= v < num_nodes
         out[c, THREE_HOP_PATHS] = np.log1p(f.mark[v]) if inside else 0.0
+
+        # How often and how lately the two met.
         entry = find(f, _pair_key(u, v)) if known and inside else -1
         side = 0 if u <= v else 1
         if entry >= 0 and f.met_at[entry, side] >= 0:
@@ -364,6 +410,8 @@ def fill_rows(
         out[c, SINCE_RECEIVED] = _log_seconds(
             time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER
         )
+
+        # How popular the candidate is.
         for h in range(NUM_HALF_LIVES):
             share = FLOOR_LOG_SHARE
             if inside and f.pop_at[v] != NEVER:
@@ -373,6 +421,8 @@ def fill_rows(
         out[c, SINCE_SOURCE] = since_source
         out[c, SOURCE_EVENTS] = log_seen
         out[c, CANDIDATE_EVENTS] = np.log1p(f.seen[v]) if inside else 0.0
+
+    # Clear the marks for the next source.
     if known:
         _mark_three_hops(f, u, np.int64(0))
 
@@ -412,6 +462,8 @@ def advance(
     i = done = np.int64(0)
     while i < len(src):
         done = _forget_until(f, gone, gone_at, done, i)
+
+        # Events of one time do not see one another: all their rows are written first.
         j = i
         while j < len(src) and time[j] == time[i]:
             if row_of[j] >= 0:

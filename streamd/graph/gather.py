@@ -1,5 +1,4 @@
-"""Times and features of edges by id, read by kernels straight from the mapped files, across
-segments."""
+"""Kernels that read the times and features of events by id, straight from the mapped segments."""
 
 from typing import Any
 
@@ -16,7 +15,7 @@ from streamd.segments.columns import EdgeColumns
 
 @intrinsic
 def _int64_at(_: Any, address: Any) -> Any:
-    """The int64 at an address."""
+    """Load the int64 at an address."""
 
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
@@ -26,7 +25,7 @@ def _int64_at(_: Any, address: Any) -> Any:
 
 @intrinsic
 def _floats_at(_: Any, address: Any) -> Any:
-    """A pointer to float32."""
+    """Make a pointer to float32 of an address."""
 
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.FloatType().as_pointer())
@@ -36,7 +35,7 @@ def _floats_at(_: Any, address: Any) -> Any:
 
 @inner
 def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
-    """The segment an edge lies in, looked for beginning at `near`."""
+    """Return the segment that an event lies in; segment `near` is tried first."""
     if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
         return near
     low, high = 0, len(first)
@@ -51,7 +50,7 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
 
 @inner
 def time_of(first: NDArray[Any], time: NDArray[Any], edge: int, near: int) -> Any:
-    """(time of an edge, its segment)."""
+    """Return (time of an event, its segment)."""
     segment = segment_of(first, edge, near)
     return _int64_at(time[segment] + np.uint64(8) * np.uint64(edge - first[segment])), segment
 
@@ -65,8 +64,8 @@ def gather_times(
     mask: NDArray[Any],
     out: NDArray[Any],
 ) -> Any:
-    """out[i] = time of edge[i] where mask[i], else 0. Returns: False where an edge is not in the
-    log."""
+    """Write out[i] = time of event edge[i] where mask[i], else 0. Returns: False where an event is
+    not in the log."""
     low = first[0]
     high = first[0]
     base = time[0]
@@ -95,7 +94,8 @@ def next_roots(
     to_times: NDArray[Any],
     to_cutoff: NDArray[Any],
 ) -> None:
-    """The roots themselves, then their neighbours in row order, each at its root's time and cutoff."""
+    """Write the next hop's roots: the roots themselves, then their neighbours in row order, each at
+    its root's time and cutoff."""
     at = len(nodes)
     for r in range(len(nodes)):
         to_nodes[r], to_times[r], to_cutoff[r] = nodes[r], times[r], cutoff[r]
@@ -114,8 +114,8 @@ def gather_rows(
     mask: NDArray[Any],
     out: NDArray[Any],
 ) -> Any:
-    """out[i] = features of edge[i] where mask[i], else zeros. out: float32[n, dim]. Returns: False
-    as `gather_times`."""
+    """Write out[i] = features of event edge[i] where mask[i], else zeros. out: float32[n, dim].
+    Returns: False where an event is not in the log."""
     segment = np.int64(0)
     dim = out.shape[1]
     for i in range(len(edge)):
@@ -144,8 +144,11 @@ def cutoffs(
     query: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """out[i] = first edge id in [begin, end) whose time is not before query[i]. Neighbouring
-    queries are looked for near one another: doubling steps from the last answer, then halving."""
+    """Write out[i] = first event id in [begin, end) whose time is not before query[i].
+
+    Neighbouring queries have answers near one another, so the search goes in doubling steps from
+    the last answer, and then halves.
+    """
     at = begin
     segment = np.int64(0)
     for i in range(len(query)):
@@ -210,8 +213,8 @@ def edge_features(
 
 
 def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
-    """Times of edges, int64 microseconds, 0 where not mask. Raises: IndexError where an edge is not
-    in the log."""
+    """Return the times of events, int64 microseconds, 0 where not mask. Raises: IndexError where an
+    event is not in the log."""
     if not len(columns.first_S):
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
@@ -236,7 +239,7 @@ def _check(columns: EdgeColumns, inside: bool) -> None:
 
 
 def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
-    """For each time the id of the first edge that is not before it: int64, same shape."""
+    """Return for each time the id of the first event that is not before it: int64, same shape."""
     out = np.full(time.shape, columns.end, np.int64)
     if len(columns.first_S):
         cutoffs(

@@ -58,7 +58,8 @@ def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
 
 
 def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
-    """The same roots in the window of events before: hop h draws from [starts[h + 1], starts[h])."""
+    """The same roots in the window of events before: hop h draws from [starts[h + 1],
+    starts[h])."""
 
     def next_roots(number: int, hop: SampledHop[Any]) -> Roots[Any]:
         return Roots(hop.roots.node, starts[number + 2], starts[number + 1])
@@ -87,6 +88,8 @@ class NumberedHops(Generic[A]):
 
 def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     """Hops over the distinct nodes that they reach."""
+
+    # All nodes of all hops in one array, so that each gets one number.
     arrays: Any = arrays_of(hops[0].roots.node)
     parts: list[Any] = []
     for hop in hops:
@@ -94,6 +97,7 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
         parts += [root, arrays.where(hop.found.mask, hop.found.neighbor, root[:, None]).ravel()]
     node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
 
+    # Cut the numbers into hops again.
     at = 0
     numbered = []
     for hop in hops:

@@ -69,6 +69,8 @@ class LiveGraph:
 
     def _offload(self, newest_us: int) -> None:
         """Take what is too old out of memory, now and then."""
+
+        # A pass over all directories is worth it once enough is new.
         new = self.graph.next_event - self._offloaded_at
         held = self.graph.next_event - self._in_memory_from
         if new < max(OFFLOAD_EVENTS, OFFLOAD_SHARE * held):
@@ -80,6 +82,8 @@ class LiveGraph:
     def step(self, until_event: int, slice_edges: int) -> int:
         """Move graph and facts on by at most a slice, the graph first where it is behind. Returns:
         edges moved over."""
+
+        # After a restart the facts are ahead: the graph catches up first.
         at = self.graph.next_event
         if at < self.edge:
             self.insert(min(self.edge, at + slice_edges))

@@ -1,5 +1,5 @@
-"""From where a role goes on after a stop: facts it stored, and the hold that keeps the log behind
-them."""
+"""The restart point of a role: the facts it stored, and the hold that keeps the log from there
+on."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hol
 
 
 class RestartPoint:
-    """Facts are durable before the hold that relies on them names their place. Owner: the role."""
+    """Stores facts, then moves the hold, in this order: the log is kept until facts that cover it
+    are durable. Owner: the role."""
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
         """name: of the role. Takes over what an older release left."""
@@ -24,28 +25,28 @@ class RestartPoint:
         self._hold = Hold(-1, -1)
 
     def resume(self, until_event: int) -> None:
-        """Take over the facts last stored at or before an edge, where there are any."""
+        """Take over the newest stored facts at or before an event, where there are any."""
         self._facts_edge = self._live.restore_facts(self._folder, until_event)
 
     def compaction_request(self) -> int | None:
-        """The edge before which compaction was asked for."""
+        """Return the event before which compaction was asked for, None where it was not."""
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts should be stored, which are at `edge`: once a segment is behind, or
-        compaction asks."""
+        """Whether facts that stand at event `edge` should be stored: they are past a whole segment,
+        or compaction waits for them."""
         behind = max(self._live.log.sealed_until(edge), min(self.compaction_request() or 0, edge))
         return self._facts_edge < behind
 
     def store(self, facts: PairFacts) -> None:
-        """Store the facts, or a copy of them, durably. Safe in a thread of its own. Raises:
+        """Store the facts, or a copy of them, durably; another thread may do so. Raises:
         OSError."""
         save_facts(facts, self._folder)
         self._facts_edge = facts.edge
 
     def hold(self, edge: int, purged_before_event: int) -> None:
-        """Say what of the log a restart needs: what is behind `edge`, and behind the facts.
-        purged_before_event: as of `Hold`."""
+        """Write the hold: a restart needs the log from event `edge` and from the stored facts on.
+        purged_before_event: as in `Hold`."""
         hold = Hold(min(self._facts_edge, edge), purged_before_event)
         if hold.edge != self._hold.edge or (
             hold != self._hold and self.compaction_request() is not None

@@ -50,6 +50,8 @@ class Layer:
     def compact(self, prop_time: bool = False) -> Compact:
         """Distinct (node, time) pairs and the sampled events between them. prop_time: neighbours at
         their event's time."""
+
+        # A node that is looked at at two times is two nodes.
         row = np.nonzero(self.mask)[0]
         reached = self.time[self.mask] if prop_time else self.root_time[row]
         nodes = np.concatenate([self.root, self.neighbor[self.mask]])
@@ -205,7 +207,8 @@ class TemporalSampler:
     def _deeper(
         self, hop: SampledHop[Int64], times: Int64, snapshot: int
     ) -> tuple[Roots[Int64], Int64]:
-        """The next hop's roots, this hop's and then its neighbours in row order, and their times."""
+        """The next hop's roots, this hop's and then its neighbours in row order, and their
+        times."""
         roots = hop.roots
         found = hop.found
         first = len(roots.node)

@@ -1,5 +1,5 @@
-"""What the graph layers of all architectures share: the states they begin with, and the order of
-hops.
+"""The encoder that the architectures share: the first states of nodes, and layers over hops from
+the deepest to the first.
 
 What a layer sees of a neighbour is its state, the features of the edge to it and, where the layer
 knows time, how long ago.
@@ -54,8 +54,8 @@ class Encoder(nn.Module):
             nn.init.zeros_(self.id_vectors.weight)
 
     def start(self, node_M: Tensor, state_MD: Tensor, node_MD: Tensor) -> Tensor:
-        """States before the first layer: memory, node features, id vectors, as far as there are
-        any. float32[M, D]."""
+        """Return the states before the first layer, float32[M, D]: the sum of memory, projected
+        node features and id vectors, where the model has them."""
         h_MD = state_MD if state_MD.shape[1] else state_MD.new_zeros(len(node_M), self.dim)
         if self.node_in is not None:
             h_MD = h_MD + self.node_in(node_MD)
@@ -73,7 +73,8 @@ class Encoder(nn.Module):
         edge_stats: RunningStandardizer,
         gap_us: Tensor,
     ) -> Tensor:
-        """float32[U, D] of the first hop's roots. h_MD: `start` of all nodes."""
+        """Return the embeddings of the first hop's roots, float32[U, D]. h_MD: `start` of all
+        nodes."""
 
         def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
             return self.applied(number, h_MD, hop, edge_stats, gap_us, last)
@@ -89,7 +90,7 @@ class Encoder(nn.Module):
         gap_us: Tensor,
         last: bool,
     ) -> Tensor:
-        """What the layer of a number makes of a hop's roots: float32[U, D]."""
+        """Apply a layer, by its number, to the roots of a hop. Returns: float32[U, D]."""
         parts = self.entries(h_MD, hop, edge_stats)
         if self.time is not None:
             parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
@@ -99,7 +100,7 @@ class Encoder(nn.Module):
     def entries(
         self, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer
     ) -> list[Tensor]:
-        """Of each neighbour of a hop its state and the features of the edge to it."""
+        """Return, of each neighbour of a hop, its state and the features of the edge to it."""
         return [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
 
 
@@ -108,8 +109,8 @@ def deepest_first(
     hops: Sequence[HopInputs],
     layer: Callable[[int, Tensor, HopInputs, bool], Tensor],
 ) -> Tensor:
-    """Embeddings of the first hop's roots: what a layer makes of a hop's roots is their state in
-    the hop before.
+    """Embed the first hop's roots: what a layer makes of a hop's roots is their state in the hop
+    before.
 
     layer: called with its number, counted from the deepest hop, the states, the hop and whether it
     is the last.

@@ -27,7 +27,8 @@ class GCNLayer(nn.Module):
     def forward(
         self, root_UD: Tensor, parts: list[Tensor], weight_UK: Tensor, own_U: Tensor, last: bool
     ) -> Tensor:
-        """weight_UK, own_U: entries of the normalised matrix, 0 for padding; own_U the diagonal's."""
+        """weight_UK, own_U: entries of the normalised matrix, 0 for padding; own_U the
+        diagonal's."""
         entry_UKD = torch.cat(parts, -1)
         others_UD = (entry_UKD * weight_UK[..., None]).sum(1)
         own_UD = pad(root_UD, (0, entry_UKD.shape[2] - root_UD.shape[1]))

@@ -77,7 +77,8 @@ class LinkInputs:
     def to(
         self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]
     ) -> "LinkInputs":
-        """The same elsewhere. send: moves a tensor; edge_rows: edge_UKD of a hop, moved."""
+        """Copy the inputs to another device. send: copies a tensor; edge_rows: makes edge_UKD of a
+        hop there."""
         hops = tuple(
             HopInputs(
                 **{
@@ -93,14 +94,14 @@ class LinkInputs:
         )
 
     def weighted(self, weight_E: Tensor) -> "LinkInputs":
-        """The same, each event's weight times float32[E]."""
+        """Return the same inputs with each event's weight multiplied by weight_E, float32[E]."""
         return dataclasses.replace(self, weight_E=self.weight_E * weight_E)
 
 
 def link_inputs(
     event_E: Int64, facts_ECF: Float32, src_E: Int64, candidate_EC: Int64, around: Neighborhood
 ) -> LinkInputs:
-    """Numpy columns as one `LinkInputs`, every event with weight 1. Views, no copies."""
+    """Make `LinkInputs` of numpy columns, every event with weight 1. The tensors are views."""
     t = torch.from_numpy
     return LinkInputs(
         event_E=t(event_E),
@@ -176,14 +177,16 @@ def sampled_inputs(
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
-    """Several inputs with the states of their nodes as one, in their order: one pass of the model
-    instead of many.
+    """Concatenate several inputs and the states of their nodes, for one pass of the model instead
+    of many.
 
     A node in two of them is two nodes of the whole, each with its own state.
     """
     if len(parts) == 1:
         return parts[0]
     inputs = [p for p, _ in parts]
+
+    # How far places among nodes and among roots move in each part.
     nodes = np.cumsum([0] + [len(p.node_M) for p in inputs]).tolist()
     roots = np.cumsum([0] + [len(p.hops[0].root_U) for p in inputs]).tolist()
 
@@ -222,12 +225,14 @@ def without_deleted(
     is_gone: Callable[[Int64], Bools],
     is_deleted: Callable[[Int64], Bools],
 ) -> tuple[LinkInputs, Tensor] | None:
-    """Inputs and states less what deletes hide: events weigh nothing, neighbours are masked,
-    features are zero.
+    """Remove what deletes hide from inputs and states: deleted events get weight 0, deleted
+    neighbours are masked, features of deleted nodes are zero.
 
-    Args: is_gone: whether node ids are deleted; is_deleted: whether edge ids are deleted as single
+    Args: is_gone: whether node ids are deleted; is_deleted: whether event ids are deleted as single
     edges. Returns: None where nothing of it is hidden.
     """
+
+    # Deleted nodes, and events that are deleted themselves or by one of their ends.
     gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
     gone_U = gone_M[inputs.hops[0].root_U]
     gone_E = (
@@ -235,6 +240,8 @@ def without_deleted(
         | gone_U[inputs.src_E]
         | gone_U[inputs.candidate_EC[:, 0]]
     )
+
+    # Neighbours behind a deleted event, or that are deleted.
     hops = []
     hidden = False
     for hop in inputs.hops:

@@ -195,6 +195,8 @@ class LinkModel(nn.Module):
         pair = list(self.pair.parameters())
         pair += list(self.label_head.parameters()) if self.label_head is not None else []
         rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
+
+        # The pair network learns at the full rate, the graph's residual slower.
         groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
         if rest:
             groups.append(

@@ -23,8 +23,8 @@ STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """Edges [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features:
-    float32[E, dim]."""
+    """The rows of events [first_edge, first_edge + E) in log order. src, dst, time: int64[E];
+    features: float32[E, dim]."""
 
     first_edge: int
     src_E: Int64
@@ -34,7 +34,7 @@ class EdgeRows:
 
     @classmethod
     def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
-        """Edges [first, end) of the log."""
+        """Read events [first, end) of the log."""
         return cls(first, *log.edges(first, end), log.features_of(np.arange(first, end)))
 
     def cut(self, a: int, b: int) -> "EdgeRows":
@@ -53,7 +53,7 @@ class EdgeRows:
 
 
 class Memory:
-    """Node states at a cut of the log. Owner: one thread; `copy` gives an independent one.
+    """The states of all nodes at a cut of the log, an event id. Owner: one thread.
 
     state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's
     state, features, time; edge: the cut; now_us: time of the last event before it. num_forgotten:
@@ -73,7 +73,7 @@ class Memory:
         self.pending_other = none(dim, dtype=torch.float32)
         self.pending_features = none(feature_dim, dtype=torch.float32)
         self.pending_us = none()
-        self.place = none()
+        self.pending_index = none()
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
@@ -82,7 +82,7 @@ class Memory:
         twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge, self.device)
         for name, tensor in self.tensors().items():
             setattr(twin, name, tensor.clone())
-        twin.place = self.place.clone()
+        twin.pending_index = self.pending_index.clone()
         twin.now_us = self.now_us
         twin.num_forgotten = self.num_forgotten
         return twin
@@ -115,17 +115,22 @@ class Memory:
         for name in memory.tensors():
             setattr(memory, name, tensors[name].to(device))
         memory.now_us = now_us
-        memory.place = torch.full((len(memory.state),), -1, dtype=torch.int64, device=device)
+        memory.pending_index = torch.full(
+            (len(memory.state),), -1, dtype=torch.int64, device=device
+        )
         memory._place_pending()
         return memory
 
     def forget(self, deletes: NodeDeletes) -> None:
-        """Take in those of the log's deletes that lie before the cut: rows of the nodes and
-        messages to them go. `LinkModel.over` does so before it applies pending messages.
+        """Apply the log's deletes of nodes before the cut: their states and the messages to them
+        go.
 
-        What neighbours took in of a node stays with them.
+        What neighbours learned from a node stays with them. `LinkModel.over` calls it before it
+        applies pending messages.
         """
         due = deletes.until(self.edge).node
+
+        # Deletes that are new since the last call.
         gone = torch.from_numpy(due[self.num_forgotten :]).to(self.device)
         self.num_forgotten = len(due)
         gone = gone[gone < len(self.state)]
@@ -133,41 +138,50 @@ class Memory:
             return
         self.state[gone] = 0
         self.last_us[gone] = 0
+
+        # Messages to the deleted nodes.
         kept = ~torch.isin(self.pending_node, gone)
-        self.place[self.pending_node] = -1
+        self.pending_index[self.pending_node] = -1
         for name in ("pending_node", "pending_other", "pending_features", "pending_us"):
             setattr(self, name, getattr(self, name)[kept])
         self._place_pending()
 
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
-        """Current state of nodes, float32[M, D]: pending ones from `updated_PD`, unknown ones zero."""
+        """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
+        `updated_PD`, of unknown nodes zero."""
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])
         known = (node_M >= 0) & (node_M < len(self.state))
         inside = torch.where(known, node_M, 0)
         rows = self.state[inside] * known[:, None]
         if len(updated_PD):
-            place = torch.where(known, self.place[inside], -1)
+            place = torch.where(known, self.pending_index[inside], -1)
             rows = torch.where(
                 (place >= 0)[:, None], embedding(place.clamp_min(0), updated_PD), rows
             )
         return rows
 
     def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
-        """Apply the pending messages and make those of `chunk`, which begins at the cut. Moves the
-        cut to its end. `LinkModel.over` calls it."""
+        """Apply the pending messages, make the messages of `chunk`, which begins at the cut, and
+        move the cut to the chunk's end. `LinkModel.over` calls it."""
         assert chunk.first_edge == self.edge, "memory moves from cut to cut"
         if not len(chunk.src_E):
             return
         self._grow(int(max(chunk.src_E.max(), chunk.dst_E.max())) + 1)
+
+        # The messages of the chunk before become states.
         self.state[self.pending_node] = updated_PD.detach()
         self.last_us[self.pending_node] = self.pending_us
-        self.place[self.pending_node] = -1
+        self.pending_index[self.pending_node] = -1
+
+        # Of each node its last event in this chunk: reversed, it is the first that `unique` finds.
         both = np.stack([chunk.src_E, chunk.dst_E], 1).ravel()[::-1]
         node, latest = np.unique(both, return_index=True)
         place = len(both) - 1 - latest
         other = np.stack([chunk.dst_E, chunk.src_E], 1).ravel()[place]
         event = place // 2
+
+        # It becomes a message, with the other end's state as of now.
         self.pending_node = torch.from_numpy(node).to(self.device)
         self.pending_other = self.state[torch.from_numpy(other).to(self.device)]
         self.pending_features = torch.from_numpy(chunk.features_ED[event]).to(self.device)
@@ -182,14 +196,19 @@ class Memory:
         more = max(nodes, 2 * len(self.state), 256) - len(self.state)
         self.state = torch.cat([self.state, self.state.new_zeros(more, self.state.shape[1])])
         self.last_us = torch.cat([self.last_us, self.last_us.new_zeros(more)])
-        self.place = torch.cat([self.place, self.place.new_full((more,), -1)])
+        self.pending_index = torch.cat(
+            [self.pending_index, self.pending_index.new_full((more,), -1)]
+        )
 
     def _place_pending(self) -> None:
-        self.place[self.pending_node] = torch.arange(len(self.pending_node), device=self.device)
+        self.pending_index[self.pending_node] = torch.arange(
+            len(self.pending_node), device=self.device
+        )
 
 
 class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new state."""
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new
+    state."""
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
@@ -197,7 +216,8 @@ class MemoryUpdater(nn.Module):
         self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
 
     def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
-        """New states of the nodes with a pending message, float32[P, D]. features_PD: standardised."""
+        """New states of the nodes with a pending message, float32[P, D]. features_PD:
+        standardised."""
         node = memory.pending_node
         if not len(node):
             return memory.pending_other

@@ -23,13 +23,14 @@ Linear = tuple[Float32, Float32]
 
 
 class NumpyTGN:
-    """The weights of a TGN on a CPU as they stand; made once per version, whose weights never
-    change."""
+    """The weights of a TGN as numpy arrays, made once per version, whose weights never change."""
 
     def __init__(self, model: "LinkModel") -> None:
         layer = model.encoder.layers[0]
         encoder = model.encoder
         assert isinstance(layer, TGNLayer) and encoder.time is not None
+
+        # What inputs are standardised by, and what states begin with.
         attention = layer.attention
         self._gap_us = float(model.gap())
         self._time = _numpy(encoder.time.weight)
@@ -41,6 +42,8 @@ class NumpyTGN:
         self._query, self._skip, self._src, self._dst = map(
             _linear, (attention.query, layer.skip, model.head_src, model.head_dst)
         )
+
+        # Attention, its weights by head; the division of scores is folded into the keys.
         self._key_HWD = (
             _numpy(attention.key.weight).reshape(attention.heads, attention.width, -1)
             / attention.width**0.5
@@ -53,6 +56,8 @@ class NumpyTGN:
         self._query_shape = (-1, attention.heads, 1, attention.width)
         self._dim = model.settings.dim
         self._out = _numpy(model.head_out.weight[0])
+
+        # The network over pair facts.
         self._fact_stats = _stats(model.fact_stats)
         layers = [part for part in model.pair if isinstance(part, nn.Linear)]
         self._pair = list(map(_linear, layers)) if model.settings.pair_facts else []
@@ -64,6 +69,8 @@ class NumpyTGN:
         h_MD = self._states(memory, updated_PD, around)
         own_UD = h_MD[hop.root_U]
         mask_U11K = hop.mask_UK[:, None, None]
+
+        # What the layer sees of each neighbour: state, edge features, time encoding.
         gaps_UK = (hop.ago_UK / self._gap_us).astype(np.float32)
         entry_U1KD = np.concatenate(
             [
@@ -73,10 +80,14 @@ class NumpyTGN:
             ],
             2,
         )[:, None]
+
+        # Keys are folded into the query: one product per root instead of one per neighbour.
         folded_UH1D = _apply(self._query, own_UD).reshape(self._query_shape) @ self._key_HWD
         score_UH1K = np.where(mask_U11K, folded_UH1D @ entry_U1KD.swapaxes(2, 3), np.float32(-1e9))
         weight_UH1K = np.exp(score_UH1K - score_UH1K.max(3, keepdims=True)) * mask_U11K
         weight_UH1K /= np.maximum(weight_UH1K.sum(3, keepdims=True), np.float32(1e-9))
+
+        # The weighted sum first, then the value projection.
         out_UH1W = (weight_UH1K @ entry_U1KD) @ self._value_HDW
         z_UD = out_UH1W.reshape(-1, self._dim) + _apply(self._skip, own_UD)
         return np.stack([z_UD, _apply(self._src, z_UD), _apply(self._dst, z_UD)])
@@ -100,7 +111,7 @@ class NumpyTGN:
         h_MD = np.zeros((len(node_M), self._dim), np.float32)
         inside = node_M[known_M]
         h_MD[known_M] = state_ND[inside]
-        pending = memory.place.numpy()[inside]
+        pending = memory.pending_index.numpy()[inside]
         fresh = pending >= 0
         h_MD[np.flatnonzero(known_M)[fresh]] = updated_PD.numpy()[pending[fresh]]
         if self._node_in is not None:

@@ -46,9 +46,13 @@ class RunningStandardizer(nn.Module):
         if not rows.numel():
             return
         rows = rows.reshape(-1, len(self.mean)).to(self.mean)
+
+        # A wild row enters at the bound.
         bounded = (self.var > 0) & (self.count >= WARM_UP_ROWS)
         bound = torch.where(bounded, MAX_SPREADS * self.var.sqrt(), torch.inf)
         rows = rows.clamp(self.mean - bound, self.mean + bound)
+
+        # Merge the statistics of these rows with those of the rows before.
         n = len(rows)
         mean, var = rows.mean(0), rows.var(0, unbiased=False)
         total = self.count + n

@@ -54,7 +54,7 @@ def test_the_state_does_not_depend_on_how_the_log_is_cut():
         at += step
     sources, when = np.arange(40), np.full(40, time[-1] + 1)
     everyone = np.tile(np.arange(40), (40, 1))
-    np.testing.assert_array_equal(whole.compute(sources, when, everyone), cut.rows(sources, when, everyone))
+    np.testing.assert_array_equal(whole.compute(sources, when, everyone), cut.compute(sources, when, everyone))
 
 
 def test_rows_of_some_events_are_those_of_all(seed=4):

@@ -28,4 +28,4 @@ def test_every_splitmix64_gives_the_published_numbers():
     source = (KERNELS / "sampling.cu").read_text()
     body = re.search(r"u64 mixed\(u64 x\) \{(.*?)\n\}", source, re.S).group(1).split()
     assert " ".join(body) == (f"x = (x ^ (x >> 30)) * 0x{FIRST:X}ULL; x = (x ^ (x >> 27)) * 0x{SECOND:X}ULL; "
-                              "return x ^ (x >> 31);"), "draw for draw, `test_device_graph` holds the rest"
+                              "return x ^ (x >> 31);"), "draw for draw, `tests.gpu.test_blocks` holds the rest"

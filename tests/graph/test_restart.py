@@ -61,7 +61,7 @@ def test_a_wish_to_compact_makes_facts_due_before_a_segment_is_behind(tmp_path, 
     live.step(20, 1000)
     assert not point.is_due(50)
     ask_to_compact(tmp_path, 40)
-    assert point.is_due(50) and point.wish() == 40
+    assert point.is_due(50) and point.compaction_request() == 40
 
 
 def test_a_restart_goes_on_with_the_facts_that_were_stored(tmp_path, live):
