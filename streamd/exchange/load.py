@@ -11,8 +11,9 @@ from streamd.errors import BadEvent, StreamdError
 from streamd.events import DELETE, EDGE, LABEL, NODE, Float32, Int64, Key, Progress
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.block import ROW, Block, has_time, joined
+from streamd.ingest.checks import edge_block, rules_of
 from streamd.ingest.columns import BatchBuilder
-from streamd.ingest.decode import Decoder, edge_block, rules_of
+from streamd.ingest.decode import Decoder
 from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
 from streamd.settings import Settings
 

@@ -10,10 +10,11 @@ from streamd.clock import Clock
 from streamd.errors import DataLossError, KafkaError
 from streamd.events import EventBatch, Gap, Key, Position, Progress, Schema, empty_batch
 from streamd.ingest.block import Block, empty_block, joined, renumber_keys
+from streamd.ingest.checks import rules_of
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
-from streamd.ingest.decode import Decoder, rules_of
+from streamd.ingest.decode import Decoder
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.origins import Origins
 from streamd.ingest.suspects import Suspects

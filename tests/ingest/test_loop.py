@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from streamd.events import Position
-from streamd.ingest import keys, loop
+from streamd.ingest import loop, node_ids
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.telemetry import metrics
 from tests.builders import HOUR, SECOND
@@ -304,7 +304,7 @@ def test_what_was_refused_is_on_the_disk_before_the_commit_that_passes_it_by(tmp
 
 
 def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_are_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "MAX_KEYS", 50)
+    monkeypatch.setattr(node_ids, "MAX_KEYS", 50)
     world = World(tmp_path, 2, ingest__commit_interval_seconds=0.01, ingest__max_nodes=10**6)
     sent, largest = [], 0
     for i in range(1500):
