@@ -14,7 +14,8 @@ from streamd.ingest.block import ROW, Block, has_time, joined
 from streamd.ingest.checks import edge_block, rules_of
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.decode import Decoder
-from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
+from streamd.ingest.event_log import Log
+from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.settings import Settings
 
 RECORDS = 4096
