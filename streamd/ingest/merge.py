@@ -20,8 +20,8 @@ from streamd.ingest.block import NO_STAMP, Block, Rows, empty_block, has_time, j
 from streamd.ingest.placement import ALWAYS, NEVER, Situation, place_untimed
 
 NUM_LEADS = 1_000
-"""Newest events whose (time - timestamp) is remembered: their median places events without a time.
-So many ride out a burst and still follow a producer that changes within a minute."""
+"""Newest events whose (time - timestamp) is remembered. Their median places events without a time,
+and single outliers do not move it."""
 Place = tuple[int, int]
 """Offset and item of an event in its partition."""
 
@@ -69,7 +69,7 @@ class _Partition:
 
 
 class _Arrival(NamedTuple):
-    """One push: its monotonic seconds, newest event time, partition, and the place of its last event."""
+    """One push. at: monotonic seconds. newest: newest event time. last: place of its last event."""
 
     at: float
     newest: int
