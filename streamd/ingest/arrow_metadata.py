@@ -1,8 +1,8 @@
 """Limits on the metadata of an Arrow IPC stream, checked before pyarrow reads it.
 
 A flatbuffer may point to the same table from many places, so a schema of some kilobytes can expand
-to millions of fields. A compressed body declares its own size after expansion. Numbers of fields are
-those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
+to millions of fields. A compressed body declares its own size after expansion. Numbers of fields
+are those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import Any
 from streamd.errors import BadEvent
 
 MAX_SCHEMA_BYTES = 65_536
-"""pandas writes some kilobytes of metadata about its columns; this leaves room for ten times that."""
+"""Largest schema; pandas writes some kilobytes of metadata about its columns."""
 MAX_COLUMNS = 32
 """An event has fewer than ten fields; 3,000 columns of nothing cost gigabytes of rows."""
 MAX_NOTES = 32
@@ -71,7 +71,7 @@ def _check_column(data: bytes, column: int) -> None:
 
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
-    """Positions of the tables in a vector field. Raises: BadEvent where there are more than `most`."""
+    """Positions of the tables in a vector field. Raises: BadEvent for more than `most`."""
     position = _field(data, table, number)
     if not position:
         return []

@@ -16,11 +16,11 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
-"""Longest pause between attempts to reach a broker. The client's default of 30 s is longer than most
-restarts of a broker."""
+"""Longest pause between attempts to reach a broker. The client's default of 30 s is longer than
+most restarts of a broker."""
 BOOTSTRAP_MS = 4_000
-"""Longest wait for the first answer of a broker, after which streamd tries again. The client's default
-of 30 s is longer than a stop may take."""
+"""Longest wait for the first answer of a broker, after which streamd tries again. The client's
+default of 30 s is longer than a stop may take."""
 TOKEN_PROVIDER = "sasl_oauth_token_provider"
 FIXED_OPTIONS = {
     "bootstrap_servers",

@@ -269,7 +269,7 @@ class BatchBuilder:
 
 
 def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
-    """Times as the log takes them, none below one before, and whether each edge or label is late."""
+    """Times as the log takes them, never decreasing, and whether each edge or label is late."""
     moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
     if not len(rows):
         return rows["time"].copy(), moves
