@@ -181,7 +181,8 @@ class KafkaSource:
                     self._lost(
                         Gap(tp.topic, tp.partition, position.offset, first[tp]),
                         f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; "
-                        f"offsets {position.offset} to {first[tp] - 1} were deleted before they were read.",
+                        f"offsets {position.offset} to {first[tp] - 1} "
+                        "were deleted before they were read.",
                     )
                 )
                 position = Position(

@@ -107,7 +107,7 @@ class Explainer:
         return self._joined(str(bad), hint, kind)
 
     def _joined(self, what: str, hint: str, kind: str) -> str:
-        """Join error, hint and example; equal texts are one object, since a record may need very many."""
+        """Join error, hint and example. Equal texts are one object: a record may need very many."""
         key = what, hint, kind
         if key not in self._texts:
             if len(self._texts) >= MAX_KEPT:
@@ -120,7 +120,7 @@ class Explainer:
 
 
 def to_map(names: Sequence[str], kind: str = "edge") -> str:
-    """Say how to rename a sender's fields that look like the missing ones of an edge; else empty."""
+    """Say how to rename fields that look like the missing ones of an edge; empty for none."""
     if kind != "edge":
         return ""
     plain = {n.lower().replace("_", "").replace("-", ""): n for n in names if n not in FIELDS}

@@ -51,7 +51,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._refused = ""
 
     def validate_crc(self) -> bool:
-        """Whether the batch may be read; one fetched damaged too often is read as a refused record."""
+        """Whether the batch may be read; one damaged too often is read as a refused record."""
         if super().validate_crc():
             return True
         name = (self.base_offset, self.crc)
@@ -130,7 +130,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
-        """A refused record in place of the one at `start`, or of all the rest where its end is unknown."""
+        """A refused record for the one at `start`, or for all the rest where its end is unknown."""
         try:
             length, body = decode_varint(self._buffer, start)
             _, pos = decode_varint(self._buffer, body)
@@ -218,7 +218,7 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 def make_reading_safe(max_batch_bytes: int) -> None:
-    """Make kafka-python read every batch of this process by `SafeBatch`, within `max_batch_bytes`."""
+    """Make kafka-python read every batch by `SafeBatch`, expanded to at most `max_batch_bytes`."""
     SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch
     Fetcher.PartitionRecords = SafeRecords

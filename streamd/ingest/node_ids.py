@@ -10,7 +10,7 @@ from streamd.events import Int64, Key
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 INT64_MAX = 2**63 - 1
-"""Largest integer key; its negative is the smallest, so that every key has an absolute value."""
+"""Largest absolute value of an integer key."""
 MAX_KEYS = 1_000_000
 """Keys in the table, about 200 MB; beyond that those that no waiting event needs are forgotten."""
 
