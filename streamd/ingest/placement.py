@@ -65,7 +65,7 @@ def place_untimed(own: Block, others: Sequence[Block], now: Situation) -> tuple[
     estimate = np.maximum(earliest, np.minimum(wanted, latest))
     at = np.where(timed, rows["time"], np.maximum.accumulate(np.where(timed, NEVER, estimate)))
 
-    # It waits until all other partitions were read up to its timestamp, and until its time has come.
+    # It waits until all others were read up to its timestamp, and until its time has come.
     held = ~timed & (rows["stamp"] > now.reached)
     ready = _due(rows, timed, at, now) & ~(np.logical_or.accumulate(held) & ~timed)
 

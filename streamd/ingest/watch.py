@@ -1,4 +1,4 @@
-"""A thread that watches the broker: it publishes positions and notices new partitions and topics."""
+"""A thread beside the poll loop that publishes positions and notices changes of the topics."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
         if not t["error_code"] and t["partitions"]
     }
 
-    # Brokers before Kafka 2.8 give no topic ids.
+    # Old brokers give no topic ids.
     ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in described.items()}
     leader = {
         TopicPartition(n, p["partition_index"]): p["leader_id"]
@@ -132,7 +132,7 @@ class BrokerWatch:
             logger.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
 
     def _drop_admin(self) -> None:
-        """Close the client after an error: it would go on asking the controller that it remembers."""
+        """Close the client after an error: it would keep asking the controller it remembers."""
         admin = self._admin
         self._admin = None
         if admin is not None:

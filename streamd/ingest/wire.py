@@ -188,7 +188,7 @@ def converted(row: dict[str, Any]) -> WireEvent:
 
 
 def _misfit(error: msgspec.ValidationError) -> BadEvent:
-    """Turn msgspec's message into ours, without its `$.` and without the value of a wrong `type`."""
+    """Reword msgspec's message, without its `$.` and without the value of a wrong `type`."""
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
     what, where = match.groups() if match else (str(error), "")
     if where == "type":
