@@ -72,7 +72,7 @@ def import_file(
         raise
     finally:
         writer.close()
-    return Imported(loader.num_events, times.said())
+    return Imported(loader.num_events, times.summary())
 
 
 def _check_widths(file: TGUFFile, schema: Schema) -> None:
@@ -103,7 +103,7 @@ def _check_times(file: TGUFFile, times: Times) -> None:
             times.check(last, last)
         except Misfit as misfit:
             raise misfit.at(f"{file.path} {name}") from None
-        times.saw(first, last, "microseconds")
+        times.extend(first, last, "microseconds")
 
 
 def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], None]) -> None:

@@ -22,7 +22,7 @@ from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.settings import Settings
 
 RECORDS = 4096
-"""Rows of a table that are decoded together; more save no time."""
+"""Rows of a table that are decoded together, between two calls of `progress`."""
 REMEDIES = {
     "late": "a log only grows forward in time: import into a new data_dir.",
     "node_limit": "raise ingest.max_nodes.",
@@ -89,7 +89,7 @@ class Loader:
                 f"{self._name} row {r.offset}: {r.error} ({r.reason}).", "correct it in the file."
             )
         pending.clear()
-        _place_in_order(block, self._log.watermark)
+        _fill_times(block, self._log.watermark)
         self.append(block)
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
@@ -140,12 +140,12 @@ class Loader:
             ) from None
 
     def append(self, *blocks: Block) -> None:
-        """Commit blocks merged by time. Raises: StreamdError naming the first row that does not fit."""
+        """Commit blocks merged by time. Raises: StreamdError naming a row that does not fit."""
         block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
         if block is None:
             return
 
-        # One block must be in order; several are merged, edges before labels of the same time.
+        # One block must be in order; several are merged, in their order at equal times.
         time = block.rows["time"]
         if (time[1:] < time[:-1]).any():
             if len(blocks) == 1:
@@ -179,7 +179,7 @@ class Loader:
 
 
 def _fill_times(block: Block, watermark: int) -> None:
-    """Give deletes and node features, which have no time, the latest time of the rows before."""
+    """Give events without a time, deletes and node features, the latest time before them."""
     rows = block.rows
     if len(rows) and not has_time(rows).all():
         so_far = np.maximum.accumulate(np.where(has_time(rows), rows["time"], watermark))

@@ -10,7 +10,7 @@ from streamd.ingest.client import make_producer, settle
 from streamd.settings import KafkaSettings
 
 FLUSH_EVERY = 5_000
-"""Events sent before all must be acknowledged: it bounds memory, and progress moves in such steps."""
+"""Events sent between two waits for all acknowledgements, which bounds memory."""
 
 
 @dataclass(frozen=True)
