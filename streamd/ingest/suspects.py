@@ -108,7 +108,7 @@ class Suspects:
     def _unusual(self, lead: Int64, usual: int | None) -> Int64:
         """Indices of the events that lead further than usual by more than `max_ahead_us`.
 
-        Left out are those where all later events of the block lead as far, if exists are enough.
+        Left out are those where all later events of the block lead as far, if there are enough.
         """
         if usual is None or not len(lead) or lead.max() <= usual + self._max_ahead_us:
             return np.zeros(0, np.int64)
