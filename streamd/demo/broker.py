@@ -144,6 +144,7 @@ class ApacheKafka:
 
     def close(self) -> None:
         """End all nodes."""
+        # All are asked first, so that they end together.
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -156,6 +157,7 @@ class ApacheKafka:
 
     def _wait(self, node: int) -> None:
         """Wait until a node answers. Raises: DemoError."""
+        # A node that ended will never answer, so there is no need to wait for the deadline.
         output = self._folder / str(node) / "server.log"
         deadline = time.monotonic() + START_SECONDS
         while READY not in output.read_text(errors="replace"):
@@ -228,6 +230,7 @@ def find_broker(bootstrap_servers: str | None, folder: Path) -> Broker:
     home = os.environ.get("KAFKA_HOME")
     if home:
         return ApacheKafka(Path(home), folder)
+    # Imported here, since it needs an optional package.
     from streamd.demo.standin import StandIn
 
     return StandIn()

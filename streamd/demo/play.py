@@ -161,6 +161,7 @@ def _settings(
 @contextlib.contextmanager
 def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run `streamd run` as a child process with its output in daemon.log, and end it afterwards."""
+    # Only the demo's settings reach the daemon, none of the user's environment.
     environ = {
         k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")
     } | as_environment(settings)
@@ -176,6 +177,7 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
         try:
             yield child
         finally:
+            # Ask it to stop, and wait as long as a last commit may take.
             child.send_signal(signal.SIGTERM)
             try:
                 child.wait(40)
@@ -203,6 +205,7 @@ class _RoleReader:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask the server: GET, or POST with a body. Returns: the parsed JSON answer."""
+        # A request without data is a GET.
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.address + path, data, {"content-type": "application/json"}
@@ -402,6 +405,7 @@ def _finish(
 
 def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
     """Print a request that the user can repeat, and its answer."""
+    # The source of the last event of the first hour, which the model has learned.
     body = {"src": json.loads(next(stream.hours(1))[-1].value)["src"], "k": 3}
     answer = watch.ask("/v1/recommend", body)
     console.print(

@@ -37,6 +37,7 @@ class DemoStream:
 
         days: only the first so many days, None for all.
         """
+        # The file is in time order, so an hour ends at the first event of another.
         batch: list[Outgoing] = []
         hour = until = None
         for row in _rows(self.name):
@@ -72,6 +73,7 @@ class DemoStream:
 
     def _edge(self, row: dict[str, str], t: int) -> Outgoing:
         """The edge event of a row of the file."""
+        # A record's key is its source, so that the events of a source stay in order.
         src = f"{self.source_kind}:{row['src']}"
         event: dict[str, Any] = {"src": src, "dst": f"{self.target_kind}:{row['dst']}", "time": t}
         if self.edge_features:

@@ -108,6 +108,7 @@ def render(table_rows: Sequence[Row], title: str) -> Table:
     table.add_column("events", justify="right")
     for name in COLUMNS.values():
         table.add_column(name, justify="right")
+    # A line separates the days from the totals.
     last_day = [row for row in table_rows if row.label.startswith("day")][-1:]
     for row in table_rows:
         best = max(mrr for mrr, _ in row.means.values())

@@ -54,6 +54,7 @@ class Twins:
         regimes = Regimes(self._settings, log, TWINS, self.cut)
         while not self._stop.is_set():
             log.refresh()
+            # None means that no further window is closed yet.
             window = next_window(log, self.edge, self._settings.windows.width_seconds * 1_000_000)
             if window is None:
                 self._stop.wait(0.05)

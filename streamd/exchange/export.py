@@ -163,6 +163,7 @@ def _chunks(
             np.ascontiguousarray(time[rows]),
             log.features_of(a + rows),
         )
+        # The survey was the first half.
         progress(end - first + b - first, 2 * (end - first))
 
 

@@ -41,6 +41,7 @@ def import_file(
     Raises: StreamdError naming the first row that does not fit, and how many events were appended
     before; LockedError while ingest runs.
     """
+    # A TGUF file says its own widths; a table is read as JSON events.
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix == ".tguf" else None

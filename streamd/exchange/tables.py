@@ -353,11 +353,13 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
 
 def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | str]) -> Row:
     """Make an edge event of a row's columns. Raises: Misfit."""
+    # Other columns are ignored.
     event: Row = {
         "src": _cell(columns.src, key, row[columns.src]),
         "dst": _cell(columns.dst, key, row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
+    # Features are several columns of numbers, or one of lists.
     if columns.features:
         event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
     elif isinstance(row.get("features"), list):

@@ -285,6 +285,7 @@ def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> byte
     a = keys[int(r["a"])]
     time = int(r["time"]) // MICROSECONDS[time_unit]
     carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
+    # The fields of each kind, without the type of an edge, which is the default.
     event: dict[str, object]
     if r["kind"] == EDGE:
         event = {"src": a, "dst": keys[int(r["b"])], "time": time}

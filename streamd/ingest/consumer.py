@@ -266,6 +266,7 @@ class KafkaSource:
             raise KafkaError(
                 f"The broker does not answer: {error!r}.", "ingest goes on trying."
             ) from error
+        # The epoch of the last record lets the broker tell whether its log still agrees.
         self._epochs.update(
             {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
         )

@@ -52,6 +52,7 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
     for name in ("previous.jsonl", "current.jsonl"):
         path = folder / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
+            # Letters of older releases lack the fields of the key and the timestamp.
             try:
                 f = msgspec.json.decode(line)
                 value = base64.b64decode(f["value_base64"])
@@ -101,6 +102,7 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
 
 def _from_record(record: Any) -> StoredLetter | None:
     """The letter in a record; None where its headers are not those of a letter."""
+    # All headers but the key are text.
     raw = dict(record.headers or ())
     headers = {name: (value or b"").decode(errors="replace") for name, value in raw.items()}
     key = raw.get("key")
