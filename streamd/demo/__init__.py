@@ -1,2 +1,4 @@
-"""A first look: a broker, a real month of events, and a table at the end. Nothing but the command
-line imports it."""
+"""The demo: a broker, a real month of events, and a table of scores at the end.
+
+Only the command line imports it.
+"""

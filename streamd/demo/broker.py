@@ -1,4 +1,4 @@
-"""Apache Kafka itself, started from an unpacked release: for the demo and for tests."""
+"""The brokers of the demo and of tests; Apache Kafka is started from an unpacked release."""
 
 import contextlib
 import os
@@ -17,12 +17,15 @@ from streamd.errors import DemoError
 from streamd.processes import end_with_parent
 
 READY = "Kafka Server started"
+"""What a node logs once it answers."""
 START_SECONDS = 60.0
+"""Longest wait for that; several nodes may start at once on a busy machine."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+"""Any 16 bytes in base64; all nodes of a cluster need the same."""
 
 
 class Broker(Protocol):
-    """Something the demo can produce to. client: kafka-python settings every client of it needs."""
+    """A broker that the demo can use. client: options that every kafka-python client needs."""
 
     bootstrap_servers: str
     client: dict[str, Any]
@@ -34,14 +37,14 @@ class Broker(Protocol):
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
+    """Find a TCP port on loopback on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """Make a topic; one that is there already stays as it is."""
+    """Create a topic; one that exists stays as it is."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
     try:
         with contextlib.suppress(TopicAlreadyExistsError):
@@ -51,13 +54,16 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
 
 class ApacheKafka:
-    """One or more nodes in KRaft mode on loopback. Owner: whoever made it; `close` ends the
-    processes it started."""
+    """One or more Kafka nodes in KRaft mode on loopback. Owner: its maker, who calls `close`."""
 
     client: dict[str, Any] = {}
 
     def __init__(self, home: Path, folder: Path, nodes: int = 1) -> None:
-        """home: an unpacked Apache Kafka release; folder: data and logs, kept. Raises: DemoError."""
+        """Start the nodes and wait for them.
+
+        Args: home: an unpacked release; folder: for data and logs, which `close` keeps.
+        Raises: DemoError.
+        """
         if not list((home / "libs").glob("kafka_*.jar")):
             raise DemoError(
                 f"{home} has no libs/kafka_*.jar.",
@@ -69,6 +75,8 @@ class ApacheKafka:
                 "Java is not installed, Apache Kafka needs it.",
                 "install Java 17, or unset KAFKA_HOME.",
             )
+
+        # Each node is a process with two ports: one for clients, one for the controllers.
         self._command = [java, "-Xms128m", "-Xmx512m", "-cp", f"{home}/libs/*"]
         self._folder = folder
         self._ports = [(free_port(), free_port()) for _ in range(nodes)]
@@ -86,7 +94,8 @@ class ApacheKafka:
             raise
 
     def start(self, node: int = 0, wait: bool = True) -> None:
-        """Start a node on its data, as after `kill`."""
+        """Start a node on its data, also after `kill`. Raises: DemoError."""
+        # Format the storage of a new node.
         here = self._folder / str(node)
         config = here / "server.properties"
         log4j = f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}"
@@ -110,6 +119,8 @@ class ApacheKafka:
                 raise DemoError(
                     f"Kafka's storage cannot be formatted: {formatted.stderr.decode()[-300:]}"
                 )
+
+        # The node ends with this process, even where `close` is never called.
         with (here / "server.log").open("wb") as output:
             self._processes[node] = subprocess.Popen(
                 [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)],
@@ -122,15 +133,18 @@ class ApacheKafka:
             self._wait(node)
 
     def kill(self, node: int = 0) -> None:
-        """kill -9: the node loses what it has not written."""
+        """Kill a node with SIGKILL, so that it loses what it has not written."""
         process = self._processes.pop(node)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def create_topic(self, topic: str, partitions: int) -> None:
+        """Create a topic."""
         create_topic(self.bootstrap_servers, topic, partitions)
 
     def close(self) -> None:
+        """End all nodes."""
+        # All are asked first, so that they end together.
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -142,6 +156,8 @@ class ApacheKafka:
         self._processes.clear()
 
     def _wait(self, node: int) -> None:
+        """Wait until a node answers. Raises: DemoError."""
+        # A node that ended will never answer, so there is no need to wait for the deadline.
         output = self._folder / str(node) / "server.log"
         deadline = time.monotonic() + START_SECONDS
         while READY not in output.read_text(errors="replace"):
@@ -153,11 +169,14 @@ class ApacheKafka:
             time.sleep(0.1)
 
     def _configure(self, node: int) -> None:
+        """Write the configuration of a node."""
         here = self._folder / str(node)
         here.mkdir(parents=True, exist_ok=True)
         port, controller = self._ports[node]
         voters = ",".join(f"{n + 1}@127.0.0.1:{c}" for n, (_, c) in enumerate(self._ports))
         nodes = len(self._ports)
+
+        # With several nodes an acknowledged record survives the loss of one.
         replicas = min(nodes, 3)
         in_sync = 2 if nodes > 1 else 1
         settings = {
@@ -183,12 +202,13 @@ class ApacheKafka:
         (here / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         (here / "log4j2.properties").write_text(
             "rootLogger.level=INFO\nrootLogger.appenderRef.out.ref=OUT\nappender.out.type=Console\n"
-            "appender.out.name=OUT\nappender.out.layout.type=PatternLayout\nappender.out.layout.pattern=[%d] %p %m (%c)%n\n"
+            "appender.out.name=OUT\nappender.out.layout.type=PatternLayout\n"
+            "appender.out.layout.pattern=[%d] %p %m (%c)%n\n"
         )
 
 
 class GivenBroker:
-    """A broker somebody else runs."""
+    """A broker that was running before."""
 
     client: dict[str, Any] = {}
 
@@ -200,16 +220,17 @@ class GivenBroker:
         create_topic(self.bootstrap_servers, topic, partitions)
 
     def close(self) -> None:
-        """It is not ours to end."""
+        """Leave the broker running."""
 
 
 def find_broker(bootstrap_servers: str | None, folder: Path) -> Broker:
-    """The broker given, else Apache Kafka from KAFKA_HOME, else the stand-in."""
+    """Take the broker given, else start Apache Kafka from KAFKA_HOME, else the stand-in."""
     if bootstrap_servers:
         return GivenBroker(bootstrap_servers)
     home = os.environ.get("KAFKA_HOME")
     if home:
         return ApacheKafka(Path(home), folder)
+    # Imported here, since it needs an optional package.
     from streamd.demo.standin import StandIn
 
     return StandIn()

@@ -1,5 +1,7 @@
-"""`streamd demo`: broker, daemon, producer, progress, and with --exit the table; everything it
-starts it also ends."""
+"""The command `streamd demo`: broker, daemon, producer, progress, and with --exit the table.
+
+It ends every process that it starts.
+"""
 
 import contextlib
 import json
@@ -37,9 +39,11 @@ from streamd.windows.history import HistoryReader
 TOPIC = "demo"
 PARTITIONS = 4
 IDLE_TIMEOUT_SECONDS = 5.0
+"""Quiet time after which the last window is learned; shorter than the default, to end soon."""
 MERGE_WAIT_SECONDS = 0.25
-"""The partitions of an hour's events appear one after the other, on a busy machine far apart."""
+"""Wait of the merge: on a busy machine an hour's events reach the partitions that far apart."""
 SETTLE_SECONDS = 600.0
+"""Longest wait for the last window after the last event: training may be far behind by then."""
 POLL_SECONDS = 0.2
 COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
 
@@ -53,13 +57,19 @@ def play(
     port: int,
     data_dir: Path | None,
 ) -> int:
-    """Run the demo. Returns: 0 only if every event was consumed, committed and is visible, and none
-    was clamped."""
+    """Run the demo.
+
+    Args: speed: event-time hours per second, or "max"; end: whether to end with the table; days:
+    how many days of events, None for all; port: of the server, 0 for a free one.
+    Returns: 0 only if every event was consumed, committed and is visible, and none was clamped.
+    Raises: DemoError.
+    """
     stream = stream_named(name)
     rate = _rate(speed)
     console = Console(soft_wrap=not Console().is_terminal)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
+        # Data directory and broker.
         if data_dir is None:
             data_dir = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-"))
@@ -75,12 +85,16 @@ def play(
             f"[bold]streamd demo[/bold]: {stream.title}\nBroker: {broker.note}", highlight=False
         )
         console.print(stream.remark)
+
+        # Topic and daemon.
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
         broker.create_topic(topic, PARTITIONS)
-        settings = _settings(stream, broker, topic, data_dir, _usable(port, console))
+        settings = _settings(stream, broker, topic, data_dir, _usable_port(port, console))
         if notice := compile_notice():
             console.print(notice)
         daemon = stack.enter_context(_daemon(settings, data_dir))
+
+        # Play; an error shows the end of the daemon's log.
         try:
             return _run(stream, settings, rate, end, days, daemon, console)
         except KeyboardInterrupt:
@@ -93,6 +107,7 @@ def play(
 
 
 def _rate(speed: str) -> float:
+    """Event-time hours per second, 0 for "max". Raises: DemoError."""
     if speed == "max":
         return 0.0
     try:
@@ -104,7 +119,8 @@ def _rate(speed: str) -> float:
     return rate
 
 
-def _usable(port: int, console: Console) -> int:
+def _usable_port(port: int, console: Console) -> int:
+    """The port, or a free one where it is 0 or taken."""
     if port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,6 +135,7 @@ def _usable(port: int, console: Console) -> int:
 def _settings(
     stream: DemoStream, broker: Broker, topic: str, data_dir: Path, port: int
 ) -> Settings:
+    """The settings of the demo's daemon; the user's own are not read."""
     return load_settings(
         None,
         {
@@ -143,7 +160,8 @@ def _settings(
 
 @contextlib.contextmanager
 def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`streamd run` as a child, its output in daemon.log."""
+    """Run `streamd run` as a child process with its output in daemon.log, and end it afterwards."""
+    # Only the demo's settings reach the daemon, none of the user's environment.
     environ = {
         k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")
     } | as_environment(settings)
@@ -159,6 +177,7 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
         try:
             yield child
         finally:
+            # Ask it to stop, and wait as long as a last commit may take.
             child.send_signal(signal.SIGTERM)
             try:
                 child.wait(40)
@@ -167,8 +186,8 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
                 child.wait()
 
 
-class _Watch:
-    """Reads what the roles leave in the data directory; used by the display and the end check."""
+class _RoleReader:
+    """Reads the state of the roles from the data directory and the server."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -176,13 +195,17 @@ class _Watch:
         self.address = f"http://127.0.0.1:{settings.server.port}"
 
     def windows_done(self) -> int:
+        """Number of windows that are learned."""
         return len(self.history.refresh())
 
     def detail(self, role: str) -> dict[str, Any]:
+        """The fields of a role's heartbeat; none before the first."""
         beat = read_beat(self._settings.data_dir, role)
         return beat.detail if beat else {}
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask the server: GET, or POST with a body. Returns: the parsed JSON answer."""
+        # A request without data is a GET.
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.address + path, data, {"content-type": "application/json"}
@@ -200,16 +223,20 @@ def _run(
     daemon: subprocess.Popen[bytes],
     console: Console,
 ) -> int:
-    watch = _Watch(settings)
+    """Play the stream, show progress until all is learned, and end as `end` says."""
+    # Two readers of the history: one for this thread, one for the player's.
+    watch = _RoleReader(settings)
     counter = HistoryReader(settings.data_dir)
     player = Player(stream, settings, rate, days, lambda: len(counter.refresh()))
     twins: Twins | None = None
     begun = time.monotonic()
     player.start()
     console.print(
-        f"Status page {watch.address}/   API docs {watch.address}/docs   log {settings.data_dir}/daemon.log"
+        f"Status page {watch.address}/   API docs {watch.address}/docs   "
+        f"log {settings.data_dir}/daemon.log"
     )
     try:
+        # Show progress until every event is in a learned window; the comparisons run meanwhile.
         with _display(console) as show:
             while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
@@ -227,10 +254,14 @@ def _run(
                     )
             learned = time.monotonic()
             show(watch, player, begun)
+
+            # Without --exit the daemon goes on until it ends or Ctrl-C.
             if not end:
                 console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
                 daemon.wait()
                 return 1
+
+        # Wait for the comparisons, then print the table and check the end.
         assert twins is not None
         _await_twins(
             twins,
@@ -249,7 +280,7 @@ def _run(
 def _await_twins(
     twins: Twins, num_windows: int, num_events: int, console: Console, check: Callable[[], None]
 ) -> None:
-    """Wait until all windows are scored by the twins too. check: raises where that cannot come."""
+    """Wait until the twins have scored all windows. check: raises where that cannot happen."""
     with ProgressLine(console, "") as line:
         line.begin(COMPARISONS, done=twins.edge)
         while len(twins.windows) < num_windows:
@@ -259,7 +290,8 @@ def _await_twins(
         line.at(twins.edge, num_events)
 
 
-def _all_learned(watch: _Watch, player: Player) -> bool:
+def _all_learned(watch: _RoleReader, player: Player) -> bool:
+    """Whether the last event is in a learned window, or the player failed."""
     records = watch.history.refresh()
     return player.status.error is not None or bool(
         records and records[-1].end_edge >= player.status.total
@@ -269,6 +301,7 @@ def _all_learned(watch: _Watch, player: Player) -> bool:
 def _check_running(
     daemon: subprocess.Popen[bytes], player: Player, twins: Twins | None, settings: Settings
 ) -> None:
+    """Check that daemon, player and twins are running. Raises: DemoError."""
     if daemon.poll() is not None:
         raise DemoError(
             f"The daemon ended with status {daemon.returncode}.", "see the end of its log above."
@@ -280,7 +313,7 @@ def _check_running(
 
 @contextlib.contextmanager
 def _display(console: Console) -> Iterator[Any]:
-    """A live table on a terminal, a line every LINE_SECONDS elsewhere."""
+    """Show progress as a live table on a terminal, and elsewhere as a line every LINE_SECONDS."""
     meter = Meter()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=5) as live:
@@ -290,7 +323,7 @@ def _display(console: Console) -> Iterator[Any]:
         return
     last = [0.0]
 
-    def line(watch: _Watch, player: Player, begun: float) -> None:
+    def line(watch: _RoleReader, player: Player, begun: float) -> None:
         if time.monotonic() - last[0] >= LINE_SECONDS:
             last[0] = time.monotonic()
             facts = _facts(watch, player, begun, meter)
@@ -299,10 +332,13 @@ def _display(console: Console) -> Iterator[Any]:
     yield line
 
 
-def _facts(watch: _Watch, player: Player, begun: float, meter: Meter) -> dict[str, str]:
+def _facts(watch: _RoleReader, player: Player, begun: float, meter: Meter) -> dict[str, str]:
+    """The progress to show, by label."""
     ingest = watch.detail("ingest")
     train = watch.detail("train")
     records = watch.history.refresh()
+
+    # The mean over windows, weighted by their scored events.
     scored = [r for r in records[-24:] if r.num_scored]
     weight = sum(r.num_scored for r in scored)
     score = (
@@ -310,6 +346,8 @@ def _facts(watch: _Watch, player: Player, begun: float, meter: Meter) -> dict[st
         if weight
         else "-"
     )
+
+    # The speed of learning is that of the last seconds, by the meter.
     elapsed = time.monotonic() - begun
     learned = meter.at(records[-1].end_edge if records else 0, player.status.total or 1)
     return {
@@ -325,6 +363,7 @@ def _facts(watch: _Watch, player: Player, begun: float, meter: Meter) -> dict[st
 
 
 def _table(facts: dict[str, str]) -> Group:
+    """The progress as a table for a terminal."""
     table = Table(box=None, show_header=False)
     for name, value in facts.items():
         table.add_row(name, Text(value, style="bold"))
@@ -334,48 +373,59 @@ def _table(facts: dict[str, str]) -> Group:
 def _finish(
     stream: DemoStream,
     settings: Settings,
-    watch: _Watch,
+    watch: _RoleReader,
     player: Player,
     twins: Twins,
     seconds: float,
     console: Console,
 ) -> int:
+    """Print the table, the speed and an example, and check the end. Returns: the exit status."""
+    # Scores of the live model and of its twins.
     records = watch.history.refresh()
     table_rows = rows(records, twins.windows, twins.cut, player.status.total)
     Console(width=max(console.width, 130)).print(
         render(table_rows, f"{stream.name}: prequential scores")
     )
     console.print(stream.remark)
+
+    # What the daemon did in this time.
     per_window = [sum(r.seconds.values()) for r in records]
     promoted = sum(
         1 for m in ModelJournal(settings.data_dir / "models").moves() if m.action == "promote"
     )
     console.print(
-        f"{promoted:,} versions promoted, {len(records):,} windows, {player.status.sent / seconds:,.0f} events/s "
-        f"through the whole daemon, {sum(per_window) / len(per_window):.3f} s a window to score and learn",
+        f"{promoted:,} versions promoted, {len(records):,} windows, "
+        f"{player.status.sent / seconds:,.0f} events/s through the whole daemon, "
+        f"{sum(per_window) / len(per_window):.3f} s a window to score and learn",
         highlight=False,
     )
     _example(watch, stream, console)
     return _check_end(settings, watch, player, console)
 
 
-def _example(watch: _Watch, stream: DemoStream, console: Console) -> None:
+def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
+    """Print a request that the user can repeat, and its answer."""
+    # The source of the last event of the first hour, which the model has learned.
     body = {"src": json.loads(next(stream.hours(1))[-1].value)["src"], "k": 3}
     answer = watch.ask("/v1/recommend", body)
     console.print(
-        f"curl -s {watch.address}/v1/recommend -H 'content-type: application/json' -d '{json.dumps(body)}'",
+        f"curl -s {watch.address}/v1/recommend -H 'content-type: application/json' "
+        f"-d '{json.dumps(body)}'",
         highlight=False,
         soft_wrap=True,
     )
     console.print_json(json.dumps(answer))
 
 
-def _check_end(settings: Settings, watch: _Watch, player: Player, console: Console) -> int:
-    """Every event consumed, committed, visible, and none clamped or refused: anything else is a
-    failure, by name."""
+def _check_end(settings: Settings, watch: _RoleReader, player: Player, console: Console) -> int:
+    """Check that every event was committed, learned and is visible, and none clamped or refused.
+
+    Returns: 0, or 1 where a check failed; each is printed.
+    """
     ingest = watch.detail("ingest")
     visible = watch.ask("/status.json")
     sent = player.status.sent
+    # The file of late events is empty where no event was clamped.
     late = (settings.data_dir / LATE).stat().st_size
     checks = {
         f"{sent:,} events sent of {player.status.total:,}": sent == player.status.total,

@@ -1,5 +1,4 @@
-"""The demo's producer: an event-time hour at a time, each acknowledged and in the log before the
-next is sent."""
+"""The demo's producer, which sends an event-time hour once the one before is in the log."""
 
 import threading
 import time
@@ -15,13 +14,15 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 
 MAX_WINDOWS_BEHIND = 24
+"""Most windows sent but not learned: a day of them, so that the display shows a live system."""
 PATIENCE_SECONDS = 120.0
+"""Longest wait for ingest, which may be slow to start on a busy machine."""
 T = TypeVar("T")
 
 
 @dataclass
 class PlayerStatus:
-    """Written by the player's thread, read by the display."""
+    """The player's progress, written by its thread and read by the display."""
 
     sent: int = 0
     hours: int = 0
@@ -32,7 +33,7 @@ class PlayerStatus:
 
 
 class Player:
-    """Owner of one producer and one reader, both used on its thread only."""
+    """Plays a stream on a thread of its own. It owns one producer and one reader of the log."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class Player:
         days: int | None,
         windows_done: Callable[[], int],
     ) -> None:
-        """hours_per_second: 0 for as fast as the log takes it. windows_done: how many windows are
-        learned by now."""
+        """hours_per_second: 0 for as fast as the log takes events. windows_done: returns the number
+        of learned windows."""
         self._stream = stream
         self._settings = settings
         self._rate = hours_per_second
@@ -54,28 +55,32 @@ class Player:
         self._thread = threading.Thread(target=self._run, name="player", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, after the hour that is being sent."""
         self._stop.set()
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
         try:
             self._play()
-        except BaseException as error:  # noqa: BLE001 - told to the main thread, which ends the demo
+        except BaseException as error:  # noqa: BLE001 - passed to the main thread
             self.status.error = error
         finally:
             self.status.finished = time.monotonic()
             self.status.done.set()
 
     def _play(self) -> None:
+        """Send node features, then hour after hour at the chosen speed. Raises: DemoError."""
         hours = list(self._stream.hours(self._days))
         self.status.total = sum(map(len, hours))
         producer = make_producer(
             self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
         )
         try:
+            # Node features first: they are in force from the first edge on.
             nodes = self._stream.nodes()
             self._send(producer, nodes)
             log = self._wait(
@@ -86,6 +91,8 @@ class Player:
             self._wait_for(
                 log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes)
             )
+
+            # Each hour waits for its moment, and for the trainer where that is behind.
             begun = time.monotonic()
             for number, batch in enumerate(hours):
                 if self._rate:
@@ -108,6 +115,7 @@ class Player:
             producer.close()
 
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
+        """Send events and wait for their acknowledgements."""
         topic = self._settings.kafka.topics[0]
         sent = [producer.send(topic, key=e.key, value=e.value) for e in batch]
         producer.flush()
@@ -115,17 +123,19 @@ class Player:
             future.get(timeout=60)
 
     def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
-        def found() -> bool | None:
+        """Refresh the log until `reached` is true. Raises: DemoError."""
+
+        def reached_now() -> bool | None:
             log.refresh()
             return reached() or None
 
-        self._wait(what, found)
+        self._wait(what, reached_now)
 
-    def _wait(self, what: str, found: Callable[[], T | None]) -> T | None:
-        """What `found` returns once that is not None; None where told to stop before."""
+    def _wait(self, what: str, poll: Callable[[], T | None]) -> T | None:
+        """Call `poll` until it returns something; None where stopped before. Raises: DemoError."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._stop.is_set():
-            if (value := found()) is not None:
+            if (value := poll()) is not None:
                 return value
             if time.monotonic() > deadline:
                 raise DemoError(

@@ -1,8 +1,7 @@
-"""The stand-in for Kafka where none is at hand: librdkafka's mock cluster, embedded. All that is
-peculiar to it is here.
+"""The stand-in for Kafka where none is at hand: librdkafka's mock cluster, in this process.
 
-It makes topics on first use with 4 partitions, keeps 5 MiB a partition, forgets all on exit, and
-answers ApiVersions in a form kafka-python 3 cannot read, so clients are told its version.
+It creates topics on first use with 4 partitions, keeps 5 MiB a partition and forgets all on exit.
+Its answer to ApiVersions cannot be read by kafka-python 3, so clients are given its version.
 """
 
 import time
@@ -11,11 +10,13 @@ from typing import Any
 from streamd.errors import DemoError
 
 PARTITIONS = 4
+"""Partitions of every topic of the mock cluster, which cannot be changed."""
 
 
 class StandIn:
-    """A broker inside this process. Owner: the demo."""
+    """A mock broker inside this process. Owner: the demo."""
 
+    # With a version given, kafka-python does not ask for it.
     client: dict[str, Any] = {"api_version": [2, 3]}
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class StandIn:
         )
 
     def _find(self) -> str:
+        """The address of the mock broker, once it answers. Raises: DemoError."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             brokers = self._cluster.list_topics(timeout=5).brokers.values()
@@ -45,10 +47,11 @@ class StandIn:
         raise DemoError("The stand-in broker did not start.")
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Topics come with their first use."""
+        """Create a topic by asking for it. Raises: DemoError for another number of partitions."""
         if partitions != PARTITIONS:
             raise DemoError(f"The stand-in has {PARTITIONS} partitions a topic, not {partitions}.")
         self._cluster.list_topics(topic, timeout=5)
 
     def close(self) -> None:
+        """Flush the client that holds the mock cluster."""
         self._cluster.flush(1)

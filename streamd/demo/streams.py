@@ -1,4 +1,4 @@
-"""The two months of real events that come with the package."""
+"""The demo streams: two data sets of a month of real events, shipped with the package."""
 
 import csv
 import gzip
@@ -19,8 +19,10 @@ DAY = 86400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStream:
-    """A month of events. source_kind, target_kind: what node keys begin with. remark: what to
-    expect of it."""
+    """A month of real events. source_kind, target_kind: prefixes of node keys.
+
+    remark: what to expect of the scores, for people.
+    """
 
     name: str
     title: str
@@ -31,12 +33,16 @@ class DemoStream:
     remark: str
 
     def hours(self, days: int | None) -> Iterator[list[Outgoing]]:
-        """Events in time order, one list per event-time hour that has any; at most the first `days`
-        days."""
+        """Yield the edges in time order, one list for each event-time hour that has any.
+
+        days: only the first so many days, None for all.
+        """
+        # The file is in time order, so an hour ends at the first event of another.
         batch: list[Outgoing] = []
         hour = until = None
         for row in _rows(self.name):
             t = int(row["t"])
+            # Days begin at midnight UTC, and the first counts in full.
             if until is None and days is not None:
                 until = (t // DAY + days) * DAY
             if until is not None and t >= until:
@@ -50,7 +56,7 @@ class DemoStream:
             yield batch
 
     def nodes(self) -> list[Outgoing]:
-        """Node feature events, to be sent before the edges."""
+        """The node feature events, to be sent before the edges."""
         if not self.has_nodes:
             return []
         out = []
@@ -62,9 +68,12 @@ class DemoStream:
 
     @property
     def node_feature_dim(self) -> int:
+        """Number of features of a node, 0 for none."""
         return len(msgspec.json.decode(self.nodes()[0].value)["features"]) if self.has_nodes else 0
 
     def _edge(self, row: dict[str, str], t: int) -> Outgoing:
+        """The edge event of a row of the file."""
+        # A record's key is its source, so that the events of a source stay in order.
         src = f"{self.source_kind}:{row['src']}"
         event: dict[str, Any] = {"src": src, "dst": f"{self.target_kind}:{row['dst']}", "time": t}
         if self.edge_features:
@@ -104,18 +113,20 @@ STREAMS = {
             "missing",
         ),
         has_nodes=True,
-        remark="Live gains little on this stream: zones change slowly, so a nightly model is nearly as good.",
+        remark="Live gains little on this stream: zones change slowly, "
+        "so a nightly model is nearly as good.",
     ),
 }
 
 
 def stream_named(name: str) -> DemoStream:
-    """Raises: DemoError where there is no such stream."""
+    """Look up a demo stream. Raises: DemoError where there is none of that name."""
     if name not in STREAMS:
         raise DemoError(f"There is no demo stream {name!r}.", f"pick one of {', '.join(STREAMS)}.")
     return STREAMS[name]
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a file of the package."""
     with gzip.open(DATA / f"{name}.csv.gz", "rt", encoding="utf-8") as file:
         yield from csv.DictReader(file)

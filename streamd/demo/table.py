@@ -1,4 +1,4 @@
-"""The demo's last word: per day and in all, the live model beside what a user would have otherwise."""
+"""The demo's final table, which compares the live model with the alternatives by day and in all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ COLUMNS = {
     "edgebank": "EdgeBank",
     "popularity": "popularity",
 }
+"""Heading of each regime's column."""
 
 
 class Part(NamedTuple):
-    """A window's scores by regime. num_known: scored events whose destination was one before."""
+    """The scores of a window by regime. num_known: scored events with a destination seen before."""
 
     first_edge: int
     num_scored: int
@@ -32,7 +33,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Event-weighted means over some windows: regime -> (MRR, AP); no AP of a part of the events."""
+    """Event-weighted means over windows, by regime: (MRR, AP), AP None for a part of the events."""
 
     label: str
     num_events: int
@@ -42,8 +43,12 @@ class Row:
 def rows(
     records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int
 ) -> list[Row]:
-    """One row per event-time day, then the total over the windows after the first 30% of the
-    events, and over those of its events whose destination was one before."""
+    """Make one row for each event-time day, and two for the windows from event `cut` on.
+
+    The first of the two is over all their events, the second over those whose destination was seen
+    before.
+    """
+    # Join the live scores of each window with those of the twins.
     half_life = best_half_life(windows, int(0.2 * num_events), cut)
     twins = {w.window.first_edge: w for w in windows}
     days: dict[int, list[Part]] = {}
@@ -58,6 +63,8 @@ def rows(
         }
         part = Part(record.first_edge, record.num_scored, record.num_known, scores)
         days.setdefault(record.start_us // DAY_US, []).append(part)
+
+    # A row a day, then the totals.
     first = min(days, default=0)
     out = [_row(f"day {day - first + 1}", parts) for day, parts in sorted(days.items())]
     late = [part for parts in days.values() for part in parts if part.first_edge >= cut]
@@ -76,6 +83,7 @@ def rows(
 
 
 def _row(label: str, parts: Sequence[Part]) -> Row:
+    """The means over some windows."""
     weight = [part.num_scored for part in parts]
     return Row(
         label,
@@ -85,11 +93,12 @@ def _row(label: str, parts: Sequence[Part]) -> Row:
 
 
 def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: str) -> float:
+    """The weighted mean of a measure of one regime."""
     return float(np.average([part.scores[regime][measure] for part in parts], weights=weight))
 
 
 def render(table_rows: Sequence[Row], title: str) -> Table:
-    """The rows as a table, MRR / AP, the best MRR of each row in bold."""
+    """Render the rows as a table of MRR / AP with the best MRR of each row in bold."""
     caption = (
         "MRR / AP of every event before it was learned, against the same negatives; "
         "last row: MRR where the destination was known before"
@@ -99,6 +108,7 @@ def render(table_rows: Sequence[Row], title: str) -> Table:
     table.add_column("events", justify="right")
     for name in COLUMNS.values():
         table.add_column(name, justify="right")
+    # A line separates the days from the totals.
     last_day = [row for row in table_rows if row.label.startswith("day")][-1:]
     for row in table_rows:
         best = max(mrr for mrr, _ in row.means.values())
@@ -113,4 +123,5 @@ def _cell(mrr: float, ap: float | None, bold: bool) -> str:
 
 
 def _short(value: float) -> str:
+    """Three digits without the leading zero."""
     return f"{value:.3f}".removeprefix("0") if value < 1 else "1.00"

@@ -1,7 +1,7 @@
-"""What a user would have otherwise: twins of the live model, scored on the same negatives while the
-demo plays.
+"""The twins of the live model: what a user would have without live training.
 
-They read the log as it grows, each window after it closed, in the demo's own process.
+They are scored on the same negatives while the demo plays. They read the log as it grows, each
+window after it closed, in the demo's own process.
 """
 
 import threading
@@ -12,44 +12,49 @@ from streamd.settings import Settings
 from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3
+"""Share of the events after which the frozen twin learns no more; totals begin there."""
 TWINS = ("nightly", "nightly_live", "frozen")
 
 
 class Twins:
-    """Owner of the regimes beside the live one, on its one thread; results appear in `windows`."""
+    """Scores the twins on a thread of its own, which owns them; `windows` holds the results."""
 
     def __init__(self, settings: Settings, num_events: int) -> None:
-        """num_events: how many edges the stream will have in all."""
+        """num_events: number of edges of the whole stream."""
         self._settings = settings
         self.cut = int(FROZEN_AFTER * num_events)
-        """First edge after the first 30% of events."""
+        """Event id of the first edge after that share."""
         self._stop = threading.Event()
         self.windows: list[RegimeWindow] = []
         self.edge = 0
-        """End of the windows that are scored."""
+        """Event id at which the scored windows end."""
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="twins", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread after the window that is being scored."""
         self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._follow()
-        except BaseException as error:  # noqa: BLE001 - told to the main thread, which ends the demo
+        except BaseException as error:  # noqa: BLE001 - passed to the main thread
             self.error = error
 
     def _follow(self) -> None:
+        """Wait for the log, then score each window once it is closed."""
         while (log := LogReader.open(self._settings.data_dir)) is None or not log.num_edges:
             if self._stop.wait(0.05):
                 return
         regimes = Regimes(self._settings, log, TWINS, self.cut)
         while not self._stop.is_set():
             log.refresh()
+            # None means that no further window is closed yet.
             window = next_window(log, self.edge, self._settings.windows.width_seconds * 1_000_000)
             if window is None:
                 self._stop.wait(0.05)

@@ -1,1 +1,1 @@
-"""Others' formats: files into a log or a topic, and a range of the log out of it."""
+"""Reads and writes the formats of others: files into a log or topic, and a range of the log out."""

@@ -1,5 +1,7 @@
-"""A range of the log as one TGUF file that other tools can train on: no deleted rows, splits and
-negatives included."""
+"""Export of a range of the log as one TGUF file that other tools can train on.
+
+The file has no deleted rows. It can have splits and negatives.
+"""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -15,15 +17,15 @@ from streamd.segments.reader import LogReader
 from streamd.segments.writer import TGUFWriter
 
 CHUNK_EDGES = 262_144
+"""Edges in memory at a time: with 100 features their values take 105 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What goes into the file. Times in microseconds, half open; shares of the edges, the last ones
-    test.
+    """What to export: edges with start_us <= time < end_us, in microseconds.
 
-    negatives: wrong destinations drawn for each validation and test edge (each edge, without
-    splits), never the true one.
+    val_share, test_share: shares of the edges; the test edges are the last ones. negatives: wrong
+    destinations drawn for each validation and test edge, or for each edge without splits.
     """
 
     start_us: int = 0
@@ -36,7 +38,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written: rows, and node ids below `num_nodes`, which are those of the log."""
+    """The rows that were written. Node ids are those of the log, all below `num_nodes`."""
 
     num_edges: int
     num_labels: int
@@ -51,14 +53,16 @@ def export_range(
     options: ExportOptions,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
-    """Write the edges, labels and node features of a range of event time. progress: told (edges
-    looked at, in all).
+    """Write the edges, labels and node features of a range of event time to a new file.
 
-    Raises: StreamdError where the range holds nothing, or the file exists; what was written is
-    removed then.
+    Args: progress: called with (edges read, edges to read), each edge being read twice.
+    Raises: StreamdError where the range holds no edge, or the file exists. After an error there is
+    no file.
     """
+    # Count first: a TGUF file has its capacities in its header.
     schema = log.state.schema
-    first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
+    first = log.lower_bound(options.start_us)
+    end = log.lower_bound(options.end_us)
     counts, pool = _survey(log, first, end, progress)
     kept = int(counts.sum())
     if not kept:
@@ -70,6 +74,8 @@ def export_range(
         raise StreamdError(
             "Negatives need at least two destinations.", "export a longer range, or none."
         )
+
+    # Plan the file.
     labels = _labels(log, options)
     features = _node_features(log, end)
     val_start, test_start = _splits(log, first, end, counts, options)
@@ -90,6 +96,8 @@ def export_range(
         writer = TGUFWriter(path, plan)
     except FileExistsError:
         raise StreamdError(f"{path} exists already.", "name a new file.") from None
+
+    # Write it; a file that is not whole is removed.
     try:
         with writer:
             for src, dst, time, msg in _chunks(log, first, end, progress):
@@ -116,7 +124,7 @@ def export_range(
 
 
 def write_keys(log: LogReader, path: Path) -> None:
-    """Node ids and keys as CSV; a deleted node has no line."""
+    """Write node ids and keys as CSV to a new file; a deleted node has no line."""
     with path.open("x", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
         writer.writerow(("id", "key"))
@@ -124,13 +132,14 @@ def write_keys(log: LogReader, path: Path) -> None:
 
 
 def _parts(first: int, end: int) -> list[tuple[int, int]]:
+    """Split a range of event ids into parts [a, b) of at most CHUNK_EDGES."""
     return [(a, min(a + CHUNK_EDGES, end)) for a in range(first, end, CHUNK_EDGES)]
 
 
 def _survey(
     log: LogReader, first: int, end: int, progress: Callable[[int, int], None]
 ) -> tuple[Int64, Int64]:
-    """Edges of each part that are not deleted, and all their destinations."""
+    """The number of edges of each part that are not deleted, and their distinct destinations."""
     counts = []
     pool = np.zeros(0, np.int64)
     for a, b in _parts(first, end):
@@ -144,6 +153,7 @@ def _survey(
 def _chunks(
     log: LogReader, first: int, end: int, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
+    """Yield src, dst, time and features of the edges that are not deleted, part by part."""
     for a, b in _parts(first, end):
         rows = np.flatnonzero(~log.hidden(a, b))
         src, dst, time = log.edges(a, b)
@@ -153,10 +163,12 @@ def _chunks(
             np.ascontiguousarray(time[rows]),
             log.features_of(a + rows),
         )
+        # The survey was the first half.
         progress(end - first + b - first, 2 * (end - first))
 
 
 def _labels(log: LogReader, options: ExportOptions) -> tuple[Int64, Int64, Float32]:
+    """Node, time and target of the labels in the range whose nodes are not deleted."""
     node, time, target = log.labels()
     kept = (time >= options.start_us) & (time < options.end_us) & ~log.deletions.is_gone(node)
     return (
@@ -167,7 +179,10 @@ def _labels(log: LogReader, options: ExportOptions) -> tuple[Int64, Int64, Float
 
 
 def _node_features(log: LogReader, end: int) -> Float32:
-    """The rows in force behind the range, by node id; zeros for a node without."""
+    """The features in force at the end of the range, by node id; zeros for a node without any.
+
+    Returns: float32[nodes, D].
+    """
     known = (log.feature_edge <= end) & ~log.deletions.is_gone(log.feature_node)
     node = log.feature_node[known]
     out = np.zeros(
@@ -180,8 +195,10 @@ def _node_features(log: LogReader, end: int) -> Float32:
 def _splits(
     log: LogReader, first: int, end: int, counts: Int64, options: ExportOptions
 ) -> tuple[int, int]:
-    """Rows where validation and test begin, each moved back to the first edge of its time; 0 for
-    none."""
+    """The rows where validation and test begin, or 0 and 0 without splits.
+
+    Each is moved back to the first edge of its time, so that no time is in two splits.
+    """
     if not options.val_share and not options.test_share:
         return 0, 0
     parts = _parts(first, end)
@@ -189,22 +206,28 @@ def _splits(
     kept = int(counts.sum())
 
     def begin(share: float) -> int:
+        """The row at which the last `share` of the edges begins."""
+        # From a row to its event id, back to the first of that time, and to a row again.
         row = min(int(kept * (1 - share)), kept - 1)
         number = int(np.searchsorted(ends, row, side="right"))
         a, b = parts[number]
-        edge = a + np.flatnonzero(~log.hidden(a, b))[row - int(ends[number] - counts[number])]
-        edge = max(first, log.lower_bound(int(log.time_of(np.array([edge]))[0])))
-        number = (edge - first) // CHUNK_EDGES
-        return int(ends[number] - counts[number] + (~log.hidden(parts[number][0], edge)).sum())
+        event = a + np.flatnonzero(~log.hidden(a, b))[row - int(ends[number] - counts[number])]
+        event = max(first, log.lower_bound(int(log.time_of(np.array([event]))[0])))
+        number = (event - first) // CHUNK_EDGES
+        return int(ends[number] - counts[number] + (~log.hidden(parts[number][0], event)).sum())
 
     val = begin(options.val_share + options.test_share)
     return val, begin(options.test_share) if options.test_share else kept
 
 
 def _negatives(pool: Int64, dst: Int64, options: ExportOptions, first_row: int) -> Int64:
-    """Uniform over the pool less the true destination, seeded by the row: int64[E, negatives]."""
+    """Draw negatives uniformly from the pool without the true destination: int64[E, negatives].
+
+    The first row is part of the seed, so that each part draws others.
+    """
     rng = np.random.default_rng([options.seed, first_row])
     drawn = rng.integers(0, len(pool) - 1, (len(dst), options.negatives))
+    # Skip the true destination: draws from its index on move up by one.
     true = np.searchsorted(pool, dst)[:, None]
     out: Int64 = pool[drawn + (drawn >= true)]
     return out

@@ -1,4 +1,7 @@
-"""A TGUF, CSV, NDJSON or Parquet file into a log, checked before there is one."""
+"""Import of a TGUF, CSV, NDJSON or Parquet file into a log.
+
+What can be checked is checked before the log is made.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +19,12 @@ from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
 
 IMPORT_ROWS = 65_536
+"""Rows of a TGUF file appended at a time, which bounds memory; a commit may hold fewer."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did. times: their range and how they were read, in words."""
+    """The outcome of an import. times: their range and how they were read, as a text."""
 
     num_events: int
     times: str
@@ -31,18 +35,20 @@ def import_file(
 ) -> Imported:
     """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
 
-    progress: told (events so far, in all).
+    Integer times of a table are in `stream.time_unit`, those of a TGUF file in microseconds.
 
-    Integers of a table count in `stream.time_unit`, those of a TGUF file in microseconds always.
-    Raises: StreamdError naming the first row that does not fit, and how many events went in before;
-    LockedError while ingest runs.
+    Args: progress: called with (events so far, events in all).
+    Raises: StreamdError naming the first row that does not fit, and how many events were appended
+    before; LockedError while ingest runs.
     """
+    # A TGUF file says its own widths; a table is read as JSON events.
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix == ".tguf" else None
     schema = schema_of(settings)
     clock = SystemClock()
-    # Whatever can be checked is checked before there is a log, whose widths are fixed for good.
+
+    # Check all that can be checked before the log is made, since its widths never change.
     times = Times(
         "us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock
     )
@@ -51,6 +57,8 @@ def import_file(
         _check_times(file, times)
     else:
         events = read_events(path, columns, times)
+
+    # Append, and tell how far an error came.
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
     loader = Loader(settings, writer, clock, str(path))
@@ -65,11 +73,13 @@ def import_file(
         raise
     finally:
         writer.close()
-    return Imported(loader.num_events, times.said())
+    return Imported(loader.num_events, times.summary())
 
 
 def _check_widths(file: TGUFFile, schema: Schema) -> None:
+    """Refuse a file whose widths differ from the stream's. Raises: SettingsError."""
     h = file.header
+    # A file without node features or labels fits any stream.
     for have, width, name in (
         (h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
         (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
@@ -83,26 +93,30 @@ def _check_widths(file: TGUFFile, schema: Schema) -> None:
 
 
 def _check_times(file: TGUFFile, times: Times) -> None:
-    """Raises: SettingsError where a time is out of range or ahead of the clock."""
+    """Refuse a time that is out of range or ahead of the clock. Raises: SettingsError."""
     for name, column in (("time", file.time), ("label_time", file.label_time)):
         if not len(column):
             continue
-        # They ascend, so the first and the last speak for all.
+        # Times ascend, so the first and the last bound all others.
         first, last = int(column[0]), int(column[-1])
         try:
             times.check(first, first)
             times.check(last, last)
         except Misfit as misfit:
             raise misfit.at(f"{file.path} {name}") from None
-        times.saw(first, last, "microseconds")
+        times.extend(first, last, "microseconds")
 
 
 def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], None]) -> None:
+    """Append node features first, then edges and labels in order of time."""
     features = file.node_feat
     total = len(features) + file.num_edges + file.num_labels
+    # Features are in force from the start.
     for a in range(0, len(features), IMPORT_ROWS):
         part = features[a : a + IMPORT_ROWS]
         loader.append(loader.node_features(np.arange(a, a + len(part)), part))
+
+    # With each part of the edges go the labels before the next part; the last takes the rest.
     labels_done = 0
     times = file.time
     for a in range(0, max(file.num_edges, 1), IMPORT_ROWS):

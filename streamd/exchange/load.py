@@ -1,5 +1,8 @@
-"""History into a log without Kafka: the same decoding, checks and columns as live events, but any
-misfit ends it."""
+"""History appended to a log without Kafka.
+
+Events are decoded, checked and built into columns as live ones are, but the first that does not fit
+ends the import.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,22 +14,27 @@ from streamd.errors import BadEvent, StreamdError
 from streamd.events import DELETE, EDGE, LABEL, NODE, Float32, Int64, Key, Progress
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.block import ROW, Block, has_time, joined
+from streamd.ingest.checks import edge_block, rules_of
 from streamd.ingest.columns import BatchBuilder
-from streamd.ingest.decode import Decoder, edge_block, rules_of
-from streamd.ingest.loop import MAX_COMMIT_EVENTS, Log
+from streamd.ingest.decode import Decoder
+from streamd.ingest.event_log import Log
+from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.settings import Settings
 
 RECORDS = 4096
-REMEDY = {
+"""Rows of a table that are decoded together, between two calls of `progress`."""
+REMEDIES = {
     "late": "a log only grows forward in time: import into a new data_dir.",
     "node_limit": "raise ingest.max_nodes.",
 }
+"""Operator action by reason, where it is not to correct the row."""
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
+"""What errors add to a row's number: edges and labels of a TGUF file are counted apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """A row of a file as the decoder takes Kafka's records; offset: its number from 1."""
+    """A row of a file in the shape of a Kafka record. offset: its number from 1."""
 
     offset: int
     value: bytes
@@ -37,10 +45,9 @@ class _Row:
 
 
 class Loader:
-    """Appends events in time order to a log, all times in microseconds whatever `stream.time_unit`
-    is.
+    """Appends events in time order to a log. Owner: the thread that owns the log's writer.
 
-    name: what errors call the file. Owner: one thread, which also owns the log's writer.
+    All times are in microseconds, whatever `stream.time_unit` is. name: of the file, for errors.
     """
 
     def __init__(self, settings: Settings, log: Log, clock: Clock, name: str) -> None:
@@ -57,8 +64,11 @@ class Loader:
     def rows(
         self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None
     ) -> int:
-        """Append the events of a file. Returns: how many. Raises: StreamdError naming the first row
-        that does not fit."""
+        """Append the events of a table.
+
+        Args: progress: called with the number of events so far.
+        Returns: their number. Raises: StreamdError naming the first row that does not fit.
+        """
         pending: list[_Row] = []
         for event in events:
             pending.append(_Row(offset=event.row, value=event.value))
@@ -70,6 +80,7 @@ class Loader:
         return self.num_events
 
     def _decode(self, pending: list[_Row]) -> None:
+        """Decode and append rows, and clear the list. Raises: StreamdError."""
         if not pending:
             return
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us())
@@ -78,26 +89,32 @@ class Loader:
                 f"{self._name} row {r.offset}: {r.error} ({r.reason}).", "correct it in the file."
             )
         pending.clear()
-        _place_in_order(block, self._log.watermark)
+        _fill_times(block, self._log.watermark)
         self.append(block)
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
-        """Edges between nodes with integer keys as a block."""
-        a, b = self._numbers(src_E), self._numbers(dst_E)
+        """Make a block of edges between nodes with integer keys."""
+        a = self._numbers(src_E)
+        b = self._numbers(dst_E)
         return edge_block(time_E, a, b, values_ED, self._next_rows(EDGE, len(src_E)), 0, 0)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
-        """Labels of nodes with integer keys as a block."""
+        """Make a block of labels of nodes with integer keys."""
         return self._of_nodes(LABEL, node_L, time_L, target_LD)
 
     def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
-        """Features that come into force at the end of the log, as a block."""
+        """Make a block of node features, which come into force at the end of the log."""
         return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), values_FD)
 
     def _of_nodes(self, kind: int, node: Int64, time: Int64, values: Float32) -> Block:
+        """Make a block of one kind of event about nodes; the values are its extras."""
         rows = np.zeros(len(node), ROW)
-        rows["time"], rows["kind"], rows["a"], rows["b"] = time, kind, self._numbers(node), -1
-        rows["extra"], rows["offset"] = np.arange(len(node)), self._next_rows(kind, len(node))
+        rows["time"] = time
+        rows["kind"] = kind
+        rows["a"] = self._numbers(node)
+        rows["b"] = -1
+        rows["extra"] = np.arange(len(node))
+        rows["offset"] = self._next_rows(kind, len(node))
         return Block(
             rows,
             np.zeros((len(node), self._log.schema.edge_feature_dim), np.float32),
@@ -105,38 +122,46 @@ class Loader:
         )
 
     def _next_rows(self, kind: int, count: int) -> Int64:
+        """The numbers in the file of the next rows of a kind, from 1."""
         first = self._num_rows[kind] + 1
         self._num_rows[kind] += count
         return np.arange(first, first + count)
 
     def _numbers(self, nodes: Int64) -> Int64:
-        distinct, place = np.unique(nodes, return_inverse=True)
+        """Numbers of the nodes' keys in the key table. Raises: StreamdError."""
+        distinct, inverse = np.unique(nodes, return_inverse=True)
         keys: list[Key] = distinct.tolist()
         try:
-            return np.array([self._decoder.keys.number(k, "node") for k in keys], np.int64)[place]
+            numbers = [self._decoder.keys.number(k, "node") for k in keys]
+            return np.array(numbers, np.int64)[inverse]
         except BadEvent as error:
             raise StreamdError(
                 f"{self._name}: a node id does not fit: {error}.", "correct it in the file."
             ) from None
 
     def append(self, *blocks: Block) -> None:
-        """Commit blocks merged by time. Raises: StreamdError where one is behind what the log has."""
+        """Commit blocks merged by time. Raises: StreamdError naming a row that does not fit."""
         block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
         if block is None:
             return
+
+        # One block must be in order; several are merged, in their order at equal times.
         time = block.rows["time"]
         if (time[1:] < time[:-1]).any():
             if len(blocks) == 1:
-                at = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
+                early = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
                 raise StreamdError(
-                    f"{self._name} row {block.rows['offset'][at]} is earlier than the row before it.",
+                    f"{self._name} row {block.rows['offset'][early]} "
+                    "is earlier than the row before it.",
                     "sort the file by time.",
                 )
             block = block.take(np.argsort(time, kind="stable"))
-        at = 0
-        while at < len(block):
-            end = min(at + min(self._log.remaining_rows(), MAX_COMMIT_EVENTS), len(block))
-            part = block.take(np.arange(at, end))
+
+        # Commit in parts, each within one segment.
+        first = 0
+        while first < len(block):
+            end = min(first + min(self._log.remaining_rows(), MAX_COMMIT_EVENTS), len(block))
+            part = block.take(np.arange(first, end))
             keys = self._decoder.keys
             batch, watermark, refused = self._builder.build(
                 part, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
@@ -144,16 +169,17 @@ class Loader:
             for r in refused:
                 row = part.rows[r.row]
                 raise StreamdError(
-                    f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: {r.error} ({r.reason}).",
-                    REMEDY.get(r.reason, "correct it in the file."),
+                    f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: "
+                    f"{r.error} ({r.reason}).",
+                    REMEDIES.get(r.reason, "correct it in the file."),
                 )
             self._log.commit(batch, Progress(), watermark)
-            self.num_events += end - at
-            at = end
+            self.num_events += end - first
+            first = end
 
 
-def _place_in_order(block: Block, watermark: int) -> None:
-    """Give deletes and node features, which have no time, that of the rows before them."""
+def _fill_times(block: Block, watermark: int) -> None:
+    """Give events without a time, deletes and node features, the latest time before them."""
     rows = block.rows
     if len(rows) and not has_time(rows).all():
         so_far = np.maximum.accumulate(np.where(has_time(rows), rows["time"], watermark))

@@ -1,4 +1,4 @@
-"""Events to a topic, at a chosen speed."""
+"""Sends events to a topic at a chosen speed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +10,15 @@ from streamd.ingest.client import make_producer, settle
 from streamd.settings import KafkaSettings
 
 FLUSH_EVERY = 5_000
+"""Events sent between two waits for all acknowledgements, which bounds memory."""
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A record to be sent. key: what Kafka partitions by; time: in the stream's unit, None where
-    the event has none.
+    """A record to be sent. key: chooses its partition.
 
-    row: its number in the file it comes from, from 1.
+    time: in the stream's unit, None where the event has none. row: its number from 1 in the file it
+    comes from, 0 for none.
     """
 
     key: bytes
@@ -34,9 +35,11 @@ def send_events(
     speed: float,
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Send events in order. speed: seconds of event time per second, 0 for as fast as it goes.
-    Returns: events sent.
+    """Send events in order.
 
+    Args: speed: seconds of event time per second, 0 for no pauses; progress: called with the number
+    of events sent so far.
+    Returns: the number of events sent.
     Raises: KafkaError where an event was not acknowledged.
     """
     producer = make_producer(kafka, linger_ms=20, batch_size=262_144, compression_type="lz4")
@@ -46,12 +49,15 @@ def send_events(
     sent = 0
     try:
         for event in events:
+            # Wait until the event is due, counted from the first.
             if speed and event.time is not None:
                 first = event.time if first is None else first
                 due = begun + (event.time - first) * MICROSECONDS[time_unit] / 1e6 / speed
                 if (wait := due - time.monotonic()) > 0:
                     producer.flush()
                     time.sleep(wait)
+
+            # Send it, and now and then wait for the acknowledgements.
             pending.append(producer.send(topic, key=event.key, value=event.value))
             sent += 1
             if len(pending) >= FLUSH_EVERY:

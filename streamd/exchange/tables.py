@@ -1,4 +1,4 @@
-"""Rows of CSV, NDJSON and Parquet files as JSON events; each is checked before it goes anywhere."""
+"""Rows of CSV, NDJSON and Parquet files read as JSON events, each checked as it is read."""
 
 import csv
 import datetime
@@ -20,11 +20,12 @@ from streamd.exchange.produce import Outgoing
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 OWN_TYPES = ("node", "label", "delete")
-"""NDJSON lines of these types are events of ours already, whatever the columns of edges are called."""
+"""NDJSON lines of these types are events already, whatever the columns of edges are called."""
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
+"""Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
 MAX_NAMES = 30
-"""Most columns that an error lists."""
-NAME_THEM = "name the columns with --src, --dst, --time and --features."
+"""Most columns that an error lists: a table may have thousands."""
+NAME_COLUMNS = "name the columns with --src, --dst, --time and --features."
 _json = json.JSONEncoder(separators=(",", ":")).encode
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -32,8 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table make an edge; features in this order, the column `features` without
-    any."""
+    """The columns of a table that make an edge.
+
+    features: in this order; where there are none, the column `features` is used if it is a list.
+    """
 
     src: str = "src"
     dst: str = "dst"
@@ -42,26 +45,27 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """The names of all columns."""
         return self.src, self.dst, self.time, *self.features
 
 
 class Misfit(ValueError):
-    """A cell that cannot be read, told without its place. action: what the operator does."""
+    """When a cell cannot be read. action: what the operator does. `at` adds where the cell is."""
 
     def __init__(self, what: str, action: str = "correct it in the file.") -> None:
         super().__init__(what)
         self.action = action
 
-    def at(self, place: str) -> SettingsError:
-        return SettingsError(f"{place}: {self}.", self.action)
+    def at(self, position: str) -> SettingsError:
+        """The error with the position in words, such as file and row."""
+        return SettingsError(f"{position}: {self}.", self.action)
 
 
 class Times:
     """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
 
-    Integers count in `unit`. Text is ISO 8601, in UTC where it names no zone; what is finer than a
-    microsecond is cut. `read` gives them in the unit `out`.
+    Integers are in `unit`. Text is ISO 8601, in UTC where it names no zone; digits below a
+    microsecond are cut. `read` returns times in the unit `out`.
     """
 
     def __init__(self, unit: str, out: str, max_ahead_seconds: float, clock: Clock) -> None:
@@ -74,7 +78,7 @@ class Times:
         self._forms: dict[str, None] = {}
 
     def read(self, value: Any, of_event: bool = True) -> int:
-        """One cell. of_event: it counts to the range. Raises: Misfit."""
+        """Read one cell. of_event: whether it counts for the range. Raises: Misfit."""
         taken_us, form = self._microseconds(value)
         self.check(taken_us, value)
         if taken_us % MICROSECONDS[self._out]:
@@ -83,12 +87,14 @@ class Times:
                 "set stream.time_unit to us, or round it.",
             )
         if of_event:
-            self.saw(taken_us, taken_us, form)
+            self.extend(taken_us, taken_us, form)
         return taken_us // MICROSECONDS[self._out]
 
     def check(self, taken_us: int, value: Any) -> None:
-        """Raises: Misfit where a time is before 1970, or further ahead of the clock than ingest
-        takes."""
+        """Refuse a time before 1970, or further ahead of the clock than ingest takes.
+
+        Raises: Misfit.
+        """
         unit = self._unit
         if not 0 <= taken_us <= MAX_TIME_US:
             raise Misfit(
@@ -102,24 +108,27 @@ class Times:
                 f"correct it, or its unit; integers are read in {UNITS[unit]}.",
             )
 
-    def saw(self, first_us: int, last_us: int, form: str) -> None:
-        """Count times to the range. form: how they were written, in words."""
+    def extend(self, first_us: int, last_us: int, form: str) -> None:
+        """Extend the range to these times. form: how they were written, in words."""
         self._first_us = min(self._first_us, first_us)
         self._last_us = max(self._last_us, last_us)
         self._forms[form] = None
 
-    def said(self) -> str:
-        """The range in UTC, and how the times were read; for people."""
+    def summary(self) -> str:
+        """The range in UTC and how the times were read, as a text for people."""
         if self._last_us < 0:
             return "no times"
-        return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {' and '.join(self._forms)}"
+        forms = " and ".join(self._forms)
+        return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
 
     def _microseconds(self, value: Any) -> tuple[int, str]:
+        """A cell in microseconds, and how it was written. Raises: Misfit."""
         if type(value) is str:
             try:
                 number = int(value)
             except ValueError:
                 return self._iso(value), "ISO 8601"
+            # Python reads 1_000 as a number.
             if "_" in value:
                 raise self._unreadable(value)
             value = number
@@ -130,8 +139,10 @@ class Times:
         raise self._unreadable(value)
 
     def _iso(self, text: str) -> int:
+        """ISO 8601 text in microseconds. Raises: Misfit."""
+        # A number such as 20260131.05 would be read as a date.
         if "-" not in text and "T" not in text:
-            raise self._unreadable(text)  # a number such as 20260131.05 would pass for a date
+            raise self._unreadable(text)
         try:
             return parse_time_us(text.strip(), "")
         except SettingsError:
@@ -141,16 +152,17 @@ class Times:
         if value is None:
             return Misfit("there is no value")
         return Misfit(
-            f"{_shown(value)} is neither an integer in {UNITS[self._unit]} nor an ISO 8601 time such as "
-            "2026-01-31T00:00:00Z"
+            f"{_shown(value)} is neither an integer in {UNITS[self._unit]} "
+            "nor an ISO 8601 time such as 2026-01-31T00:00:00Z"
         )
 
 
 def count_rows(path: Path) -> int:
-    """About how many events a file for `read_events` has: its lines, or what Parquet says."""
+    """Estimate the number of events for `read_events`: lines, or what Parquet declares."""
     if path.suffix == ".parquet":
         with _parquet_file(path) as table:
             return int(table.metadata.num_rows)
+    # Lines end in either mark; a table has a header.
     lines = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -159,15 +171,17 @@ def count_rows(path: Path) -> int:
 
 
 def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
-    """Events of a .csv, .ndjson/.jsonl or .parquet file, the first two also with .gz.
+    """Read the events of a .csv, .ndjson/.jsonl or .parquet file, the first two also with .gz.
 
-    The columns and the first row are checked at once, the others as they are read.
+    The columns and the first row are checked by the call, the others as they are read.
     Raises: SettingsError naming file, row and column where a row is not an event.
     """
     suffixes = [s for s in path.suffixes if s != ".gz"]
     kind = suffixes[-1] if suffixes else ""
     if not path.is_file():
         raise SettingsError(f"{path} is not a file.", "check the path.")
+
+    # The suffix says how to read it.
     if kind == ".csv":
         events = _from_rows(path, _csv_rows(path, columns), columns, times)
     elif kind in (".ndjson", ".jsonl"):
@@ -179,12 +193,14 @@ def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing
             f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.",
             "name the file by what it holds.",
         )
+
+    # Read the first row now, so that an error comes before anything is made.
     first = next(events, None)
     return iter(()) if first is None else itertools.chain((first,), events)
 
 
 def _open(path: Path, newline: str) -> TextIO:
-    """The text of a file, without the mark that some programs put before it."""
+    """Open a file as text, without the byte order mark that some programs write."""
     encoding = "utf-8-sig"
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding=encoding, newline=newline)
@@ -192,8 +208,7 @@ def _open(path: Path, newline: str) -> TextIO:
 
 
 def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]]:
-    """Rows with their numbers from 1. Raises: SettingsError where the file itself cannot be read
-    on."""
+    """Yield rows with their numbers from 1. Raises: SettingsError where the file is broken."""
     number = 0
     try:
         for number, row in enumerate(rows, 1):
@@ -208,11 +223,11 @@ def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]
 
 
 def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raises: Misfit where a column is not there, or there twice."""
+    """Refuse a table that lacks a column, or has it twice. Raises: Misfit."""
     for column in wanted:
         if column not in found:
             names = ", ".join(found[:MAX_NAMES]) + (", ..." if len(found) > MAX_NAMES else "")
-            raise Misfit(f"no column {column!r}; there are {names or 'none'}", NAME_THEM)
+            raise Misfit(f"no column {column!r}; there are {names or 'none'}", NAME_COLUMNS)
         if found.count(column) > 1:
             raise Misfit(
                 f"{found.count(column)} columns {column!r}", "give each a name of its own."
@@ -220,16 +235,19 @@ def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    """Yield the rows of a CSV file. Raises: Misfit, ValueError or csv.Error."""
     with _open(path, "") as file:
         reader = csv.DictReader(file, strict=True)
         _check_columns(reader.fieldnames or (), columns.names)
         for row in reader:
+            # The reader puts cells beyond the header under None.
             if None in row:
                 raise ValueError("the next row has more cells than the header")
             yield row
 
 
 def _parquet_file(path: Path) -> Any:
+    """Open a Parquet file. Raises: SettingsError without pyarrow, ValueError."""
     try:
         import pyarrow.parquet
     except ImportError:
@@ -241,6 +259,7 @@ def _parquet_file(path: Path) -> Any:
 
 
 def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    """Yield the rows of a Parquet file. Raises: Misfit, SettingsError or ValueError."""
     file = _parquet_file(path)
     import pyarrow as pa
 
@@ -248,20 +267,24 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
         with file:
             names = file.schema_arrow.names
             _check_columns(names, columns.names)
-            at = names.index(columns.time)
-            kind = file.schema_arrow.field(at).type
+
+            # How the times are stored.
+            time = names.index(columns.time)
+            kind = file.schema_arrow.field(time).type
             is_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
             finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
             for batch in file.iter_batches():
-                if is_time:  # as microseconds in UTC: Python has no finer ones, and needs no table of zones then
-                    cast = batch.column(at).cast(pa.timestamp("us"), safe=not finer)
-                    batch = batch.set_column(at, columns.time, cast)
+                if is_time:
+                    # Microseconds in UTC: Python has no finer ones, and then needs no time zones.
+                    cast = batch.column(time).cast(pa.timestamp("us"), safe=not finer)
+                    batch = batch.set_column(time, columns.time, cast)
                 yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise ValueError(str(error)) from None
 
 
 def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file."""
     with _open(path, "\n") as file:
         yield from file
 
@@ -269,6 +292,7 @@ def _lines(path: Path) -> Iterator[str]:
 def _from_rows(
     path: Path, rows: Iterator[Row], columns: Columns, times: Times
 ) -> Iterator[Outgoing]:
+    """Events of a table's rows. Raises: SettingsError naming the row."""
     for number, row in _counted(path, rows, "row"):
         try:
             event = _edge(row, columns, times, _text_key)
@@ -278,56 +302,64 @@ def _from_rows(
 
 
 def _from_lines(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
+    """Events of NDJSON lines that are not blank. Raises: SettingsError naming the line."""
     for number, line in _counted(path, _lines(path), "line"):
         if not line.strip():
             continue
         try:
-            found = _parsed(line)
-            event = _of_object(found, columns, times)
+            parsed = _parsed(line)
+            event = _of_object(parsed, columns, times)
         except Misfit as misfit:
             raise misfit.at(f"{path} line {number}") from None
+        # An event that is unchanged is sent as it was written.
         key = event.get("src", event.get("id", event.get("node", "")))
-        value = line.strip() if event is found else _json(event)
+        value = line.strip() if event is parsed else _json(event)
         yield Outgoing(str(key).encode(), value.encode(), event.get("time"), number)
 
 
 def _parsed(line: str) -> Row:
+    """The object on an NDJSON line. Raises: Misfit."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Misfit(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise Misfit("not an object", "write one event a line.")
-    return found
+    return parsed
 
 
-def _of_object(found: Row, columns: Columns, times: Times) -> Row:
-    """An NDJSON object as an event: itself where nothing in it changes. Raises: Misfit."""
-    is_own = found.get("type") in OWN_TYPES
+def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
+    """Make an event of an NDJSON object; the same object where nothing changes. Raises: Misfit."""
+    is_own = parsed.get("type") in OWN_TYPES
     if not is_own and columns != Columns():
-        _check_columns(list(found), columns.names)
-        return _edge(found, columns, times, _typed_key)
+        _check_columns(list(parsed), columns.names)
+        return _edge(parsed, columns, times, _typed_key)
     if not is_own:
-        _check_columns(list(found), ("src", "dst"))  # an edge without a time has its record's
+        # An edge may lack a time: it gets that of its record.
+        _check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
-            _cell(name, _typed_key, found[name])
-    if found.get("time") is None:
-        return found
+            _cell(name, _typed_key, parsed[name])
+
+    # Times are written in the unit of the stream; that of a delete does not count for the range.
+    if parsed.get("time") is None:
+        return parsed
     time = _cell(
         "time",
-        lambda value: times.read(value, found["type"] != "delete" if is_own else True),
-        found["time"],
+        lambda value: times.read(value, parsed["type"] != "delete" if is_own else True),
+        parsed["time"],
     )
-    return found if time == found["time"] else found | {"time": time}
+    return parsed if time == parsed["time"] else parsed | {"time": time}
 
 
 def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | str]) -> Row:
-    """The event that the columns of a row make. Raises: Misfit."""
+    """Make an edge event of a row's columns. Raises: Misfit."""
+    # Other columns are ignored.
     event: Row = {
         "src": _cell(columns.src, key, row[columns.src]),
         "dst": _cell(columns.dst, key, row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
+    # Features are several columns of numbers, or one of lists.
     if columns.features:
         event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
     elif isinstance(row.get("features"), list):
@@ -336,6 +368,7 @@ def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | s
 
 
 def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
+    """Read one cell. Raises: Misfit naming the column."""
     try:
         return read(value)
     except Misfit as misfit:
@@ -343,6 +376,7 @@ def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
 
 
 def _finite(value: Any) -> float:
+    """A finite number. Raises: Misfit."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -353,6 +387,7 @@ def _finite(value: Any) -> float:
 
 
 def _typed_key(value: Any) -> int | str:
+    """A key as it is, text or integer. Raises: Misfit."""
     if type(value) is int or type(value) is str:
         return value
     if value is None:
@@ -361,12 +396,13 @@ def _typed_key(value: Any) -> int | str:
 
 
 def _text_key(value: Any) -> int | str:
-    """Integers stay integers, in a table of text too."""
+    """A key of a table that holds only text, where integers become integers. Raises: Misfit."""
     if type(value) is str and INTEGER_KEY.fullmatch(value) and abs(int(value)) < 2**63:
         return int(value)
     return _typed_key(value)
 
 
 def _shown(value: Any) -> str:
+    """A value for an error, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,1 +1,1 @@
-"""Kafka to events: poll, decode, merge by time, hand to the log. Never imports torch or numba."""
+"""Reads events from Kafka: poll, decode, merge by time, commit. Never imports torch or numba."""

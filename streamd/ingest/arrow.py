@@ -1,4 +1,4 @@
-"""Arrow IPC streams as events: judged by their schema, then validated, before a value is used."""
+"""Arrow IPC streams decoded to events; schema and batches are validated before a value is read."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -17,12 +17,13 @@ from streamd.ingest.wire import FIELDS, WireEvent, converted
 EDGE_COLUMNS = {"src", "dst", "time", "features"}
 KEY_COLUMNS = {"src", "dst", "id", "node"}
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds of the timestamp units that are taken; nanoseconds would lose digits."""
 ROWS = 1_000
-"""Rows that are Python objects at a time."""
+"""Rows converted to Python objects at a time, which bounds their memory."""
 
 
 class EventSink(Protocol):
-    """What takes the events of a record; the decoder's batch is it."""
+    """Takes the events of a record; the decoder's batch implements it."""
 
     time_unit: str
     dim: int
@@ -48,11 +49,12 @@ class EventSink(Protocol):
 
 
 def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
-    """Give the rows of an Arrow IPC stream to `sink`: as columns where all are plain edges, else as
-    rows.
+    """Decode an Arrow IPC stream whose columns are the fields of the JSON events.
 
-    Columns are the fields of the JSON events. Raises: BadEvent where it cannot be read, or where a
-    column has another name or another type than `_expected` takes.
+    A table of valid edges goes to `sink` as columns, any other row by row.
+
+    Raises: BadEvent where the stream cannot be read, or where a column has another name or another
+    type than `_expected` takes.
     """
     try:
         import pyarrow as pa
@@ -61,6 +63,7 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
             "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
         ) from None
     try:
+        # Check the schema before pyarrow reads a batch, and each batch before its values are used.
         check_head(value, pa)
         reader = pa.ipc.open_stream(value)
         _check_schema(reader.schema, pa)
@@ -72,6 +75,7 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
             count += batch.num_rows
             sink.check_count(count)
             batch.validate(full=True)
+            # Columns that share bytes could make much memory of few.
             size += batch.nbytes
             if size > len(value):
                 raise BadEvent("bad_arrow", "its columns share their bytes")
@@ -86,7 +90,7 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
 
 
 def _check_schema(schema: Any, pa: Any) -> None:
-    """Refuse columns by name and type. Raises: BadEvent."""
+    """Refuse columns that no event has, or of a wrong type. Raises: BadEvent."""
     names = schema.names
     for name, kind in zip(names, schema.types, strict=True):
         if name not in FIELDS:
@@ -99,15 +103,15 @@ def _check_schema(schema: Any, pa: Any) -> None:
             raise BadEvent("bad_arrow", f"two columns are named {name}")
         expected = _expected(name, kind, pa)
         if expected:
-            found = _type_name(kind, pa)
-            raise BadEvent("bad_arrow", f"column {name} is {found}: cast it to {expected}")
+            actual = _type_name(kind, pa)
+            raise BadEvent("bad_arrow", f"column {name} is {actual}: cast it to {expected}")
 
 
 def _expected(name: str, kind: Any, pa: Any) -> str:
-    """What a column of this name may be where it is not of such a type, else empty.
+    """The type that a column of this name should have; empty where `kind` is valid.
 
-    Only flat types, whose values take no more memory than their bytes in the stream. A column of
-    nulls is one that is absent.
+    Only flat types are valid: their values take no more memory than their bytes in the stream. A
+    column of nulls counts as absent.
     """
     types = pa.types
     text = types.is_string(kind) or types.is_large_string(kind)
@@ -127,20 +131,20 @@ def _expected(name: str, kind: Any, pa: Any) -> str:
 
 
 def _type_name(kind: Any, pa: Any) -> str:
-    """The name of a type, without what a sender wrote into it."""
+    """The name of a type, without text that the sender chose, such as an extension's name."""
     if isinstance(kind, pa.BaseExtensionType):
         return "an extension type"
     return f"of type {named([str(kind)])}" if kind.num_fields == 0 else f"a {type(kind).__name__}"
 
 
 def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
-    """Take the rows one by one, `ROWS` at a time."""
+    """Pass the rows to `sink` one by one, `ROWS` at a time."""
     scale = None
-    at = table.schema.get_field_index("time")
-    if at >= 0 and pa.types.is_timestamp(table.schema.field(at).type):
-        # Its own unit, which may be finer than the stream's.
-        scale = UNIT_US[table.schema.field(at).type.unit]
-        table = table.set_column(at, "time", table.column(at).cast(pa.int64()))
+    column = table.schema.get_field_index("time")
+    if column >= 0 and pa.types.is_timestamp(table.schema.field(column).type):
+        # Timestamps have a unit of their own, which may be finer than the stream's.
+        scale = UNIT_US[table.schema.field(column).type.unit]
+        table = table.set_column(column, "time", table.column(column).cast(pa.int64()))
 
     def raw(row: dict[str, Any]) -> bytes:
         if scale is not None and row["time"] is not None:
@@ -152,14 +156,18 @@ def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
 
 
 def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
-    """Take the table by columns; False, and nothing taken, where it holds anything but plain, valid
-    edges."""
+    """Pass a table of edges to `sink` as columns.
+
+    Returns: False where a row is not a valid edge; then nothing was passed.
+    """
     names = set(table.column_names)
     if not {"src", "dst", "time"} <= names <= EDGE_COLUMNS or len(names) != table.num_columns:
         return False
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     if any(column.null_count for column in columns.values()):
         return False
+
+    # Convert the columns; None means that some value is not valid.
     time = _times(columns["time"], sink.time_unit, pa)
     values = _features(columns.get("features"), sink.dim, table.num_rows, sink.max_feature, pa)
     src = None if time is None or values is None else _numbers(columns["src"], sink, pa)
@@ -170,12 +178,14 @@ def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
 
 
 def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
+    """Times in microseconds, int64[n]; None where the type or a value does not fit."""
     if pa.types.is_timestamp(column.type) and column.type.unit in UNIT_US:
         scale = UNIT_US[column.type.unit]
     elif pa.types.is_integer(column.type) and column.type != pa.uint64():
         scale = MICROSECONDS[unit]
     else:
         return None
+    # Compare before scaling, which could overflow.
     time: Int64 = column.cast(pa.int64()).to_numpy()
     if len(time) and max(int(time.max()), -int(time.min())) > (2**63 - 1) // scale:
         return None
@@ -183,8 +193,10 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
 
 
 def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) -> Float32 | None:
+    """Edge features, float32[count, dim]; None where a width, type or value does not fit."""
     if column is None or not dim:
         return np.zeros((count, 0), np.float32) if column is None and not dim else None
+    # Every list must have `dim` values.
     if pa.types.is_fixed_size_list(column.type):
         if column.type.list_size != dim:
             return None
@@ -195,6 +207,8 @@ def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) ->
         flat = column.flatten()
     else:
         return None
+
+    # Values beyond float32 become infinite, and so are beyond `max_feature`.
     if flat.null_count or not pa.types.is_floating(flat.type):
         return None
     with np.errstate(over="ignore"):
@@ -203,7 +217,7 @@ def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) ->
 
 
 def _numbers(column: Any, sink: EventSink, pa: Any) -> Int64 | None:
-    """Numbers of keys in the key table."""
+    """Numbers of the keys in the key table, int64[n]; None where one is not valid."""
     if column.type == pa.uint64():
         return None
     return sink.key_numbers(column.to_pylist())

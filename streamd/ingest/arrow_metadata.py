@@ -1,7 +1,7 @@
-"""What an Arrow IPC stream says of itself, bounded before pyarrow makes anything of it.
+"""Limits on the metadata of an Arrow IPC stream, checked before pyarrow reads it.
 
-A flatbuffer may point to the same table from many places, so a schema of some kilobytes can stand
-for millions of fields; and a compressed body says itself how large it becomes. Positions of fields
+A flatbuffer may point to the same table from many places, so a schema of some kilobytes can expand
+to millions of fields. A compressed body declares its own size after expansion. Numbers of fields
 are those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 from streamd.errors import BadEvent
 
 MAX_SCHEMA_BYTES = 65_536
-"""pandas notes some kilobytes about its columns."""
+"""Largest schema; pandas writes some kilobytes of metadata about its columns."""
 MAX_COLUMNS = 32
 """An event has fewer than ten fields; 3,000 columns of nothing cost gigabytes of rows."""
 MAX_NOTES = 32
-"""Custom metadata of a message, a schema or a field."""
+"""Most entries of custom metadata of a message, a schema or a field; pandas writes one."""
 
 
 def check_head(value: bytes, pa: Any) -> None:
-    """Refuse a schema that stands for more than it shows.
+    """Refuse a stream whose schema is larger than an event needs.
 
     Raises: BadEvent; struct.error, IndexError or pyarrow's errors where it is broken.
     """
@@ -31,6 +31,7 @@ def check_head(value: bytes, pa: Any) -> None:
                 f"begins with a {message.type} of {len(data)} bytes, "
                 f"not with a schema of at most {MAX_SCHEMA_BYTES}",
             )
+        # Message: field 2 is the header, here a Schema, and field 4 custom metadata.
         top = _follow(data, 0)
         header = _follow(data, _field(data, top, 2))
         _bound(data, top, 4, MAX_NOTES, "notes")
@@ -41,13 +42,17 @@ def check_head(value: bytes, pa: Any) -> None:
 
 
 def check_batches(value: bytes, pa: Any) -> None:
-    """Refuse all but plain record batches behind the schema. Raises: as `check_head`."""
+    """Refuse messages after the schema other than uncompressed record batches.
+
+    Raises: as `check_head`.
+    """
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(value)):
         if not number:
             continue
         if message.type != "record batch":
             raise BadEvent("bad_arrow", f"message {number} is a {message.type}, not a record batch")
         data = message.metadata.to_pybytes()
+        # RecordBatch: field 3 is the compression of its body.
         top = _follow(data, 0)
         _bound(data, top, 4, MAX_NOTES, "notes")
         if _field(data, _follow(data, _field(data, top, 2)), 3):
@@ -57,7 +62,8 @@ def check_batches(value: bytes, pa: Any) -> None:
 
 
 def _check_column(data: bytes, column: int) -> None:
-    """Refuse a column with more than one flat column inside."""
+    """Refuse a column with more than one child, or whose child has children. Raises: BadEvent."""
+    # Field: field 5 is its children, field 6 custom metadata.
     _bound(data, column, 6, MAX_NOTES, "notes")
     for child in _bound(data, column, 5, 1, "columns inside a column"):
         _bound(data, child, 6, MAX_NOTES, "notes")
@@ -66,23 +72,23 @@ def _check_column(data: bytes, column: int) -> None:
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
     """Positions of the tables in a vector field. Raises: BadEvent for more than `most`."""
-    at = _field(data, table, number)
-    if not at:
+    position = _field(data, table, number)
+    if not position:
         return []
-    vector = _follow(data, at)
+    vector = _follow(data, position)
     count = int(struct.unpack_from("<I", data, vector)[0])
     if count > most:
         raise BadEvent("bad_arrow", f"{count} {what}, at most {most} are taken")
     return [_follow(data, vector + 4 + 4 * i) for i in range(count)]
 
 
-def _follow(data: bytes, at: int) -> int:
-    """Position that the flatbuffer offset at `at` points to."""
-    return at + int(struct.unpack_from("<I", data, at)[0])
+def _follow(data: bytes, position: int) -> int:
+    """The position that the flatbuffer offset at `position` points to."""
+    return position + int(struct.unpack_from("<I", data, position)[0])
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Position of a field of a flatbuffer table, 0 where it is absent."""
+    """The position of a field of a flatbuffer table; 0 where it is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
         return 0

@@ -1,4 +1,5 @@
-"""Decoded events as columns: what travels from the decoder through the merge to a commit."""
+"""Decoded events as columns, the form in which they pass from the decoder through the merge to a
+commit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,27 +26,27 @@ ROW = np.dtype(
 )
 """time: event time, int64 microseconds; 0 for NODE and DELETE, which have none. stamp: the Kafka
 record's timestamp in microseconds, NO_STAMP without one. source: number of the topic-partition in
-sorted order. item: place in a batched record. kind: EDGE (a = src, b = dst), NODE, LABEL (a = node)
+sorted order. item: index in a batched record. kind: EDGE (a = src, b = dst), NODE, LABEL (a = node)
 or DELETE (a = node, b = -1; or a = src, b = dst); a and b are numbers of a `KeyTable`. extra: index
 into `Block.extras`, -1 for none."""
 NO_STAMP = -1
+"""Stands for a record without a timestamp, as in Kafka, where -1 means the same."""
 Rows = NDArray[np.void]
 
 
 def has_time(rows: Rows) -> Bools:
-    """Which rows carry an event time of their own (edges and labels): bool[n]."""
+    """Whether each row has an event time of its own, as edges and labels do: bool[n]."""
     kind = rows["kind"]
-    found: Bools = (kind == EDGE) | (kind == LABEL)
-    return found
+    timed: Bools = (kind == EDGE) | (kind == LABEL)
+    return timed
 
 
 @dataclass
 class Block:
-    """n events. rows: `ROW` [n]; values: edge features, float32[n, D]; extras: what other kinds
-    carry.
+    """A block of n events. rows: `ROW` [n]. values: edge features, float32[n, D].
 
-    extras: features of a NODE, target of a LABEL, (time of the edge in microseconds,) of a DELETE
-    of edges.
+    extras: features of a NODE, target of a LABEL, or (time of the edge in microseconds,) of a
+    DELETE of edges; rows refer to them by index.
     """
 
     rows: Rows
@@ -56,18 +57,18 @@ class Block:
         return len(self.rows)
 
     def take(self, index: NDArray[Any]) -> "Block":
-        """The events at `index` (places or a mask)."""
+        """The events at `index`, which is an array of indices or a mask."""
         rows = self.rows[index]
         if not self.extras:
             return Block(rows, self.values[index])
+        # Copy only the extras in use, and number them anew.
         held = np.flatnonzero(rows["extra"] >= 0)
         extras = [self.extras[i] for i in rows["extra"][held].tolist()]
         rows["extra"][held] = np.arange(len(held))
         return Block(rows, self.values[index], extras)
 
     def split(self, count: int) -> tuple["Block", "Block"]:
-        """The first `count` events and the others; nothing is copied but what other kinds than
-        edges carry."""
+        """The first `count` events, and the others. Both are views where there are no extras."""
         if self.extras:
             return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
         return Block(self.rows[:count], self.values[:count]), Block(
@@ -78,11 +79,13 @@ class Block:
 def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:
     """Change the key numbers of blocks in place.
 
-    renumber: told the distinct numbers in use, ascending; returns the new number of each.
+    renumber: takes the distinct numbers in use, ascending, and returns the new number of each.
     """
     ends = [b.rows[end] for b in blocks for end in ("a", "b")]
     used = np.unique(np.concatenate([np.zeros(0, np.int64), *ends]))
     used = used[used >= 0]
+
+    # Write the new numbers; -1 stands for no second end.
     new = renumber(used)
     for end in ends:
         known = end >= 0
@@ -90,20 +93,22 @@ def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -
 
 
 def empty_block(dim: int) -> Block:
+    """A block of no events, with `dim` edge features."""
     return Block(np.zeros(0, ROW), np.zeros((0, dim), np.float32))
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Blocks one behind the other; there must be one at least."""
+    """Join one or more blocks in order."""
     if len(blocks) == 1:
         return blocks[0]
     rows = np.concatenate([b.rows for b in blocks])
     extras: list[Sequence[float]] = []
-    at = 0
+    first = 0
     for b in blocks:
         if b.extras:
-            part = rows[at : at + len(b)]
+            # Their extras come after those of the blocks before.
+            part = rows[first : first + len(b)]
             part["extra"] += np.where(part["extra"] >= 0, len(extras), 0).astype(np.int32)
             extras += b.extras
-        at += len(b)
+        first += len(b)
     return Block(rows, np.concatenate([b.values for b in blocks]), extras)

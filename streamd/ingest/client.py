@@ -1,4 +1,4 @@
-"""kafka-python clients under the configured settings, checked before the first connection."""
+"""kafka-python clients made from the settings, which are checked before the first connection."""
 
 import difflib
 import importlib
@@ -16,13 +16,13 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
-"""Longest pause between attempts to reach a broker; the client's own 30 s would outlast most
-restarts."""
+"""Longest pause between attempts to reach a broker. The client's default of 30 s is longer than
+most restarts of a broker."""
 BOOTSTRAP_MS = 4_000
-"""Longest wait for a first answer of a broker, after which ours tries again: the client's own 30 s
-would outlast a stop."""
+"""Longest wait for the first answer of a broker, after which streamd tries again. The client's
+default of 30 s is longer than a stop may take."""
 TOKEN_PROVIDER = "sasl_oauth_token_provider"
-OURS = {
+FIXED_OPTIONS = {
     "bootstrap_servers",
     "group_id",
     "ssl_context",
@@ -35,8 +35,9 @@ OURS = {
     "value_serializer",
     "metadata_max_age_ms",
 }
+"""Options that streamd sets itself, because its promises depend on them."""
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-"""kafka-python takes any other text for PLAINTEXT, without a word."""
+"""Security protocols that exist; kafka-python treats any other text as PLAINTEXT."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
 MECHANISMS: dict[str, tuple[str, ...]] = {
     "PLAIN": PASSWORD,
@@ -50,8 +51,11 @@ MECHANISMS: dict[str, tuple[str, ...]] = {
 
 
 def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python settings every client of ours gets; lists from YAML or JSON become the tuples it
-    expects."""
+    """Options of a kafka-python client; lists from YAML or JSON become the tuples it expects.
+
+    Args: known: the options that this kind of client has; others are left out.
+    Raises: SettingsError.
+    """
     given = read_options(kafka)
     extra = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in known}
     provider = extra.get(TOKEN_PROVIDER)
@@ -65,10 +69,11 @@ def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str,
 
 
 def read_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """The options of `kafka.client` and of the file `kafka.client_file`, which is read anew for
-    each client.
+    """The options in `kafka.client` and in the file `kafka.client_file`.
 
-    Raises: SettingsError, naming the option and where it stands, never its value.
+    The file is read again for each client, so that a changed password is used.
+
+    Raises: SettingsError, which names the option and the file, never the value.
     """
     in_file = {} if kafka.client_file is None else _read_file(kafka.client_file)
     _check_each(kafka.client, "kafka.client")
@@ -85,17 +90,19 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. No error quotes its text, as a parser's own message
-    would."""
+    """The mapping in a YAML or JSON file.
+
+    Raises: SettingsError, which never quotes the file, since it may hold passwords.
+    """
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise SettingsError(f"kafka.client_file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
-        at = "" if mark is None else f" at line {mark.line + 1}"
+        where = "" if mark is None else f" at line {mark.line + 1}"
         raise SettingsError(
-            f"kafka.client_file {path} is no YAML{at}.",
+            f"kafka.client_file {path} is no YAML{where}.",
             "put text with marks such as * or : in quotes.",
         ) from None
     if not isinstance(content, dict):
@@ -104,14 +111,15 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _check_each(options: Mapping[str, Any], where: str) -> None:
-    """Refuse options that kafka-python does not know, that streamd decides, or of another type."""
+    """Refuse options that streamd sets, that kafka-python does not know, or of a wrong type."""
     known = {
         *KafkaConsumer.DEFAULT_CONFIG,
         *KafkaProducer.DEFAULT_CONFIG,
         *KafkaAdminClient.DEFAULT_CONFIG,
     }
+    # A mistyped name would be ignored in silence, so the nearest known one is named.
     for key, value in options.items():
-        if key in OURS:
+        if key in FIXED_OPTIONS:
             raise SettingsError(
                 f"{where}: {key} is decided by streamd and cannot be set.", "remove it."
             )
@@ -123,22 +131,22 @@ def _check_each(options: Mapping[str, Any], where: str) -> None:
             )
         kind = _kind(key)
         if kind is not None and not isinstance(value, kind):
-            found = type(value).__name__
+            actual = type(value).__name__
             raise SettingsError(
-                f"{where}: {key} is of type {found}, not {kind.__name__}.",
+                f"{where}: {key} is of type {actual}, not {kind.__name__}.",
                 "put text in quotes; true and false stand without.",
             )
 
 
 def _kind(key: str) -> type | None:
-    """Type that an option of SASL or TLS must have, None for one that is not of these."""
+    """The type that an option of SASL or TLS must have; None for other options."""
     if key == "ssl_check_hostname":
         return bool
     return str if key.startswith(("security_", "sasl_", "ssl_")) else None
 
 
 def _check_security(options: Mapping[str, Any]) -> None:
-    """Refuse what kafka-python would pass over in silence, or find out only while it connects."""
+    """Refuse combinations that kafka-python ignores, or reports only while it connects."""
     protocol = options.get("security_protocol", "PLAINTEXT")
     mechanism = options.get("sasl_mechanism")
     if protocol not in PROTOCOLS:
@@ -146,6 +154,7 @@ def _check_security(options: Mapping[str, Any]) -> None:
             "The Kafka client's security_protocol does not exist.",
             f"use one of {', '.join(PROTOCOLS)}.",
         )
+    # Options of a layer that the protocol does not have would be ignored.
     for key in options:
         without = "SASL" if key.startswith("sasl_") else "SSL" if key.startswith("ssl_") else ""
         if without not in protocol:
@@ -154,6 +163,8 @@ def _check_security(options: Mapping[str, Any]) -> None:
                 f"security_protocol is {protocol}.",
                 "change that, or remove it.",
             )
+
+    # A SASL mechanism needs its own options, and some need a package.
     if "SASL" in protocol and mechanism not in MECHANISMS:
         raise SettingsError(
             f"security_protocol {protocol} needs a sasl_mechanism that exists.",
@@ -174,40 +185,40 @@ def _check_security(options: Mapping[str, Any]) -> None:
 
 
 def _check_certificates(options: Mapping[str, Any]) -> None:
-    """Load the files of TLS once: of a wrong one kafka-python says only that no broker answers."""
+    """Load the TLS files once; of a wrong file kafka-python reports only that no broker answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority = options.get("ssl_cafile")
     certificate = options.get("ssl_certfile")
     if options.get("ssl_keyfile") and not certificate:
         raise SettingsError("The Kafka client's ssl_keyfile needs ssl_certfile.", "set both.")
     try:
-        seen = f"ssl_cafile {authority}"
+        tried = f"ssl_cafile {authority}"
         if authority:
             context.load_verify_locations(authority)
-        seen = f"ssl_certfile {certificate} with its key and password"
+        tried = f"ssl_certfile {certificate} with its key and password"
         if certificate:
-            # Without a password, that of an encrypted key would be asked for at the terminal.
+            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
             password = options.get("ssl_password", "")
             context.load_cert_chain(certificate, options.get("ssl_keyfile"), password)
     except OSError as error:
         raise SettingsError(
-            f"The Kafka client's {seen} cannot be used: {error.strerror}.",
+            f"The Kafka client's {tried} cannot be used: {error.strerror}.",
             "name files in PEM that this user may read.",
         ) from None
 
 
 def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
-    """A producer under the same client settings; the caller closes it."""
+    """Make a producer from the settings; the caller closes it."""
     return _made(KafkaProducer, kafka, settings)
 
 
 def settle(producer: Any, pending: list[Any]) -> None:
-    """Wait for all that was sent, and forget it. Raises: KafkaError where one was not acknowledged."""
+    """Wait until all pending records are acknowledged, and clear the list. Raises: KafkaError."""
     producer.flush()
     for future in pending:
         try:
             future.get(timeout=60)
-        except Exception as error:  # noqa: BLE001 - whatever the client raises, the event is not acknowledged
+        except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
                 f"An event was not acknowledged: {error}.", "check the broker and the topic."
             ) from error
@@ -215,13 +226,15 @@ def settle(producer: Any, pending: list[Any]) -> None:
 
 
 def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
-    """An admin client under the same client settings; the caller closes it."""
+    """Make an admin client from the settings; the caller closes it."""
     return _made(KafkaAdminClient, kafka, {"request_timeout_ms": 20_000})
 
 
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
-    """A consumer for assigned partitions: it joins no group, commits nothing and never skips by
-    itself."""
+    """Make a consumer for assigned partitions; the caller closes it.
+
+    It joins no group, commits nothing and never skips an offset by itself.
+    """
     return _made(
         KafkaConsumer,
         kafka,
@@ -239,6 +252,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
 
 
 def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
+    """Make a client of a kind. Raises: KafkaError where no broker answers, SettingsError."""
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
         return kind(**{**settings, **options})
@@ -254,7 +268,7 @@ def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
 
 
 def _token_provider(path: str) -> Any:
-    """An object of the class that `package.module:Class` names."""
+    """Make an object of the class that `package.module:Class` names. Raises: SettingsError."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)()

@@ -1,4 +1,4 @@
-"""Compressed Kafka batches, expanded within a limit."""
+"""Decompression of Kafka batches up to a limit of bytes."""
 
 import gzip
 import io
@@ -9,13 +9,16 @@ import snappy
 import zstandard
 
 ZSTD_WINDOW = 1 << 27
+"""Bytes of history that a zstd frame may refer to: the largest that zstd takes without --long."""
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
+"""Start of the framing that Java producers put around snappy blocks."""
 
 
 def expand(codec: int, data: bytes, limit: int) -> bytes:
     """Decompress a batch. codec: Kafka's number (1 gzip, 2 snappy, 3 lz4, 4 zstd).
 
-    Raises: ValueError where it is larger than `limit` bytes, is cut short or is not of that codec.
+    Raises: ValueError where it expands to more than `limit` bytes, is cut short or is not of that
+    codec.
     """
     try:
         out = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}[codec](data, limit)
@@ -36,6 +39,7 @@ def expand(codec: int, data: bytes, limit: int) -> bytes:
 
 
 def _gzip(data: bytes, limit: int) -> bytes:
+    # One byte more than the limit is enough to see that it is passed.
     return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
 
 
@@ -51,6 +55,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(
         data, read_across_frames=True
     )
+    # A batch may be of several frames, so read until there is nothing or the limit is passed.
     parts = []
     size = 0
     while size <= limit and (part := reader.read(min(1 << 20, limit + 1 - size))):
@@ -62,25 +67,26 @@ def _zstd(data: bytes, limit: int) -> bytes:
 def _snappy(data: bytes, limit: int) -> bytes:
     if data[:8] != XERIAL_MAGIC:
         return _snappy_block(data, limit)
+    # After a header of 16 bytes come blocks, each behind its length.
     out = []
-    at = 16
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        block = data[at + 4 : at + 4 + size]
+    start = 16
+    while start < len(data):
+        size = int.from_bytes(data[start : start + 4], "big")
+        block = data[start + 4 : start + 4 + size]
         if not 0 < size == len(block):
             raise EOFError("a snappy block is cut short")
         out.append(_snappy_block(block, limit))
         limit -= len(out[-1])
-        at += 4 + size
+        start += 4 + size
     return b"".join(out)
 
 
 def _snappy_block(data: bytes, limit: int) -> bytes:
-    """One block; its first bytes say, as a varint, how large it becomes."""
+    """Decompress one block, which begins with its expanded size as a varint."""
     size = 0
-    for place in range(5):
-        size |= (data[place] & 0x7F) << 7 * place
-        if data[place] < 0x80:
+    for i in range(5):
+        size |= (data[i] & 0x7F) << 7 * i
+        if data[i] < 0x80:
             break
     if size > limit:
         raise ValueError(

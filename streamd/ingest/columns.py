@@ -1,5 +1,7 @@
-"""Merged events to the columns of one commit: keys become dense ids, late events get the watermark
-as their time."""
+"""Merged events turned into the columns of one commit.
+
+Keys become dense node ids, and late events get the watermark as their time.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +25,15 @@ from streamd.events import (
 from streamd.ingest.block import Block
 
 UNSEEN = -2
+"""In the cache: the key has not been looked up in the log's table."""
 NONE = -1
+"""No node id: the log does not hold the key, or the event has no second end."""
 HasEdge = Callable[[int, int, int], bool]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An event that was valid alone but has no place in the log as it is now. row: its place in the
-    block."""
+    """A valid event that the log does not take as it is now. row: its index in the block."""
 
     row: int
     reason: str
@@ -40,9 +43,9 @@ class Refused:
 class BatchBuilder:
     """Turns blocks of merged events into commits. Owner: the poll thread.
 
-    ids: the log's key table, which gets new keys and loses deleted ones here (a commit that fails
-    ends the process, so none is orphaned). A cache from the decoder's key numbers to node ids is
-    kept beside it.
+    ids: the log's key table. New keys are added to it and deleted ones removed here, before the
+    commit; a commit that fails ends the process, so none is orphaned. A cache maps the decoder's
+    key numbers to node ids.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class BatchBuilder:
         late_policy: str,
         has_edge: HasEdge,
     ) -> None:
-        """has_edge: whether the log holds an edge with these ends (node ids) and this event time."""
+        """has_edge: tells whether the log holds an edge, by node ids of its ends and event time."""
         self._schema = schema
         self._ids = ids
         self._max_nodes = max_nodes
@@ -65,14 +68,14 @@ class BatchBuilder:
     def build(
         self, block: Block, keys: Sequence[Key], epoch: int, watermark: int, num_nodes: int
     ) -> tuple[EventBatch, int, list[Refused]]:
-        """Columns for the events of `block`, which are in log order.
+        """Make the columns of a commit from a block in log order.
 
         Args: keys: by number, as in the block's a and b; epoch: changes when those numbers do;
-        watermark: newest time in
-            the log, microseconds; num_nodes: node ids given out so far.
+        watermark: newest time in the log, microseconds; num_nodes: node ids given out so far.
         Returns: the batch, the watermark after it, and the events left out.
         """
-        self._prepare(keys, epoch)
+        # Late events get the watermark as their time, or are refused.
+        self._prepare_cache(keys, epoch)
         rows = block.rows
         time, late = _clamped(rows, watermark)
         refused: list[Refused] = []
@@ -86,15 +89,20 @@ class BatchBuilder:
                 for i in np.flatnonzero(late).tolist()
             ]
             time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
+
+        # Number the keys and refuse what the log cannot take; `kept` loses those events.
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
         a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
         self._refuse_unmatched(block, kept, a, b, refused)
         batch = self._columns(block, time, late & kept, kept, a, b, new_keys)
+
+        # Only events with a time of their own move the watermark.
         moving = kept & ((rows["kind"] == EDGE) | (rows["kind"] == LABEL))
         return batch, max(watermark, int(time[moving][-1])) if moving.any() else watermark, refused
 
-    def _prepare(self, keys: Sequence[Key], epoch: int) -> None:
+    def _prepare_cache(self, keys: Sequence[Key], epoch: int) -> None:
+        """Clear the cache where the key numbers changed, and grow it to all of them."""
         if epoch != self._epoch:
             self._cache = np.zeros(0, np.int64)
             self._epoch = epoch
@@ -111,16 +119,22 @@ class BatchBuilder:
         num_nodes: int,
         refused: list[Refused],
     ) -> tuple[Int64, Int64, list[Key]]:
-        """Node ids of both ends, NONE where there is none; refuses what the node limit has no room
-        for (kept: in, out)."""
+        """Node ids of both ends, NONE where there is none, and the new keys.
+
+        Events whose keys exceed `max_nodes` are added to `refused` and cleared in `kept`.
+        """
+        # Look up each key once.
         edge = rows["kind"] == EDGE
         b_number = np.where(rows["b"] >= 0, rows["b"], rows["a"])
         unseen = [column[self._cache[column] == UNSEEN] for column in (rows["a"], b_number)]
         for number in np.unique(np.concatenate(unseen)).tolist():
             self._cache[number] = self._ids.get(keys[number], NONE)
+
+        # Go from one delete of a node to the next: behind it the key is a new node.
         new_keys: list[Key] = []
         deletes = np.flatnonzero((rows["kind"] == DELETE) & (rows["b"] < 0))
-        a, b = np.full(len(rows), NONE, np.int64), np.full(len(rows), NONE, np.int64)
+        a = np.full(len(rows), NONE, np.int64)
+        b = np.full(len(rows), NONE, np.int64)
         start = 0
         for stop in (*deletes.tolist(), len(rows)):
             part = slice(start, min(stop + 1, len(rows)))
@@ -135,6 +149,7 @@ class BatchBuilder:
                 )
                 + start
             )
+            # Give ids to new keys in the order of events.
             for i in missing.tolist():
                 ends = (int(rows["a"][i]), int(rows["b"][i])) if edge[i] else (int(rows["a"][i]),)
                 wanted = [n for n in dict.fromkeys(ends) if self._cache[n] == NONE]
@@ -151,7 +166,8 @@ class BatchBuilder:
                 for n in wanted:
                     self._cache[n] = self._ids[keys[n]] = num_nodes + len(new_keys)
                     new_keys.append(keys[n])
-            a[part], b[part] = self._cache[rows["a"][part]], self._cache[b_number[part]]
+            a[part] = self._cache[rows["a"][part]]
+            b[part] = self._cache[b_number[part]]
             if stop < len(rows):
                 number = int(rows["a"][stop])
                 self._ids.pop(keys[number], None)
@@ -162,32 +178,38 @@ class BatchBuilder:
     def _refuse_unmatched(
         self, block: Block, kept: NDArray[np.bool_], a: Int64, b: Int64, refused: list[Refused]
     ) -> None:
-        """Refuse deletes of a node or edge that lies neither in the log nor before them in the
-        block (kept: in, out)."""
+        """Refuse deletes of a node or edge that is neither in the log nor before them in the block.
+
+        They are added to `refused` and cleared in `kept`.
+        """
         rows = block.rows
         deletes = np.flatnonzero(rows["kind"] == DELETE)
         of_edges = deletes[rows["b"][deletes] >= 0]
-        here: dict[tuple[int, int, int], int] = {}
+
+        # Index the block's own edges, by the first row of each (src, dst, time).
+        first_row: dict[tuple[int, int, int], int] = {}
         if len(of_edges):
             edges = np.flatnonzero(kept & (rows["kind"] == EDGE))
-            for place, *edge in zip(
+            for row, *edge in zip(
                 edges.tolist(),
                 a[edges].tolist(),
                 b[edges].tolist(),
                 rows["time"][edges].tolist(),
                 strict=True,
             ):
-                here.setdefault((edge[0], edge[1], edge[2]), place)
+                first_row.setdefault((edge[0], edge[1], edge[2]), row)
+
+        # A delete of an edge matches one of the block before it, or one of the log.
         for i in deletes.tolist():
             src, dst = int(a[i]), int(b[i])
             if rows["b"][i] < 0:
-                found = src >= 0
+                matched = src >= 0
             else:
                 wanted = (src, dst, int(block.extras[int(rows["extra"][i])][0]))
-                found = min(src, dst) >= 0 and (
-                    here.get(wanted, len(rows)) < i or self._has_edge(*wanted)
+                matched = min(src, dst) >= 0 and (
+                    first_row.get(wanted, len(rows)) < i or self._has_edge(*wanted)
                 )
-            if not found:
+            if not matched:
                 what = "node" if rows["b"][i] < 0 else "edge"
                 refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
                 kept[i] = False
@@ -202,19 +224,20 @@ class BatchBuilder:
         b: Int64,
         new_keys: list[Key],
     ) -> EventBatch:
+        """Gather the columns of the kept events; node ids, times and `late` are one a row."""
         rows = block.rows
         schema = self._schema
         edge, node, label = (kept & (rows["kind"] == k) for k in (EDGE, NODE, LABEL))
         single = rows["b"] < 0
         delete = kept & (rows["kind"] == DELETE) & (a >= 0) & (single | (b >= 0))
-        place = np.cumsum(edge | node | label | delete) - 1
+
+        # `order` counts the taken events of all kinds, `edges_before` the edges.
+        order = np.cumsum(edge | node | label | delete) - 1
         edges_before = np.cumsum(edge)
         deletions = np.zeros(int(delete.sum()), DELETION)
-        deletions["row"], deletions["edge"], deletions["src"] = (
-            place[delete],
-            edges_before[delete],
-            a[delete],
-        )
+        deletions["row"] = order[delete]
+        deletions["edge"] = edges_before[delete]
+        deletions["src"] = a[delete]
         deletions["dst"] = np.where(single, NONE, b)[delete]
         deletions["time"] = [
             block.extras[x][0] if x >= 0 else NONE for x in rows["extra"][delete].tolist()
@@ -222,6 +245,7 @@ class BatchBuilder:
         late_edges = np.flatnonzero(late & edge)
 
         def carried(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
+            """The extras of the chosen rows, float32[n, dim]."""
             values = [block.extras[x] for x in rows["extra"][chosen].tolist()] if dim else []
             return np.array(values, np.float32).reshape(int(chosen.sum()), dim)
 
@@ -234,7 +258,7 @@ class BatchBuilder:
             label_time_L=time[label],
             label_target_L=carried(label, schema.label_dim),
             node_F=a[node],
-            node_row_F=place[node],
+            node_row_F=order[node],
             node_edge_F=edges_before[node],
             node_values_F=carried(node, schema.node_feature_dim),
             new_keys=tuple(new_keys),
@@ -245,7 +269,7 @@ class BatchBuilder:
 
 
 def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
-    """Times as the log takes them, never behind one before, and which edges and labels came late."""
+    """Times as the log takes them, never decreasing, and whether each edge or label is late."""
     moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
     if not len(rows):
         return rows["time"].copy(), moves
@@ -256,11 +280,12 @@ def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.
 
 
 def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> bytes:
-    """An event of a block as its producer could have sent it."""
+    """Encode an event of a block as JSON, as its producer could have sent it."""
     r = block.rows[row]
     a = keys[int(r["a"])]
     time = int(r["time"]) // MICROSECONDS[time_unit]
     carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
+    # The fields of each kind, without the type of an edge, which is the default.
     event: dict[str, object]
     if r["kind"] == EDGE:
         event = {"src": a, "dst": keys[int(r["b"])], "time": time}

@@ -1,4 +1,4 @@
-"""The Kafka side of ingest: an assigned consumer whose positions are the log's, never Kafka's."""
+"""The consumer of ingest, whose positions come from the log and never from Kafka."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,20 +21,21 @@ from streamd.settings import IngestSettings, KafkaSettings
 
 logger = structlog.get_logger()
 ANSWER_MS = 5_000
-"""Longest wait for one answer of the broker: kafka-python's own calls wait for ever where a
-partition has no leader."""
+"""Longest wait for one answer of the broker; by default kafka-python waits for ever for a partition
+without a leader."""
 UNKNOWN_END = 2**62
-"""End of a partition that nobody can tell: it is not read to its end."""
+"""End of a partition without a leader, which is unknown: it never counts as read to its end."""
 
 
 class OutOfRange(Exception):
-    """Kafka no longer has the offset to be read next: what that means is decided where reading
-    begins."""
+    """When Kafka no longer has the offset to be read next; `begin` then decides what was lost."""
 
 
 class KafkaSource:
-    """The partitions of the configured topics, or a shard of them, numbered in sorted order. Owner:
-    the poll thread."""
+    """Reads the partitions of the configured topics, or a shard of them. Owner: the poll thread.
+
+    Partitions are numbered in sorted order.
+    """
 
     def __init__(self, kafka: KafkaSettings, ingest: IngestSettings) -> None:
         self._kafka = kafka
@@ -49,17 +50,21 @@ class KafkaSource:
 
         self._epochs: dict[TopicPartition, int] = {}
         self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        """Partitions that lost what was read: where they part from it, None where they have nothing
-        in common."""
+        """Partitions whose leader's log differs from what was read: the first offset that differs,
+        None where all of it does."""
 
     def _open(self) -> None:
+        """Make the client; polls are bounded in bytes."""
         self._consumer = make_consumer(self._kafka)
         self._stable = stable_offsets(self._consumer)
         bound_polls(self._consumer, self._ingest.max_batch_bytes)
 
     def discover(self) -> tuple[str, ...]:
-        """Learn cluster, topics and partitions. Returns: topics that do not exist; nothing is
-        learned while there are any. Raises: KafkaError."""
+        """Learn cluster, topics and partitions.
+
+        Returns: topics that do not exist; nothing is learned while there are any.
+        Raises: KafkaError; SettingsError where the shard has no partition.
+        """
         admin = make_admin(self._kafka)
         try:
             topics = describe(admin, self._kafka.topics)
@@ -71,6 +76,8 @@ class KafkaSource:
             admin.close()
         if topics.missing:
             return topics.missing
+
+        # Choose the partitions of the shard.
         self._topics = topics
         self.partitions = [tp for tp in topics.partitions if in_shard(tp, self._ingest.shard)]
         if not self.partitions:
@@ -78,6 +85,8 @@ class KafkaSource:
                 f"Shard {self._ingest.shard} of {len(topics.partitions)} partitions has none.",
                 "use fewer shards, or more partitions.",
             )
+
+        # Watch the broker from this answer on.
         if self._watch is not None:
             self._watch.close()
             # A client that knew the topics before fails on a partition which its metadata do not
@@ -89,28 +98,31 @@ class KafkaSource:
 
     @property
     def changed(self) -> bool:
-        """Whether partitions came or a topic was made anew since `discover`."""
+        """Whether partitions were added or a topic was created again since `discover`."""
         return self._watch is not None and self._watch.changed.is_set()
 
     def begin(self, stored: Progress) -> tuple[list[Position], list[Gap]]:
-        """Seek every partition to its stored position, or by `ingest.start` where there is none,
-        after checking both.
+        """Seek every partition to its stored position, or by `ingest.start` where there is none.
 
-        Returns: the positions, and with `ingest.on_data_loss: continue` what had to be passed over.
+        Returns: the positions, and with `ingest.on_data_loss: continue` the gaps that were skipped.
         Raises: DataLossError where Kafka no longer has what the log expects next; KafkaError while
         no broker answers.
         """
+        # Refuse another cluster, and find topics that were deleted and created again.
         topics = self._topics
         if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
             raise DataLossError(
-                f"This log was read from Kafka cluster {stored.cluster_id}, not {topics.cluster_id}.",
+                f"This log was read from Kafka cluster {stored.cluster_id}, "
+                f"not {topics.cluster_id}.",
                 "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
             )
-        anew = {
+        recreated = {
             t
             for t, old in stored.topic_ids.items()
             if old and topics.topic_ids.get(t, old) not in (old, "")
         }
+
+        # Ask for the offsets that Kafka has.
         self._consumer.assign(self.partitions)
         led = [tp for tp in self.partitions if tp not in topics.leaderless]
         try:
@@ -122,6 +134,8 @@ class KafkaSource:
             ) from None
         self._end = dict(end)
         self._stable.clear()
+
+        # Compare each stored position with them; what is missing is a gap.
         begun = []
         gaps = []
         for tp in self.partitions:
@@ -140,24 +154,25 @@ class KafkaSource:
                     else self._first_start(tp, first[tp], end[tp])
                 )
                 position = Position(start)
-            elif tp.topic in anew:
+            elif tp.topic in recreated:
                 gaps.append(
                     self._lost(
                         Gap(tp.topic, tp.partition, position.offset, -1),
-                        f"Topic {tp.topic} was deleted and made anew (id {topics.topic_ids[tp.topic]}, the "
+                        f"Topic {tp.topic} was deleted and made anew "
+                        f"(id {topics.topic_ids[tp.topic]}, the "
                         f"log has {stored.topic_ids[tp.topic]}).",
                     )
                 )
                 position = Position(first[tp])
             elif tp in self._truncated:
-                gap, position = self._parted(tp, position, first[tp])
+                gap, position = self._diverged(tp, position, first[tp])
                 gaps.append(gap)
             elif position.offset > end[tp]:
                 gaps.append(
                     self._lost(
                         Gap(tp.topic, tp.partition, end[tp], position.offset),
-                        f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, but the log has read up to "
-                        f"{position.offset}.",
+                        f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, "
+                        f"but the log has read up to {position.offset}.",
                     )
                 )
                 position = Position(end[tp])
@@ -165,34 +180,39 @@ class KafkaSource:
                 gaps.append(
                     self._lost(
                         Gap(tp.topic, tp.partition, position.offset, first[tp]),
-                        f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; offsets {position.offset} "
-                        f"to {first[tp] - 1} were deleted before they were read.",
+                        f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; "
+                        f"offsets {position.offset} to {first[tp] - 1} "
+                        "were deleted before they were read.",
                     )
                 )
                 position = Position(
                     first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp])
                 )
             seek(self._consumer, tp, position.offset, position.epoch)
-            self._positions[tp], self._epochs[tp] = position.offset, position.epoch
+            self._positions[tp] = position.offset
+            self._epochs[tp] = position.epoch
             begun.append(position)
         self._truncated.clear()
         return begun, gaps
 
-    def _parted(self, tp: TopicPartition, position: Position, first: int) -> tuple[Gap, Position]:
-        """What was lost of a partition whose leader has another log than the one read, and where to
-        read on."""
-        at = self._truncated[tp]
-        what = f"An election made a leader of {tp.topic}-{tp.partition} that has not what was read of it"
-        if at is None:
+    def _diverged(self, tp: TopicPartition, position: Position, first: int) -> tuple[Gap, Position]:
+        """The gap of a partition whose new leader lacks what was read, and where to read on."""
+        common = self._truncated[tp]
+        what = (
+            f"An election made a leader of {tp.topic}-{tp.partition} "
+            "that has not what was read of it"
+        )
+        if common is None:
             return self._lost(
                 Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."
             ), Position(first)
-        gap = Gap(tp.topic, tp.partition, at.offset, position.offset)
+        gap = Gap(tp.topic, tp.partition, common.offset, position.offset)
         return self._lost(
-            gap, f"{what} from offset {at.offset} to {position.offset - 1}."
-        ), Position(at.offset)
+            gap, f"{what} from offset {common.offset} to {position.offset - 1}."
+        ), Position(common.offset)
 
     def _lost(self, gap: Gap, what: str) -> Gap:
+        """Log a gap, or end ingest, as `ingest.on_data_loss` says. Raises: DataLossError."""
         if self._ingest.on_data_loss == "fail":
             raise DataLossError(
                 what,
@@ -210,22 +230,25 @@ class KafkaSource:
         return gap
 
     def _first_start(self, tp: TopicPartition, first: int, end: int) -> int:
+        """The offset at which `ingest.start` begins. Raises: KafkaError, SettingsError."""
         start = self._ingest.start
         if start in ("earliest", "latest"):
             return first if start == "earliest" else end
         time_ms = parse_time_us(start, "ingest.start (earliest, latest or a time)") // 1000
         try:
-            found = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
+            answer = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
         except ClientError as error:
             raise KafkaError(
                 f"The broker does not say what was written at {start}: {error}.",
                 "ingest goes on trying.",
             ) from None
-        return end if found is None else int(found.offset)
+        return end if answer is None else int(answer.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
-        """Records by source. Raises: OutOfRange where Kafka lost what comes next, KafkaError while
-        no broker answers."""
+        """Poll for records, which are returned by number of partition.
+
+        Raises: OutOfRange where Kafka lost what comes next; KafkaError while no broker answers.
+        """
         try:
             polled = self._consumer.poll(
                 timeout_ms=int(timeout_seconds * 1000), max_records=max_records
@@ -238,47 +261,53 @@ class KafkaSource:
         except LogTruncationError as error:
             self._truncated.update(error.divergent_offsets)
             raise OutOfRange from None
-        except Exception as error:  # noqa: BLE001 - whatever reading raises, the client that raised it may be broken
-            self._begin_anew()
+        except Exception as error:  # noqa: BLE001 - after any error the client may be broken
+            self._replace_client()
             raise KafkaError(
                 f"The broker does not answer: {error!r}.", "ingest goes on trying."
             ) from error
+        # The epoch of the last record lets the broker tell whether its log still agrees.
         self._epochs.update(
             {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
         )
         number = {tp: i for i, tp in enumerate(self.partitions)}
         return {number[tp]: records for tp, records in polled.items()}
 
-    def _begin_anew(self) -> None:
-        """Read on with a new client: one that raised an error may go on raising it, or never
-        return."""
-        seen = self._stable
+    def _replace_client(self) -> None:
+        """Continue with a new client: one that raised may raise again, or never return."""
+        known_ends = self._stable
         self._consumer.close(autocommit=False)
         self._open()
-        self._stable.update(seen)
+        self._stable.update(known_ends)
         self._consumer.assign(self.partitions)
         for tp in self.partitions:
             seek(self._consumer, tp, self._positions[tp], self._epochs.get(tp, -1))
 
     def position(self, source: int) -> int:
-        """Next offset to be read, as of the last poll; passes over holes left by transactions and
-        compaction."""
+        """The next offset to be read, as of the last poll.
+
+        It moves past the holes that transactions and compaction leave.
+        """
         return self._positions[self.partitions[source]]
 
     def end(self, source: int) -> int:
-        """End of what can be read of the partition, as last seen: where an open transaction begins,
-        if there is one."""
+        """The end of what can be read of the partition, as last seen.
+
+        With an open transaction that is the transaction's first offset.
+        """
         tp = self.partitions[source]
         return self._stable.get(tp, self._end[tp])
 
     @property
     def answered_at(self) -> float:
-        """When the broker last answered the watch beside us, by the monotonic clock."""
+        """When the broker last answered the watch, in monotonic seconds."""
         return self._watch.answered_at if self._watch is not None else 0.0
 
     def confirm_all_read(self) -> bool:
-        """Ask the broker itself whether every partition is read to its end; False where it does not
-        answer."""
+        """Ask the broker whether every partition is read to its end.
+
+        Returns: False also where it does not answer.
+        """
         try:
             end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
         except ClientError as error:
@@ -287,7 +316,7 @@ class KafkaSource:
         return all(self._positions[tp] >= int(end[tp]) for tp in self.partitions)
 
     def pause(self, sources: Sequence[int]) -> None:
-        """Poll all partitions but these."""
+        """Stop polling these partitions, and poll all others."""
         wanted = {self.partitions[s] for s in sources}
         paused = self._consumer.paused()
         if wanted - paused:
@@ -296,14 +325,14 @@ class KafkaSource:
             self._consumer.resume(*(paused - wanted))
 
     def publish(self, positions: Sequence[Position]) -> None:
-        """Have Kafka told how far we are, for lag tools only."""
+        """Publish the positions to Kafka, for lag tools only."""
         if self._watch is not None:
             self._watch.publish(
                 {tp: p.offset for tp, p in zip(self.partitions, positions, strict=True)}
             )
 
     def progress(self, positions: Sequence[Position]) -> Progress:
-        """What the commit line stores."""
+        """The progress that a commit stores with these positions."""
         table: dict[str, dict[int, Position]] = {}
         for tp, position in zip(self.partitions, positions, strict=True):
             table.setdefault(tp.topic, {})[tp.partition] = replace(
@@ -312,14 +341,17 @@ class KafkaSource:
         return Progress(self._topics.cluster_id, dict(self._topics.topic_ids), table)
 
     def close(self) -> None:
+        """Close the watch, which publishes once more, and the client."""
         if self._watch is not None:
             self._watch.close()
         self._consumer.close(autocommit=False)
 
 
 def in_shard(tp: TopicPartition, shard: str | None) -> bool:
-    """Whether a partition belongs to shard "2/4" (the second of four); it never moves as partitions
-    are added."""
+    """Whether a partition belongs to a shard such as "2/4", the second of four.
+
+    Adding partitions moves none to another shard.
+    """
     if shard is None:
         return True
     index, count = (int(x) for x in shard.split("/"))

@@ -1,5 +1,7 @@
-"""Where events go that do not fit: a topic, or bounded local files; acknowledged before the commit
-that passes them."""
+"""Stores of dead letters, which are events that do not fit: a topic, or bounded local files.
+
+Letters are acknowledged before the commit that moves the position past them.
+"""
 
 import base64
 import json
@@ -20,14 +22,13 @@ from streamd.storage import DISK, Disk, write_durably
 
 FOLDER = "deadletter"
 MAX_TOPIC_BYTES = 900_000
-"""Most of a value that goes to a dead letter topic: a broker takes records of a megabyte by
-default."""
+"""Most bytes of a value that go to a topic; brokers take records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
-"""Most of a record's key that is kept: value and key together stay below that megabyte."""
+"""Most bytes of a record's key that are kept; value and key together stay below that megabyte."""
 MAX_SENT = 10_000
-"""Letters under way to a topic."""
+"""Letters sent to a topic and not acknowledged: beyond this `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
-"""Longest wait for a topic to take the letters of a commit; then ingest ends and starts again."""
+"""Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
@@ -59,12 +60,11 @@ REASONS = (
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One event that was not taken. index: place in a batched record, -1 for the whole value.
-    time_us: wall clock.
+    """An event that was not taken. index: in a batched record, -1 for the whole value.
 
-    content_type: the record's header of that name where the whole value is kept, empty for one
-    event as JSON. key, timestamp_ms: those of the record that the event came in; None and -1 for
-    none.
+    time_us: wall clock. content_type: the record's header of that name where the whole value is
+    kept, empty for one event as JSON. key, timestamp_ms: those of the record that the event came
+    in, None and -1 where it had none.
     """
 
     topic: str
@@ -81,7 +81,7 @@ class DeadLetter:
 
 
 class DeadLetters(Protocol):
-    """Takes dead letters; after `flush` they survive a crash."""
+    """A store of dead letters, which survive a crash after `flush`."""
 
     def add(self, letter: DeadLetter) -> None: ...
 
@@ -91,10 +91,11 @@ class DeadLetters(Protocol):
 
 
 class LocalDeadLetters:
-    """JSON lines in two files that take turns, so that at most `max_bytes` are kept. Owner: the
-    poll thread.
+    """Dead letters as JSON lines in two files, of at most `max_bytes`. Owner: the poll thread.
 
-    Raises: DiskError where a write or sync fails; nothing more is taken then.
+    The current file replaces the previous one where it is full.
+
+    Raises: DiskError where a write or sync fails.
     """
 
     def __init__(self, folder: Path, max_bytes: int, disk: Disk = DISK) -> None:
@@ -104,10 +105,12 @@ class LocalDeadLetters:
         folder.mkdir(parents=True, exist_ok=True)
         self._current = folder / "current.jsonl"
         self._dirty = False
-        with self._told():
+        with self._as_disk_error():
             self._open()
 
     def add(self, letter: DeadLetter) -> None:
+        """Write a letter, cut to what the files may hold; `flush` syncs it."""
+        # Encode it; the lengths tell whether value and key were cut.
         fields = {
             "topic": letter.topic,
             "partition": letter.partition,
@@ -128,7 +131,9 @@ class LocalDeadLetters:
                 "key_base64": base64.b64encode(kept).decode(),
             }
         line = msgspec.json.encode(fields) + b"\n"
-        with self._told():
+
+        # Begin a new file where this one is full.
+        with self._as_disk_error():
             if self._size + len(line) > self._half:
                 self._disk.sync(self._fd)
                 self._disk.close(self._fd)
@@ -139,17 +144,17 @@ class LocalDeadLetters:
         self._dirty = True
 
     def flush(self) -> None:
+        """Sync the letters written since the last call."""
         if self._dirty:
-            with self._told():
+            with self._as_disk_error():
                 self._disk.sync(self._fd)
             self._dirty = False
 
     def purge(self, keys: Collection[Key]) -> None:
-        """Take away the letters that speak of some keys; one that cannot be read as JSON goes with
-        them."""
+        """Remove the letters that mention one of the keys, and those that cannot be searched."""
         if not keys:
             return
-        with self._told():
+        with self._as_disk_error():
             self._disk.close(self._fd)
             for path in (self._folder / "previous.jsonl", self._current):
                 if path.exists():
@@ -162,7 +167,7 @@ class LocalDeadLetters:
             self._open()
 
     def _open(self) -> None:
-        """Go on behind the last whole line: one torn by a crash would take the next letter with it."""
+        """Continue after the last whole line: a torn one would spoil the next letter."""
         self._fd = self._disk.open(self._current, os.O_RDWR | os.O_CREAT)
         self._size = self._current.read_bytes().rfind(b"\n") + 1
         self._disk.truncate(self._fd, self._size)
@@ -170,7 +175,8 @@ class LocalDeadLetters:
         self._disk.sync_folder(self._folder)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_disk_error(self) -> Iterator[None]:
+        """Turn an error of the disk into one that tells the operator what to do."""
         try:
             yield
         except OSError as error:
@@ -181,10 +187,12 @@ class LocalDeadLetters:
 
 
 def mentions(line: bytes, keys: Collection[Key]) -> bool:
-    """Whether a stored letter has one of the keys among its strings and integers, or might have it.
+    """Whether a stored letter has one of the keys among its strings and integers, or may have it.
 
-    The key of its record counts where a node's key is any part of it, as in an error.
+    A letter that was cut or cannot be parsed may have it. The record's key counts where a node's
+    key is any part of it.
     """
+    # Parse the value, and search the record's key as text.
     try:
         letter = msgspec.json.decode(line)
         value = base64.b64decode(letter["value_base64"])
@@ -200,11 +208,13 @@ def mentions(line: bytes, keys: Collection[Key]) -> bool:
         ]
     except (ValueError, RecursionError, KeyError, TypeError):
         return True
-    left = parts
-    while left:
-        part = left.pop()
+
+    # Search all values of all objects, which were parsed as lists of pairs to keep duplicates.
+    unseen = parts
+    while unseen:
+        part = unseen.pop()
         if isinstance(part, list | tuple):
-            left.extend(part)
+            unseen.extend(part)
         elif part in keys:
             return True
     return False
@@ -214,16 +224,17 @@ class TopicDeadLetters:
     """Dead letters as records of a topic: the raw value, with provenance in the headers."""
 
     def __init__(self, make_producer: Callable[[], Any], topic: str) -> None:
-        """make_producer: called with the first letter, so that a start needs no broker."""
+        """make_producer: called for the first letter, so that a start needs no broker."""
         self._make_producer = make_producer
         self._topic = topic
         self._producer: Any = None
         self._sent: list[Any] = []
 
     def purge(self, keys: Collection[Key]) -> None:
-        """Nothing: what is in Kafka is out of reach."""
+        """Do nothing: records in Kafka cannot be removed one by one."""
 
     def add(self, letter: DeadLetter) -> None:
+        """Send a letter; where too many are under way, wait for them first. Raises: KafkaError."""
         self._producer = self._producer or self._make_producer()
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
@@ -238,13 +249,14 @@ class TopicDeadLetters:
         )
 
     def flush(self) -> None:
+        """Wait until all letters are acknowledged. Raises: KafkaError."""
         if not self._sent:
             return
         try:
             self._producer.flush(ACKNOWLEDGED_SECONDS)
             for future in self._sent:
                 future.get(ACKNOWLEDGED_SECONDS)
-        except Exception as error:  # noqa: BLE001 - whatever the client raises, the letter is not acknowledged
+        except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
                 f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
                 "check the topic and its permissions; ingest resumes where it stopped.",
@@ -253,7 +265,7 @@ class TopicDeadLetters:
 
 
 def make_dead_letters(settings: Settings) -> DeadLetters:
-    """Where dead letters go by the settings."""
+    """Make the store of dead letters that the settings name."""
     topic = settings.ingest.dead_letter_topic
     if topic:
         return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)

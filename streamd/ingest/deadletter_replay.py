@@ -1,5 +1,4 @@
-"""Dead letters read back, and sent again to the topics they came from once what was wrong is
-mended."""
+"""Dead letters read back, and sent again to the topics they came from."""
 
 import base64
 from collections.abc import Collection, Iterator
@@ -19,39 +18,41 @@ from streamd.storage import write_durably
 
 SENT = "replayed.json"
 FLUSH_EVERY = 1_000
+"""Letters sent before the names of those sent are stored; a crash sends so many again."""
 UNREPEATABLE = ("bad_batch", "tombstone")
-"""Reasons whose letters do not hold what was sent: a batch that could not be opened, and a null
-value."""
-Name = tuple[str, int, int, int]
+"""Reasons whose letters lack what was sent: an unreadable batch, and a null value."""
+LetterName = tuple[str, int, int, int]
+"""Topic, partition, offset and index of the event."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A dead letter read back. whole: whether all bytes of value and key are there.
+class StoredLetter:
+    """A dead letter read back. whole: whether value and key were kept in full.
 
-    Letters written before keys and timestamps were kept have None and -1.
+    Letters of releases that kept no keys and timestamps have None and -1.
     """
 
     letter: DeadLetter
     whole: bool
 
     @property
-    def name(self) -> Name:
-        """Where the event was: topic, partition, offset, index."""
+    def name(self) -> LetterName:
+        """Where the event was, which names the letter."""
         return self.letter.topic, self.letter.partition, self.letter.offset, self.letter.index
 
 
-def read_letters(settings: Settings) -> Iterator[Found]:
-    """All dead letters kept, oldest first: of the topic where one is set, of the local files
-    otherwise."""
+def read_letters(settings: Settings) -> Iterator[StoredLetter]:
+    """Read all dead letters, oldest first: of the topic where one is set, else the local files."""
     topic = settings.ingest.dead_letter_topic
     return _of_topic(settings, topic) if topic else _of_files(settings.data_dir / FOLDER)
 
 
-def _of_files(folder: Path) -> Iterator[Found]:
+def _of_files(folder: Path) -> Iterator[StoredLetter]:
+    """Letters of the two local files; a line that cannot be read is passed over."""
     for name in ("previous.jsonl", "current.jsonl"):
         path = folder / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
+            # Letters of older releases lack the fields of the key and the timestamp.
             try:
                 f = msgspec.json.decode(line)
                 value = base64.b64decode(f["value_base64"])
@@ -71,13 +72,14 @@ def _of_files(folder: Path) -> Iterator[Found]:
                 )
             except (ValueError, KeyError, TypeError):
                 continue  # a line that a crash tore
-            yield Found(
+            yield StoredLetter(
                 letter,
                 len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0),
             )
 
 
-def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
+def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
+    """Letters of a topic up to its present end. Raises: KafkaError where it does not exist."""
     consumer = make_consumer(settings.kafka)
     try:
         partitions = [
@@ -91,14 +93,16 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[Found]:
         while any(consumer.position(tp) < ends[tp] for tp in partitions):
             for records in consumer.poll(timeout_ms=500).values():
                 for record in records:
-                    found = _from_record(record)
-                    if found is not None:
-                        yield found
+                    stored = _from_record(record)
+                    if stored is not None:
+                        yield stored
     finally:
         consumer.close()
 
 
-def _from_record(record: Any) -> Found | None:
+def _from_record(record: Any) -> StoredLetter | None:
+    """The letter in a record; None where its headers are not those of a letter."""
+    # All headers but the key are text.
     raw = dict(record.headers or ())
     headers = {name: (value or b"").decode(errors="replace") for name, value in raw.items()}
     key = raw.get("key")
@@ -118,12 +122,14 @@ def _from_record(record: Any) -> Found | None:
         )
     except (KeyError, ValueError):
         return None
-    return Found(letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES)
+    return StoredLetter(
+        letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES
+    )
 
 
 class Replayed(NamedTuple):
-    """Numbers of letters: sent now, sent before, not whole, and naming a topic not in
-    `kafka.topics`."""
+    """Numbers of letters. before: sent earlier. broken: not whole. foreign: of a topic that is not
+    in `kafka.topics`."""
 
     sent: int
     before: int
@@ -132,41 +138,47 @@ class Replayed(NamedTuple):
 
 
 def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replayed:
-    """Send letters to the topics they came from, each once, with key and timestamp of their
-    records.
+    """Send letters to the topics they came from, with the key and timestamp of their records.
 
-    A letter's topic is only what its writer claims: one that is not in `kafka.topics` gets nothing.
+    The topic is what a letter says, and anybody may have written it. So only topics in
+    `kafka.topics` get letters.
+
     Args: reasons: which letters, all where empty; again: also those sent before.
     Raises: KafkaError where one was not acknowledged; those before it count as sent.
     """
+    # Choose the letters, each once.
     path = settings.data_dir / FOLDER / SENT
-    before: set[Name] = (
-        set(msgspec.json.decode(path.read_bytes(), type=list[Name])) if path.exists() else set()
+    before: set[LetterName] = (
+        set(msgspec.json.decode(path.read_bytes(), type=list[LetterName]))
+        if path.exists()
+        else set()
     )
-    present: set[Name] = set()
+    present: set[LetterName] = set()
     chosen = []
     skipped = 0
     broken = 0
     foreign = 0
-    for found in read_letters(settings):
-        if found.name in present:
+    for stored in read_letters(settings):
+        if stored.name in present:
             continue  # a crash may leave a letter twice
-        present.add(found.name)
-        if reasons and found.letter.reason not in reasons:
+        present.add(stored.name)
+        if reasons and stored.letter.reason not in reasons:
             continue
-        if found.letter.topic not in settings.kafka.topics:
+        if stored.letter.topic not in settings.kafka.topics:
             foreign += 1
-        elif not found.whole or found.letter.reason in UNREPEATABLE:
+        elif not stored.whole or stored.letter.reason in UNREPEATABLE:
             broken += 1
-        elif found.name in before and not again:
+        elif stored.name in before and not again:
             skipped += 1
         else:
-            chosen.append(found)
+            chosen.append(stored)
+
+    # Send them part by part, and remember what was acknowledged.
     done = before & present
     producer = make_producer(settings.kafka) if chosen else None
     try:
-        for at in range(0, len(chosen), FLUSH_EVERY):
-            part = chosen[at : at + FLUSH_EVERY]
+        for first in range(0, len(chosen), FLUSH_EVERY):
+            part = chosen[first : first + FLUSH_EVERY]
             _send(producer, part)
             done |= {f.name for f in part}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,11 +189,13 @@ def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replaye
     return Replayed(len(chosen), skipped, broken, foreign)
 
 
-def _send(producer: Any, part: list[Found]) -> None:
+def _send(producer: Any, part: list[StoredLetter]) -> None:
+    """Send letters and wait for all of them. Raises: KafkaError."""
     futures = []
-    for found in part:
-        letter = found.letter
+    for stored in part:
+        letter = stored.letter
         headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
+        # A record without a timestamp gets the time at which it was refused.
         known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
         stamp = letter.timestamp_ms if known else letter.time_us // 1000
         futures.append(

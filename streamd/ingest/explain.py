@@ -1,6 +1,6 @@
-"""What is said of a refused event, so that its sender can mend it: what was found and expected.
+"""Error texts of refused events, which tell the sender what was found and what is expected.
 
-No value of a sender's field is ever part of it, only names of fields.
+They hold names of the sender's fields, never values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,13 @@ from streamd.ingest.notices import named
 from streamd.ingest.wire import FIELDS, TYPES, fields
 
 MAX_TEXT = 490
-"""Characters of a text: local dead letters keep 500."""
+"""Most characters of a text; local dead letters keep 500."""
 MAX_SHOWN = 4
-"""Numbers that an example shows; of more it tells how many there must be."""
+"""Most numbers that an example shows; for more it says how many there must be."""
 MAX_KEPT = 256
+"""Texts that are remembered: senders repeat the same few mistakes."""
 EXPLAINED = ("missing_field", "wrong_type", "unknown_type", "feature_width", "unsupported")
-"""Reasons that the fields found, or the sight of a right event, explain."""
+"""Reasons that the names of the fields and an example of a valid event explain."""
 OTHER_NAMES = {
     "src": (
         "user",
@@ -65,18 +66,20 @@ OTHER_NAMES = {
         "timestampms",
     ),
 }
-"""What others call the fields of an edge, in small letters, without `_` and `-`."""
+"""Common other names for the fields of an edge, in lower case, without `_` and `-`."""
 ENVELOPE = ("before", "after", "op")
+"""Fields of every change event of Debezium."""
 
 
 class Explainer:
-    """Texts of refused events under one schema. Owner: the decoder."""
+    """Writes the error texts of events under one schema. Owner: the decoder."""
 
     def __init__(self, schema: Schema, time_unit: str) -> None:
+        # An example of each type, with the widths and the unit of time of this stream.
         time = 1_672_531_200_123_000 // MICROSECONDS[time_unit]
         edge = _numbers("features", schema.edge_feature_dim)
         node = _numbers("features", schema.node_feature_dim)
-        self._right = {
+        self._example = {
             "edge": f'{{"src": "user:8", "dst": "item:3", "time": {time}{edge}}}',
             "node": f'{{"type": "node", "id": "user:8"{node}}}',
             "label": f'{{"type": "label", "node": "user:8", "time": {time}'
@@ -86,7 +89,7 @@ class Explainer:
         self._texts: dict[tuple[str, ...], str] = {}
 
     def text(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
-        """What was wrong with an event (or a whole value), at most `MAX_TEXT` characters.
+        """Explain what is wrong with an event or a whole value, in at most `MAX_TEXT` characters.
 
         raw: its bytes.
         """
@@ -94,6 +97,8 @@ class Explainer:
             return self._joined(str(bad), foreign(bytes(memoryview(raw)[:64])), "edge")
         if bad.reason not in EXPLAINED:
             return str(bad)[:MAX_TEXT]
+
+        # Show the names of the fields that were sent, and how to map them.
         found = fields(raw)
         sent = bytes(found.get("type", b""))
         kind = next((t for t in TYPES if sent == f'"{t}"'.encode()), "edge")
@@ -102,20 +107,20 @@ class Explainer:
         return self._joined(str(bad), hint, kind)
 
     def _joined(self, what: str, hint: str, kind: str) -> str:
-        """The text; the same one for all that is alike, of which a record may hold very many."""
+        """Join error, hint and example. Equal texts are one object: a record may need very many."""
         key = what, hint, kind
         if key not in self._texts:
             if len(self._texts) >= MAX_KEPT:
                 self._texts.clear()
             article = "an" if kind == "edge" else "a"
             text = f"{what[:120]}{'; ' if hint else ''}{hint}"
-            right = f". As {article} {kind} should be: {self._right[kind]}"
-            self._texts[key] = text[: MAX_TEXT - len(right)] + right
+            example = f". As {article} {kind} should be: {self._example[kind]}"
+            self._texts[key] = text[: MAX_TEXT - len(example)] + example
         return self._texts[key]
 
 
 def to_map(names: Sequence[str], kind: str = "edge") -> str:
-    """What to call which of a sender's fields, where some look like the missing ones of an edge."""
+    """Say how to rename fields that look like the missing ones of an edge; empty for none."""
     if kind != "edge":
         return ""
     plain = {n.lower().replace("_", "").replace("-", ""): n for n in names if n not in FIELDS}
@@ -131,7 +136,7 @@ def to_map(names: Sequence[str], kind: str = "edge") -> str:
 
 
 def debezium(found: Mapping[str, msgspec.Raw]) -> str:
-    """What to do with a change event of Debezium, also inside `payload`; empty where it is none."""
+    """Say what to do with a Debezium change event, also inside `payload`; empty for any other."""
     inside = fields(found["payload"]) if "payload" in found else {}
     if not (all(n in found for n in ENVELOPE) or all(n in inside for n in ENVELOPE)):
         return ""
@@ -142,7 +147,8 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
 
 
 def foreign(start: bytes) -> str:
-    """What a value that is not JSON looks like by its first bytes; empty where they say nothing."""
+    """Guess the format of a value that is not JSON from its first bytes; empty where unknown."""
+    # Confluent's wire format: a zero byte and the schema's number in four bytes.
     if start[:1] == b"\0" and len(start) >= 5:
         number = int.from_bytes(start[1:5], "big")
         what = "JSON" if start[5:6] in (b"{", b"[") else "Avro or Protobuf"
@@ -150,6 +156,7 @@ def foreign(start: bytes) -> str:
             f"schema registry header, id {number}: {what} follows; send plain JSON, "
             "by a serializer without a registry"
         )
+    # Magic bytes: Arrow stream and file, Avro file, gzip and zstd.
     if start[:4] in (b"\xff\xff\xff\xff", b"ARRO"):
         return "looks like Arrow: set the header content-type, and send the stream format"
     if start[:4] == b"Obj\x01":
@@ -160,7 +167,7 @@ def foreign(start: bytes) -> str:
 
 
 def _numbers(field: str, dim: int) -> str:
-    """A field of so many numbers as it follows others in an example; empty for none."""
+    """A field of `dim` numbers as the last one of an example; empty for 0."""
     if not dim:
         return ""
     shown = ", ".join(["0.5"] * min(dim, MAX_SHOWN))

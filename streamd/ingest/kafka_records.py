@@ -1,5 +1,4 @@
-"""How kafka-python reads record batches, made safe: whatever cannot be read becomes one refused
-record.
+"""Safe reading of record batches by kafka-python: what cannot be read becomes a refused record.
 
 kafka-python decodes records inside a generator. An error in there, such as a header name that is
 not UTF-8, ends the generator for good, and the next poll never returns. It also expands a
@@ -25,16 +24,19 @@ from streamd.ingest.codecs import expand
 
 REFUSED_HEADER = "streamd-refused-batch"
 CHECKSUM_TRIES = 3
-"""Times a batch whose checksum is wrong is fetched before it is refused: the network may have
-damaged it on the way."""
+"""Times that a batch with a wrong checksum is fetched before it is refused: the network may have
+damaged it."""
 MAX_HEADERS = 1_000
-"""Headers of a record: each takes two bytes in a batch and a hundred in memory."""
+"""Most headers of a record: each takes two bytes in a batch and a hundred in memory."""
 UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
 """What reading a malformed record raises."""
 
 
 class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
-    """A batch whose iteration raises nothing, but for a wrong checksum the first times it is seen."""
+    """A record batch whose iteration never raises.
+
+    Only a wrong checksum is reported, the first times that the batch is fetched.
+    """
 
     max_batch_bytes: ClassVar[int] = 2**31
     _buffer: bytearray
@@ -49,7 +51,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._refused = ""
 
     def validate_crc(self) -> bool:
-        """Whether to go on with this batch; one that was damaged too often is refused instead."""
+        """Whether the batch may be read; one damaged too often is read as a refused record."""
         if super().validate_crc():
             return True
         name = (self.base_offset, self.crc)
@@ -60,6 +62,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         return True
 
     def _maybe_uncompress(self) -> None:
+        """Expand the records within `max_batch_bytes`, or refuse the batch."""
         if self._decompressed or self.compression_type == self.CODEC_NONE:
             self._decompressed = True
             return
@@ -88,11 +91,13 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     next = __next__
 
     def _read_record(self) -> DefaultRecord:
-        """The record at `_pos`, which moves behind it (Kafka's message format 2). Raises:
-        UNREADABLE.
+        """Read the record at `_pos`, which moves behind it (Kafka's message format 2).
+
+        Raises: UNREADABLE.
 
         Header names that are not UTF-8 are read with replacements, as Kafka's own client does.
         """
+        # The fields in order; the attributes between length and timestamp are unused.
         buffer = self._buffer
         end = len(self._buffer)
         length, pos = decode_varint(buffer, self._pos)
@@ -105,6 +110,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         num_headers, pos = decode_varint(buffer, pos)
         if num_headers > MAX_HEADERS:
             raise ValueError(f"a record has {num_headers} headers, at most {MAX_HEADERS} are read")
+
+        # The headers end the record, which tells whether its length was right.
         headers = []
         for _ in range(num_headers):
             name, pos = _nullable_bytes(buffer, pos)
@@ -112,6 +119,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             headers.append(((name or b"").decode(errors="replace"), content))
         if num_headers < 0 or pos - start != length or pos > end:
             raise ValueError(f"a record of {length} bytes does not end where it says")
+
+        # Offsets and timestamps are relative to the batch's.
         offset = self.base_offset + offset_delta
         if not self.base_offset <= offset <= self.last_offset:
             raise ValueError(f"a record has offset {offset}")
@@ -121,18 +130,18 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
-        """A refused record for the one at `start`; for all the rest where its end cannot be found."""
+        """A refused record for the one at `start`, or for all the rest where its end is unknown."""
         try:
             length, body = decode_varint(self._buffer, start)
             _, pos = decode_varint(self._buffer, body)
             _, pos = decode_varint(self._buffer, pos)
             offset_delta, pos = decode_varint(self._buffer, pos)
-            found = 0 <= offset_delta <= self.last_offset_delta and pos <= body + length <= len(
+            has_end = 0 <= offset_delta <= self.last_offset_delta and pos <= body + length <= len(
                 self._buffer
             )
         except UNREADABLE:
-            found = False
-        if found:
+            has_end = False
+        if has_end:
             self._pos = body + length
             return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
         self._next_record_index = self._num_records
@@ -141,21 +150,21 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         )
 
     def _control_record(self) -> Any:
-        """The record of a transaction's end; None, which means that it does not abort, where it is
-        malformed."""
+        """Read the record that ends a transaction; None, which means no abort, where malformed."""
         try:
             return self._read_msg()
         except UNREADABLE:
             return None
 
     def _refuse(self, why: str) -> None:
-        """Make this a batch of one record, a refused one."""
+        """Make this a batch of one refused record."""
         self._refused = f"offsets {self.base_offset} to {self.last_offset}: {why}"
         self._num_records = 1
         self._next_record_index = 0
         self._decompressed = True
 
     def _refused_record(self, offset: int, why: str) -> DefaultRecord:
+        """A record that says why what stood at `offset` was refused."""
         value = f"cannot be read: {why}".encode()[:1000]
         return DefaultRecord(
             len(value),
@@ -169,7 +178,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
 
 
 def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
-    """A length and so many bytes; None where the length is -1. Raises: ValueError."""
+    """Read a length and that many bytes; None where the length is negative. Raises: ValueError."""
     length, pos = decode_varint(buffer, pos)
     if length < 0:
         return None, pos
@@ -179,12 +188,16 @@ def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
 
 
 class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """What was fetched of a partition, given out up to a number of bytes: compressed, a megabyte
-    may hold gigabytes."""
+    """The fetched records of a partition, given out up to a number of bytes.
+
+    A compressed megabyte may hold gigabytes.
+    """
 
     bytes_left = 2**63
+    """Bytes that the current poll may still take; no limit until `bound_polls` sets one."""
 
     def take(self, n: int | None = None) -> list[Any]:
+        """At most `n` records; the one that uses up `bytes_left` is the last."""
         self._maybe_raise_next_inline_exception()
         records: list[Any] = []
         try:
@@ -197,7 +210,7 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
                 )
                 if self.bytes_left <= 0:
                     break
-        except Exception as error:  # noqa: BLE001 - as kafka-python does: what was read before goes first
+        except Exception as error:  # noqa: BLE001 - as kafka-python: deliver what was read first
             if not records:
                 raise
             self._next_inline_exception = error
@@ -205,14 +218,15 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 def make_reading_safe(max_batch_bytes: int) -> None:
-    """Let this process read every batch by `SafeBatch`, and expand none beyond `max_batch_bytes`."""
+    """Make kafka-python read every batch by `SafeBatch`, expanded to at most `max_batch_bytes`."""
     SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch
     Fetcher.PartitionRecords = SafeRecords
 
 
 def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
-    """Let a poll end with the record that brings its keys, values and headers to `max_bytes`."""
+    """End each poll at the record that brings its keys, values and headers to `max_bytes`."""
+    # kafka-python has no such limit, so its two steps of a poll are wrapped.
     fetcher = consumer._fetcher
     fetch = fetcher.fetched_records
     append = fetcher._append
@@ -230,16 +244,18 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
         taken: int = append(drained, part, max_records, update_offsets)
         if part is not None:
             bytes_left = min(bytes_left, part.bytes_left)
-        return taken if bytes_left > 0 else max_records  # as if all had come: the poll ends
+        # Report as many as were asked for: then the poll ends.
+        return taken if bytes_left > 0 else max_records
 
     fetcher.fetched_records = fetch_bounded
     fetcher._append = append_bounded
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Read on at an offset; the next poll asks the broker first whether it still has the log that
-    was read up to there under this leader epoch (KIP-320), and raises LogTruncationError where it
-    has not.
+    """Continue at an offset that was reached under a leader epoch (KIP-320).
+
+    The next poll first asks the broker whether its log still agrees up to there, and raises
+    LogTruncationError where it does not.
 
     kafka-python's own `seek` takes no epoch.
     """
@@ -248,10 +264,11 @@ def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch:
 
 
 def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
-    """A table that the consumer keeps current: per partition the end up to which it can read.
+    """A table of the end up to which each partition can be read; the consumer keeps it current.
 
-    That is the last stable offset: behind it lies an open transaction, if anything. kafka-python
-    itself keeps the high water mark only, which a reader of committed records may never reach.
+    That end is the last stable offset, where an open transaction begins, if there is one.
+    kafka-python itself keeps only the high water mark, which a reader of committed records may
+    never reach.
     """
     stable: dict[TopicPartition, int] = {}
     parse = consumer._fetcher._parse_fetched_data

@@ -1,12 +1,11 @@
-"""Partitions merged by event time: those ahead wait for those behind, live ones for a bounded wall
-time.
+"""Partitions merged by event time, each waiting for those behind it for a bounded wall time.
 
-Pure: fed with events, ends and a clock reading, it says which events may be appended now and what
-to read on from.
+The merge is pure. It is given events, ends of partitions and readings of a clock. It answers which
+events may be appended now, and where to read on.
 
-Edges and labels go by their own time. Deletes and node features have none: they go by their
-record's timestamp plus what event times lead timestamps by lately, never before what lies before
-them in their partition.
+Edges and labels are ordered by their own time. Deletes and node features have none. They are
+ordered by their record's timestamp plus the usual difference of event time and timestamp, and never
+before the events before them in their partition.
 """
 
 from collections.abc import Sequence
@@ -21,15 +20,21 @@ from streamd.ingest.block import NO_STAMP, Block, Rows, empty_block, has_time, j
 from streamd.ingest.placement import ALWAYS, NEVER, Situation, place_untimed
 
 NUM_LEADS = 1_000
-"""Events whose (time - timestamp) tells where in event time a record without a time belongs."""
+"""Newest events whose (time - timestamp) is remembered. Their median places events without a time,
+and single outliers do not move it."""
 Place = tuple[int, int]
 """Offset and item of an event in its partition."""
 
 
 @dataclass(eq=False)
 class _Partition:
-    """following: place behind all that was pushed. frontier: newest event time pushed. reached:
-    newest record timestamp pushed. num_untimed: buffered events without a time of their own."""
+    """The buffer of one partition, and how far it was read. Owner: the merger.
+
+    following: place after the last pushed event. frontier: newest event time pushed. reached:
+    newest record timestamp pushed. at_end: it was read to its end. ever: it has had an event with a
+    time. num_untimed: buffered events without a time of their own. ahead: places of events that
+    were released before an earlier place was.
+    """
 
     frontier: int = NEVER
     reached: int = NEVER
@@ -45,17 +50,17 @@ class _Partition:
 
     @property
     def only_untimed(self) -> bool:
-        """Whether nothing that came since the start has a time: then its end is nobody's business."""
+        """Whether no event since the start has a time; then no partition waits for this one."""
         return self.pushed and self.frontier == NEVER
 
     def buffer(self) -> Block:
-        """All that is buffered, as one block."""
+        """The buffered events as one block."""
         if len(self.blocks) > 1:
             self.blocks = [joined(self.blocks)]
         return self.blocks[0]
 
     def keep(self, block: Block) -> None:
-        """Buffer this and nothing else."""
+        """Replace the buffer by this block."""
         timed = block.rows["time"][has_time(block.rows)] if self.num_untimed else block.rows["time"]
         self.num_buffered = len(block)
         self.num_untimed = len(block) - len(timed)
@@ -64,7 +69,7 @@ class _Partition:
 
 
 class _Arrival(NamedTuple):
-    """What one push brought: when, its newest event time, and the place of its last event."""
+    """One push. at: monotonic seconds. newest: newest event time. last: place of its last event."""
 
     at: float
     newest: int
@@ -75,9 +80,9 @@ class _Arrival(NamedTuple):
 class Merger:
     """Buffers events per partition and releases them in time order. Owner: the poll thread.
 
-    An event leaves when no partition that is still behind can hold an earlier one. A partition read
-    to its end holds the others back for `wait_seconds` only; one that never had an event with a
-    time holds nobody back.
+    An event is released when no partition that is still behind can hold an earlier one. The others
+    wait for a partition that was read to its end for `wait_seconds` only. They do not wait for one
+    that never had an event with a time.
     """
 
     def __init__(
@@ -92,11 +97,11 @@ class Merger:
         self._dim = edge_feature_dim
         self._parts = [_Partition() for _ in range(num_sources)]
         self._arrivals: list[_Arrival] = []
-        """Of all partitions, oldest first."""
+        """Pushes of all partitions of which events are buffered, oldest first."""
         self._leads = np.zeros(0, np.int64)
 
     def start(self, source: int, position: Position) -> None:
-        """Read `source` on from a stored position."""
+        """Begin a partition at its stored position."""
         part = self._parts[source]
         part.following = (position.offset, position.index)
         part.ahead = list(position.ahead)
@@ -105,15 +110,16 @@ class Merger:
     def push(self, source: int, events: Block, following: Place, at_end: bool, now: float) -> None:
         """Take what one poll brought from one partition.
 
-        Args: events: in order of offset and item; following: place behind them, from which to read
-        on;
-            now: monotonic seconds.
+        Args: events: in order of offset and item; following: the place after them, from which to
+        read on; now: monotonic seconds.
         """
         part = self._parts[source]
         part.following = max(part.following, following)
         part.at_end = at_end
         if not len(events):
             return
+
+        # Note how far the partition was read, in event time and in record timestamps.
         part.pushed = True
         rows = events.rows
         timed = rows[has_time(rows)]
@@ -124,13 +130,15 @@ class Merger:
             part.earliest = min(part.earliest, int(timed["time"].min()))
             self._learn_leads(timed)
         part.reached = max(part.reached, int(rows["stamp"].max()))
+
+        # Buffer the events.
         part.blocks.append(events)
         part.num_buffered += len(rows)
         part.num_untimed += len(rows) - len(timed)
         self._arrivals.append(_Arrival(now, newest, part, _place(rows[-1])))
 
     def release(self, now: float, limit: int) -> Block:
-        """Events that may be appended now, in log order, at most `limit`."""
+        """Take out the events that may be appended now, in log order, at most `limit`."""
         waiting = [p for p in self._parts if p.num_buffered]
         bound = self._bound(now)
         taken = [p for p in waiting if bound is None or p.earliest < bound]
@@ -139,7 +147,7 @@ class Merger:
         if not taken:
             return empty_block(self._dim)
 
-        # Order what may go.
+        # Order the events that may be released.
         merged = joined([p.buffer() for p in taken])
         at, ready = self._placed(taken, merged, bound, now)
         order = _log_order(merged.rows, at)
@@ -147,7 +155,7 @@ class Merger:
             order = order[ready[order]]
         order = order[:limit]
 
-        # Take it out of the buffers, remembering what goes ahead of something that stays.
+        # Take them out of the buffers; remember those released before an earlier place of theirs.
         if len(taken) == 1 and _is_prefix(order):
             released, rest = merged.split(len(order))
             self._keep(taken[0], rest, ())
@@ -162,7 +170,7 @@ class Merger:
                 self._keep(part, buffer.take(~left), _places(buffer.rows[left]))
                 first += len(buffer)
 
-        # Forget the arrivals of which nothing is left.
+        # Forget the arrivals of which no event is buffered.
         oldest = min(p.earliest for p in waiting)
         self._arrivals = [
             a
@@ -172,9 +180,10 @@ class Merger:
         return released
 
     def _bound(self, now: float) -> int | None:
-        """Events strictly before this time may go; None: all of them."""
+        """The time before which events may be released; None for all."""
         if len(self._parts) == 1:
             return None
+        # Partitions at their end are waited for until `wait_seconds` have passed.
         live = [p.frontier for p in self._parts if p.at_end and p.ever and not p.only_untimed]
         overdue = [a.newest for a in self._arrivals if now - a.at >= self.wait_seconds]
         until = min(live) if live else ALWAYS
@@ -185,8 +194,8 @@ class Merger:
     def _behind(self) -> list[_Partition]:
         """Partitions that may still hold an earlier event, for which the others wait.
 
-        Not one of which only events without a time are known; and not one that is full of them,
-        which can be read on only when they leave.
+        Left out: a partition of which only events without a time are known, and one whose buffer
+        is full of them, since it can be read on only when they are released.
         """
         return [
             p
@@ -197,14 +206,17 @@ class Merger:
     def _placed(
         self, taken: Sequence[_Partition], merged: Block, bound: int | None, now: float
     ) -> tuple[Int64, Bools | None]:
-        """Time by which each event of the joined buffers goes, and which may go now; None: all."""
+        """The time that orders each event of the joined buffers, int64[n] microseconds, and whether
+        it may be released now, bool[n], None for all."""
         time = merged.rows["time"]
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
-        # While partitions are behind nothing is overdue: what they hold may have to go first.
+        # While partitions are behind, nothing is overdue: their events may have to go first.
         overdue = (
             [] if self._behind() else [a for a in self._arrivals if now - a.at >= self.wait_seconds]
         )
+
+        # A partition with events without a time is placed among the buffers of the others.
         at = []
         ready = []
         for part in taken:
@@ -230,7 +242,7 @@ class Merger:
         return np.concatenate(at), np.concatenate(ready)
 
     def _others_reached(self, part: _Partition) -> int:
-        """Record timestamp up to which all other partitions that can be read on were read."""
+        """The record timestamp up to which all other partitions were read that can be read on."""
         return min(
             (
                 p.reached
@@ -241,26 +253,26 @@ class Merger:
         )
 
     def _learn_leads(self, timed: Rows) -> None:
+        """Remember (time - timestamp) of the newest events."""
         newest = timed[timed["stamp"] != NO_STAMP][-NUM_LEADS:]
         self._leads = np.concatenate([self._leads, newest["time"] - newest["stamp"]])[-NUM_LEADS:]
 
     @staticmethod
     def _keep(part: _Partition, rest: Block, left: Sequence[Place]) -> None:
-        """Go on with `rest` in the buffer. left: places of events that went while others before
-        them may have stayed."""
+        """Set the buffer to `rest`. left: places of events that were released while others before
+        them may be buffered still."""
         part.keep(rest)
         first = _first(rest.rows) if len(rest) else part.following
         part.ahead = sorted(x for x in (*part.ahead, *left) if x >= first)
 
     def position(self, source: int) -> Position:
-        """Where to read on from, given that all released events are in the log."""
+        """Where to read on once all released events are in the log."""
         part = self._parts[source]
         first = _first(part.buffer().rows) if part.num_buffered else part.following
         return Position(*first, tuple(x for x in part.ahead if x >= first))
 
     def paused(self) -> list[int]:
-        """Partitions that should not be polled now: full buffers, except the one all others wait
-        for."""
+        """Numbers of the partitions with full buffers, except those that all others wait for."""
         slowest = min((p.frontier for p in self._behind()), default=ALWAYS)
         return [
             i
@@ -275,8 +287,8 @@ class Merger:
         ]
 
     def next_due(self, now: float) -> float:
-        """Seconds until a buffered event may leave without news from other partitions; 3600 with
-        none waiting."""
+        """Seconds until a buffered event may be released even if no partition brings more; 3600
+        where none is buffered."""
         if not self._arrivals:
             return 3600.0
         if len(self._parts) == 1:
@@ -284,20 +296,22 @@ class Merger:
         return max(0.0, self._arrivals[0].at + self.wait_seconds - now)
 
     def buffers(self) -> list[Block]:
-        """All that is buffered."""
+        """The buffers of the partitions that have one."""
         return [p.buffer() for p in self._parts if p.num_buffered]
 
     @property
     def num_buffered(self) -> int:
+        """Number of buffered events."""
         return sum(p.num_buffered for p in self._parts)
 
     @property
     def all_at_end(self) -> bool:
+        """Whether all partitions were read to their end."""
         return all(p.at_end for p in self._parts)
 
 
 def not_yet_appended(rows: Rows, resume: Position) -> NDArray[np.bool_]:
-    """Which events of a partition, read again from `resume`, the log does not hold: bool[n]."""
+    """Whether the log lacks each event of a partition that is read again from `resume`: bool[n]."""
     offset = rows["offset"]
     item = rows["item"]
     missing: NDArray[np.bool_] = (offset > resume.offset) | (
@@ -311,14 +325,14 @@ def not_yet_appended(rows: Rows, resume: Position) -> NDArray[np.bool_]:
 
 
 def _log_order(rows: Rows, at: Int64) -> NDArray[np.int64]:
+    """Indices in the order of the log: by time, then partition, offset and item."""
     if (at[1:] > at[:-1]).all():
         return np.arange(len(rows))
     return np.lexsort((rows["item"], rows["offset"], rows["source"], at))
 
 
 def _is_prefix(order: NDArray[np.int64]) -> bool:
-    """Whether places in a buffer are its first ones, in order: then they leave in order of offset
-    too."""
+    """Whether indices into a buffer are its first ones in order, so that splitting it is enough."""
     return not len(order) or bool(
         order[0] == 0 and order[-1] == len(order) - 1 and (order[1:] > order[:-1]).all()
     )

@@ -1,5 +1,4 @@
-"""Beside the poll loop: tells Kafka how far we are, and notices new partitions and topics made
-anew."""
+"""A thread beside the poll loop that publishes positions and notices changes of the topics."""
 
 import threading
 import time
@@ -18,14 +17,15 @@ from streamd.settings import KafkaSettings
 
 logger = structlog.get_logger()
 INTERVAL_SECONDS = 5.0
+"""Two or three small requests to the broker this often cost nothing, and no one waits for them."""
 
 
 @dataclass(frozen=True)
 class Topics:
-    """What the broker said of its cluster and our topics. topic_ids: by name; partitions: sorted.
+    """The broker's answer about its cluster and our topics. topic_ids: by name; partitions: sorted.
 
-    leaderless: those without a leader at that moment, which makes no difference between two
-    answers. missing: topics that do not exist, or that this user may not see.
+    leaderless: partitions without a leader at that moment; answers that differ only in them are
+    equal. missing: topics that do not exist, or that this user may not see.
     """
 
     cluster_id: str
@@ -36,17 +36,19 @@ class Topics:
 
 
 def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
-    """Ask the broker. Raises: kafka.errors.KafkaError."""
+    """Ask the broker about its cluster and these topics. Raises: kafka.errors.KafkaError."""
     cluster = admin.describe_cluster().get("cluster_id") or ""
-    found = {
+    described = {
         t["name"]: t
         for t in admin.describe_topics(sorted(set(names)))
         if not t["error_code"] and t["partitions"]
     }
-    ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in found.items()}
+
+    # Old brokers give no topic ids.
+    ids = {n: str(t["topic_id"]) if t.get("topic_id") else "" for n, t in described.items()}
     leader = {
         TopicPartition(n, p["partition_index"]): p["leader_id"]
-        for n, t in found.items()
+        for n, t in described.items()
         for p in t["partitions"]
     }
     return Topics(
@@ -54,23 +56,25 @@ def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
         topic_ids=ids,
         partitions=tuple(sorted(leader)),
         leaderless=frozenset(tp for tp, node in leader.items() if node < 0),
-        missing=tuple(sorted(set(names) - set(found))),
+        missing=tuple(sorted(set(names) - set(described))),
     )
 
 
 def missing_topic(name: str, bootstrap_servers: str) -> str:
-    """What to say of a topic that is missing."""
+    """The message about a missing topic, with a command that creates it."""
     return (
-        f"topic {name!r} does not exist on {bootstrap_servers}, or this user may not see it: create it, e.g. with "
-        f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} --topic {name} --partitions 4"
+        f"topic {name!r} does not exist on {bootstrap_servers}, "
+        "or this user may not see it: create it, e.g. with "
+        f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} "
+        f"--topic {name} --partitions 4"
     )
 
 
 class BrokerWatch:
-    """A thread with an admin client of its own, so that a slow coordinator never holds up reading.
-    Owner: the source.
+    """Asks the broker from a thread with its own admin client. Owner: the source.
 
-    changed: set once the topics are not those of `known` any more; the poll loop then begins again.
+    So a slow coordinator never delays reading. changed: set once the topics differ from `known`;
+    the poll loop then begins again.
     """
 
     def __init__(self, kafka: KafkaSettings, known: Topics) -> None:
@@ -80,18 +84,18 @@ class BrokerWatch:
         self._admin: Any = None
         self._well = True
         self.answered_at = 0.0
-        """When the broker last answered, by the monotonic clock."""
+        """When the broker last answered, in monotonic seconds."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
         self._thread.start()
 
     def publish(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Have these offsets told to Kafka soon, for lag tools only."""
+        """Publish these offsets at the next turn, for lag tools only."""
         self._offsets = {tp: OffsetAndMetadata(offset, "", -1) for tp, offset in offsets.items()}
 
     def close(self) -> None:
-        """Publish once more and end."""
+        """Publish once more and end the thread."""
         self._stop.set()
         self._thread.join(timeout=10)
 
@@ -102,9 +106,10 @@ class BrokerWatch:
             stopping = self._stop.wait(INTERVAL_SECONDS)
             offsets = self._offsets
             try:
+                # Publish what changed, and compare the topics with those known.
                 self._admin = self._admin or make_admin(self._kafka)
                 if offsets != published:
-                    self._tell(offsets)
+                    self._commit_offsets(offsets)
                     published = offsets
                 now = None if stopping else describe(self._admin, self._kafka.topics)
                 if now is not None and not now.missing and now != self._known:
@@ -112,20 +117,22 @@ class BrokerWatch:
                 self._well = True
                 self.answered_at = time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
+                # Log the first failure of a row.
                 if self._well:
                     logger.warning("broker_watch_failed", error=str(error))
                 self._well = False
                 self._drop_admin()
         self._drop_admin()
 
-    def _tell(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        said = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
-        refused = sorted({e.__name__ for e in said.values() if getattr(e, "errno", 0)})
+    def _commit_offsets(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit offsets to the group; log where the broker refuses them."""
+        answers = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
+        refused = sorted({e.__name__ for e in answers.values() if getattr(e, "errno", 0)})
         if refused and self._well:
             logger.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
 
     def _drop_admin(self) -> None:
-        """A client remembers its controller: after trouble a new one is needed."""
+        """Close the client after an error: it would keep asking the controller it remembers."""
         admin = self._admin
         self._admin = None
         if admin is not None:

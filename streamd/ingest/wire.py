@@ -1,4 +1,4 @@
-"""Events as producers send them, and how values of each content type are split into them."""
+"""The events that producers send, and how values of each content type are split into them."""
 
 import io
 import re
@@ -19,8 +19,10 @@ TOO_DEEP = "nested deeper than the decoder goes"
 
 
 class WireEvent(msgspec.Struct, gc=False):
-    """An event of any type (DESIGN section 3). `time` admits floats here so that they can be
-    refused by name."""
+    """An event of any type (DESIGN section 3).
+
+    `time` may be a float here, so that the error can name the field.
+    """
 
     type: EventType = "edge"
     src: int | str | None = None
@@ -33,8 +35,7 @@ class WireEvent(msgspec.Struct, gc=False):
 
 
 class WireEdge(msgspec.Struct, gc=False):
-    """An edge and nothing but an edge: what the fast path takes; anything else goes by way of
-    `WireEvent`."""
+    """An edge without fields of other types, as the fast path takes it; see `WireEvent`."""
 
     src: int | str
     dst: int | str
@@ -47,16 +48,16 @@ class WireEdge(msgspec.Struct, gc=False):
 
 
 class StrictEvent(WireEvent, forbid_unknown_fields=True):
-    """The same, and no other field."""
+    """An event without unknown fields."""
 
 
 class StrictEdge(WireEdge, forbid_unknown_fields=True):
-    """The same, and no other field."""
+    """An edge without unknown fields."""
 
 
 FIELDS = WireEvent.__struct_fields__
 MAX_NAMED_BYTES = 65_536
-"""Larger events are not read once more for the names of their fields."""
+"""Largest event that is parsed once more for the names of its fields, which takes time."""
 _event = msgspec.json.Decoder(WireEvent)
 _strict_event = msgspec.json.Decoder(StrictEvent)
 _edge = msgspec.json.Decoder(WireEdge)
@@ -70,10 +71,10 @@ _UNKNOWN = "Object contains unknown field"
 
 
 class EventReader:
-    """Parses events, whatever other fields they have. Owner: the decoder.
+    """Parses events, which may have unknown fields. Owner: the decoder.
 
-    While `watches`, the parser is one that knows no other fields, which costs nothing where there
-    are none; `met_unknown` then says whether the last thing read had some.
+    While `watches` is set, a strict parser is tried first, which costs nothing where there are no
+    unknown fields. `met_unknown` then says whether the last value read had some.
     """
 
     def __init__(self) -> None:
@@ -81,8 +82,7 @@ class EventReader:
         self.met_unknown = False
 
     def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
-        """One edge per value, all parsed in one go; None where any is not exactly one edge on one
-        line."""
+        """Parse one edge of each value in one call; None unless each is one edge on one line."""
         lines = b"\n".join(values)
         if lines.count(b"\n") != len(values) - 1:
             return None
@@ -93,7 +93,7 @@ class EventReader:
         return edges if len(edges) == len(values) else None
 
     def edges_of_array(self, value: bytes) -> list[WireEdge] | None:
-        """The edges of a JSON array; None where it is not one."""
+        """Parse a JSON array of edges; None where it is anything else."""
         try:
             edges: list[WireEdge] = self._read(_strict_edges.decode, _edges.decode, value)
         except _FAILURES:
@@ -101,7 +101,7 @@ class EventReader:
         return edges
 
     def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
-        """One event. Raises: BadEvent."""
+        """Parse one event. Raises: BadEvent."""
         try:
             event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
         except msgspec.ValidationError as error:
@@ -113,6 +113,7 @@ class EventReader:
         return event
 
     def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
+        """Parse by `strict`, or by `lenient` where there are unknown fields. Raises: as they do."""
         self.met_unknown = False
         if not self.watches:
             return lenient(value)
@@ -121,13 +122,13 @@ class EventReader:
         except msgspec.ValidationError as error:
             if not str(error).startswith(_UNKNOWN):
                 raise
-        found = lenient(value)
+        parsed = lenient(value)
         self.met_unknown = True
-        return found
+        return parsed
 
 
 def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, not yet parsed; none where it is not one, or too large to look."""
+    """The unparsed fields of a JSON object; none where it is no object or too large."""
     if len(memoryview(raw)) > MAX_NAMED_BYTES:
         return {}
     try:
@@ -137,24 +138,25 @@ def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def unknown_fields(items: Iterable[bytes | msgspec.Raw]) -> list[str]:
-    """Names of fields that no event has, in the first item that has some."""
-    found = ([name for name in fields(item) if name not in FIELDS] for item in items)
-    return next(filter(None, found), [])
+    """The unknown fields of the first item that has some."""
+    unknown = ([name for name in fields(item) if name not in FIELDS] for item in items)
+    return next(filter(None, unknown), [])
 
 
 def lines(value: bytes, most: int) -> list[bytes]:
-    """The lines of NDJSON that are not blank. Raises: BadEvent at the line after `most`."""
-    found: list[bytes] = []
+    """The non-blank lines of NDJSON. Raises: BadEvent where there are more than `most`."""
+    # Line by line, so that a record of many lines is refused before it takes memory.
+    kept: list[bytes] = []
     for line in io.BytesIO(value):
         if line.strip():
-            if len(found) == most:
+            if len(kept) == most:
                 raise BadEvent("too_many_events", f"more than {most} lines")
-            found.append(line.removesuffix(b"\n"))
-    return found
+            kept.append(line.removesuffix(b"\n"))
+    return kept
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
-    """The elements of a JSON array, not yet parsed. Raises: BadEvent where it is not an array."""
+    """The unparsed elements of a JSON array. Raises: BadEvent where it is no array."""
     try:
         return _raws.decode(value)
     except RecursionError:
@@ -164,22 +166,21 @@ def elements(value: bytes) -> Sequence[msgspec.Raw]:
 
 
 def content_type(headers: Sequence[tuple[str, bytes | None]]) -> str:
-    """The content type that a record's headers name, JSON without one. Raises: BadEvent where it is
-    not known."""
-    found = JSON
+    """The content type in a record's headers, JSON by default. Raises: BadEvent if unknown."""
+    kind = JSON
     for name, content in headers:
         if name.lower() == "content-type":
-            found = (content or b"").decode("latin-1").split(";")[0].strip().lower()
-    if found not in CONTENT_TYPES:
+            kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
+    if kind not in CONTENT_TYPES:
         raise BadEvent(
             "unknown_content_type",
-            f"content-type {found[:80]!r}, known are {', '.join(CONTENT_TYPES)}",
+            f"content-type {kind[:80]!r}, known are {', '.join(CONTENT_TYPES)}",
         )
-    return found
+    return kind
 
 
 def converted(row: dict[str, Any]) -> WireEvent:
-    """A row of a table as an event. Raises: BadEvent."""
+    """Convert a row of a table to an event. Raises: BadEvent."""
     try:
         return msgspec.convert({k: v for k, v in row.items() if v is not None}, WireEvent)
     except msgspec.ValidationError as error:
@@ -187,9 +188,9 @@ def converted(row: dict[str, Any]) -> WireEvent:
 
 
 def _misfit(error: msgspec.ValidationError) -> BadEvent:
-    """What msgspec says, without its `$.` and without the value of a wrong `type`."""
-    said = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
-    what, where = said.groups() if said else (str(error), "")
+    """Reword msgspec's message, without its `$.` and without the value of a wrong `type`."""
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
+    what, where = match.groups() if match else (str(error), "")
     if where == "type":
         return BadEvent("unknown_type", f"type is none of {', '.join(TYPES)}")
     what = what.replace("`", "").replace(" | null", "").replace(" | ", " or ").lower()

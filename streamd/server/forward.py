@@ -10,7 +10,8 @@ from typing import Any
 from streamd.clock import SystemClock
 from streamd.errors import BadEvent, KafkaError
 from streamd.events import Schema
-from streamd.ingest.decode import Decoder, rules_of
+from streamd.ingest.checks import rules_of
+from streamd.ingest.decode import Decoder
 from streamd.settings import Settings, schema_of
 
 ACKNOWLEDGED_SECONDS = 10.0

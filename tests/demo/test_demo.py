@@ -15,7 +15,8 @@ from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
-from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.checks import Rules
+from streamd.ingest.decode import Decoder
 from streamd.segments.reader import LogReader
 from streamd.telemetry import progress
 from streamd.windows import Window

@@ -71,7 +71,7 @@ def test_ndjson_lines_that_are_events_of_ours_pass_unchanged(tmp_path):
     got = list(read_events(tmp_path / "t.ndjson", Columns(), read))
     assert [e.value.decode() for e in got] == [*lines, edge] and [e.time for e in got] == [None, 7, 3, None, None]
     assert [e.key for e in got] == [b"5", b"u", b"u", b"u", b"u"]
-    assert read.said() == "times 1970-01-01T00:00:00.007Z to 1970-01-01T00:00:00.007Z, read as milliseconds"
+    assert read.summary() == "times 1970-01-01T00:00:00.007Z to 1970-01-01T00:00:00.007Z, read as milliseconds"
     (tmp_path / "t.ndjson").write_text("\n".join(lines) + '\n{"a": "u", "b": 1, "when": 5, "features": [2], "x": 3}\n')
     got = events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
     assert got[4][1] == {"src": "u", "dst": 1, "time": 5, "features": [2.0]} and [json.loads(x) for x in lines] == [g[1] for g in got[:4]]
@@ -168,11 +168,11 @@ def test_parquet_nulls_are_no_keys(tmp_path):
 def test_a_file_without_rows_has_no_events_and_no_times(tmp_path):
     (tmp_path / "t.csv").write_text("src,dst,time\n")
     (tmp_path / "t.ndjson").write_text("\n")
-    assert events(tmp_path / "t.csv") == events(tmp_path / "t.ndjson") == [] and times().said() == "no times"
+    assert events(tmp_path / "t.csv") == events(tmp_path / "t.ndjson") == [] and times().summary() == "no times"
 
 
 def test_the_range_of_times_is_told_with_how_they_were_read(path):
     write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "p", "2020-09-13T12:26:41.5Z"), ("u", "p", "1599999999")])
     read = times("s", "us")
     assert len(list(read_events(path, Columns(), read))) == 3
-    assert read.said() == "times 2020-09-13T12:26:39Z to 2020-09-13T12:26:41.5Z, read as seconds and ISO 8601"
+    assert read.summary() == "times 2020-09-13T12:26:39Z to 2020-09-13T12:26:41.5Z, read as seconds and ISO 8601"

@@ -12,7 +12,8 @@ import structlog
 
 from streamd.events import Schema
 from streamd.ingest.arrow_metadata import _field, _follow
-from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.checks import Rules
+from streamd.ingest.decode import Decoder
 from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
+from streamd.ingest.checks import Rules
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.decode import Decoder, Rules
+from streamd.ingest.decode import Decoder
 from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record, spell
 

@@ -293,7 +293,7 @@ def test_a_deleted_nodes_id_is_never_given_again(tmp_path, restarted):
 
 def test_what_was_refused_is_on_the_disk_before_the_commit_that_passes_it_by(tmp_path, monkeypatch):
     world, disk = World(tmp_path), FaultyDisk()
-    world.loop._letters = world.letters = LocalDeadLetters(tmp_path / "deadletter", 10**6, disk)
+    world.loop._letters.store = world.letters = LocalDeadLetters(tmp_path / "deadletter", 10**6, disk)
     found = []
     commit = world.writer.commit
     monkeypatch.setattr(world.writer, "commit", lambda *what: (found.append((disk.all_synced, len(world.letters_written()))), commit(*what)))

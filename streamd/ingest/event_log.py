@@ -1,0 +1,36 @@
+"""The interface of the event log that ingest and imports write to."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from streamd.events import EventBatch, Gap, Key, Progress, Schema
+
+
+class Log(Protocol):
+    """The part of the log that ingest uses; `streamd.segments.log.LogWriter` implements it."""
+
+    keys: dict[Key, int]
+    schema: Schema
+
+    @property
+    def watermark(self) -> int: ...
+
+    @property
+    def num_edges(self) -> int: ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def newest_us(self) -> int | None: ...
+
+    def has_edge(self, src: int, dst: int, time_us: int) -> bool: ...
+
+    @property
+    def progress(self) -> Progress: ...
+
+    def remaining_rows(self) -> int: ...
+
+    def commit(
+        self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()
+    ) -> None: ...

@@ -1,0 +1,104 @@
+"""Refused events made into dead letters, with the key and timestamp of the record each came in."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from kafka import TopicPartition
+
+from streamd.clock import Clock
+from streamd.events import Key, Position
+from streamd.ingest.block import Block
+from streamd.ingest.columns import as_json
+from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
+from streamd.ingest.origins import Origins
+from streamd.telemetry import metrics
+
+logger = structlog.get_logger()
+MAX_LOGGED = 10
+"""Letters of a process that are logged: a producer that sends only misfits would fill the log."""
+
+
+class LetterWriter:
+    """Writes the dead letters of all partitions to `store`. Owner: the poll thread."""
+
+    def __init__(self, store: DeadLetters, clock: Clock, time_unit: str) -> None:
+        self.store = store
+        self.num_letters = 0
+        self._clock = clock
+        self._time_unit = time_unit
+        self._partitions: Sequence[TopicPartition] = ()
+        self._origins: list[Origins] = []
+        metrics.begin_at_zero(metrics.dead_letters, REASONS)
+
+    def begin(self, partitions: Sequence[TopicPartition]) -> None:
+        """Start on these partitions; nothing is remembered of records read before."""
+        self._partitions = partitions
+        self._origins = [Origins() for _ in partitions]
+
+    def remember(self, number: int, records: Sequence[Any]) -> None:
+        """Keep the origins of records of partition `number`, which are about to be decoded."""
+        self._origins[number].add(records)
+
+    def forget(self, positions: Sequence[Position]) -> None:
+        """Drop the origins of records before the committed positions, one position a partition."""
+        for origins, position in zip(self._origins, positions, strict=True):
+            origins.forget(position.offset)
+
+    def refuse(self, events: Block, row: int, reason: str, error: str, keys: Sequence[Key]) -> None:
+        """Make one event of a block a dead letter. keys: by the numbers in the block."""
+        event = events.rows[row]
+        self.add(
+            int(event["source"]),
+            int(event["offset"]),
+            int(event["item"]),
+            reason,
+            error,
+            as_json(events, row, keys, self._time_unit),
+        )
+
+    def add(
+        self,
+        number: int,
+        offset: int,
+        index: int,
+        reason: str,
+        error: str,
+        raw: bytes,
+        content_type: str = "",
+    ) -> None:
+        """Write a dead letter of partition `number`. The other arguments: as in `DeadLetter`."""
+        tp = self._partitions[number]
+        key, timestamp_ms = self._origins[number].of(offset)
+        letter = DeadLetter(
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=offset,
+            index=index,
+            reason=reason,
+            error=error,
+            time_us=self._clock.now_us(),
+            value=raw,
+            content_type=content_type,
+            key=key,
+            timestamp_ms=timestamp_ms,
+        )
+        self.store.add(letter)
+
+        # Count every letter, but log the first few only.
+        self.num_letters += 1
+        metrics.dead_letters.labels(letter.reason).inc()
+        if self.num_letters <= MAX_LOGGED:
+            logger.warning(
+                "dead_letter",
+                topic=letter.topic,
+                partition=letter.partition,
+                offset=letter.offset,
+                index=letter.index,
+                reason=letter.reason,
+                error=letter.error[:200],
+            )
+
+    def flush(self) -> None:
+        """Make all letters so far survive a crash."""
+        self.store.flush()
