@@ -134,7 +134,7 @@ def _say_how_far(data_dir: Path, compaction_request: int, line: ProgressLine) ->
         line.of(
             f"waiting for {', '.join(behind)}", min(behind.values()), compaction_request, "edges"
         )
-    elif beat is not None and beat.detail["compaction_request"] == compaction_request:
+    elif beat is not None and beat.detail["wish"] == compaction_request:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")
 
 

@@ -6,26 +6,23 @@ unknown key is an error that names the nearest known one. `docs/settings.md` lis
 holds the two together.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from streamd.errors import SettingsError
 from streamd.events import Schema
+from streamd.settings_sources import PREFIX, flatten, nearest, read_environment, read_yaml
 
-PREFIX = "STREAMD_"
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
 KEYS = ("api_keys", "admin_keys")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -377,16 +374,17 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     known = {".".join(p) for p in leaves()}
+    branches = {p[0] for p in leaves() if len(p) > 1}
     origin = dict.fromkeys(known, "default")
     merged: dict[str, Any] = {}
     for source, values in (
-        ("file", _flatten(_read_yaml(path), str(path)) if path else {}),
-        ("environment", _read_environment(environ)),
+        ("file", flatten(read_yaml(path), str(path), branches) if path else {}),
+        ("environment", read_environment(environ, Settings, leaves())),
         ("command line", dict(overrides or {})),
     ):
         for key, value in values.items():
             if key not in known:
-                raise SettingsError(f"Unknown setting {key!r} ({source}){_nearest(key, known)}.")
+                raise SettingsError(f"Unknown setting {key!r} ({source}){nearest(key, known)}.")
             origin[key] = source
             *branch, leaf = key.split(".")
             node = merged
@@ -470,71 +468,3 @@ def _check_together(s: Settings) -> None:
             raise SettingsError(
                 f"ingest.shard {s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}."
             )
-
-
-def _nearest(key: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; `streamd config` lists all settings"
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(
-            f"Settings file {path} cannot be read: {' '.join(str(error).split())}."
-        ) from None
-    if not isinstance(content, dict):
-        raise SettingsError(
-            f"Settings file {path} must hold a mapping, not a {type(content).__name__}."
-        )
-    return content
-
-
-def _flatten(tree: Mapping[str, Any], where: str, at: str = "") -> dict[str, Any]:
-    branches = {
-        n
-        for n, f in Settings.model_fields.items()
-        if isinstance(f.annotation, type) and issubclass(f.annotation, Branch)
-    }
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{at}{key}"
-        if not at and name in branches:
-            if not isinstance(value, Mapping):
-                raise SettingsError(f"Setting {name} ({where}) must be a mapping of its settings.")
-            out |= _flatten(value, where, f"{name}.")
-        else:
-            out[name] = value
-    return out
-
-
-def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    names = {PREFIX + "__".join(p).upper(): p for p in leaves()}
-    values: dict[str, Any] = {}
-    source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")
-    for name, text in environ.items():
-        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
-            continue
-        if name not in names:
-            close = difflib.get_close_matches(name, sorted(names), 1, 0.5)
-            raise SettingsError(
-                f"Unknown variable {name}" + (f"; did you mean {close[0]}?" if close else ".")
-            )
-        path = names[name]
-        model: type[BaseModel] = Settings
-        for step in path[:-1]:
-            branch = model.model_fields[step].annotation
-            assert isinstance(branch, type)
-            model = branch
-        field = model.model_fields[path[-1]]
-        value: Any = text
-        if source.field_is_complex(field):
-            try:
-                value = json.loads(text)
-            except ValueError:
-                raise SettingsError(
-                    f"Variable {name} must be JSON, for example '[\"a\"]'."
-                ) from None
-        values[".".join(path)] = value
-    return values
