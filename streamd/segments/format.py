@@ -61,7 +61,7 @@ HEADER_BYTES = 8 * len(FIELDS)
 
 @dataclass(frozen=True)
 class Section:
-    """A named array inside the file: its byte offset, bytes per row, and its capacity in rows, which
+    """A named array inside the file: its byte offset, bytes per row, and capacity in rows, which
     ends at the next section."""
 
     name: str

@@ -117,7 +117,7 @@ class LogWriter:
         return None
 
     def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge between these node ids at this event time, deleted or not."""
+        """Whether the log holds an edge between two node ids at an event time, deleted or not."""
         self._lookup.refresh(self.state)
         return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
 

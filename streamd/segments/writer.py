@@ -119,7 +119,7 @@ class TGUFWriter:
         self.num_edges += n
 
     def _negatives(self, n: int, neg_dst: Int64 | None) -> Int64:
-        """Select the rows of `neg_dst` that are stored for the next `n` edges. Raises: ValueError."""
+        """Select the rows of `neg_dst` to be stored for the next `n` edges. Raises: ValueError."""
         per_edge = self.header.negatives_per_edge
         start = self.header.negatives_start_e_id
         stored = max(0, self.num_edges + n - max(self.num_edges, start)) if per_edge else 0
