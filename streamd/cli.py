@@ -1,5 +1,8 @@
-"""The command line. Each command gathers its parts and prints; a wrong setting is one line and exit
-status 2."""
+"""The command line of streamd: each command puts its parts together and prints the answer.
+
+An error that streamd raises on purpose is printed as one line, with exit status 2. Commands import
+what they need only when they run, so that `streamd --help` loads neither torch nor numba.
+"""
 
 import sys
 from pathlib import Path
@@ -56,11 +59,15 @@ def run(
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
+
+    # Without a role this process is the supervisor of all three.
     if role is None:
         if name is not None:
             raise SettingsError("--name is of a server alone.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
         raise typer.Exit(Supervisor(settings).run())
+
+    # With a role this process runs it, alone or as the supervisor's child.
     if role not in ROLES:
         raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
     if name is not None:
@@ -112,12 +119,15 @@ def produce(
     from streamd.exchange.produce import send_events
     from streamd.exchange.tables import Columns, Times, count_rows, read_events
 
+    # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     unit = settings.stream.time_unit
     events = read_events(
         file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock())
     )
+
+    # Counting the rows first gives the progress line its end.
     target = topic or settings.kafka.topics[0]
     with ProgressLine(err, f"to {target}") as line:
         total = count_rows(file)
@@ -166,6 +176,8 @@ def backtest(
     plan = Plan(
         initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
     )
+
+    # Compile before the progress line begins, which compiling would hold up.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         table = backtest_file(settings, file, columns, plan, report, line.of)
@@ -196,14 +208,17 @@ def train(
         )
     from streamd.maintenance import train_static
 
+    # The option is the setting `model.name`, checked as such.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[
         0
     ]
+
+    # The epochs' figures are printed as they come.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
-        for said in train_static(settings, epochs, folder, line.of):
-            out.print(said, soft_wrap=True, markup=False, highlight=False)
+        for text in train_static(settings, epochs, folder, line.of):
+            out.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -219,13 +234,16 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     with ProgressLine(err, "checking what was committed", "pieces") as line:
         commits, damage = verify_log(settings.data_dir, line.at)
         line.begin("checking versions and stored state")
-        beside = list(damage_beside_the_log(settings))
-    for said in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *beside):
-        err.print(f"damaged: {said}", markup=False, soft_wrap=True)
+        other_damage = list(damage_beside_the_log(settings))
+
+    # Damage goes to stderr, a line each, the counts to stdout.
+    for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
+        err.print(f"damaged: {text}", markup=False, soft_wrap=True)
     out.print(
-        f"{commits:,} commits checked, {len(damage)} damaged; {len(beside)} damaged beside the log"
+        f"{commits:,} commits checked, {len(damage)} damaged; "
+        f"{len(other_damage)} damaged beside the log"
     )
-    raise typer.Exit(1 if damage or beside else 0)
+    raise typer.Exit(1 if damage or other_damage else 0)
 
 
 @app.command()
@@ -243,8 +261,8 @@ def compact(
 
     settings = settings_of(config, data_dir)
     with ProgressLine(err, "compacting", "segments") as line:
-        done, said = compact_log(settings, wait, line)
-    out.print(said, soft_wrap=True)
+        done, text = compact_log(settings, wait, line)
+    out.print(text, soft_wrap=True)
     raise typer.Exit(0 if done else 1)
 
 
@@ -262,10 +280,11 @@ def deadletter_list(
 
     from streamd.ingest.deadletter_replay import read_letters
 
+    # One pass over all letters: counts of all, and the cells of the newest ones.
     counts: Counter[str] = Counter()
     newest: deque[tuple[str, ...]] = deque(maxlen=limit)
-    for found in read_letters(settings_of(config, data_dir)):
-        letter = found.letter
+    for stored in read_letters(settings_of(config, data_dir)):
+        letter = stored.letter
         if not reason or letter.reason in reason:
             counts[letter.reason] += 1
             newest.append(
@@ -278,12 +297,14 @@ def deadletter_list(
                     letter.value[:80].decode(errors="backslashreplace"),
                 )
             )
+
+    # Values come from outside, so they are shown as plain text without control characters.
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
         table.add_row(*(Text(_printable(cell)) for cell in row))
     out.print(table)
-    said = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
-    out.print(said or "no dead letters", markup=False)
+    summary = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
+    out.print(summary or "no dead letters", markup=False)
 
 
 @letters_app.command("replay")
@@ -302,6 +323,7 @@ def deadletter_replay(
 
     settings = settings_of(config, data_dir)
     done = replay(settings, reason or (), again)
+    # Each letter is in one of four counts, so that none is lost silently.
     out.print(
         f"{done.sent:,} sent, {done.before:,} were sent before, "
         f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
@@ -347,13 +369,13 @@ def health(
     """Ask a role on this machine whether it is well: exit status 0 or 1."""
     from streamd.health import ask_health
 
-    well, said = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
-    out.print(f"{role}: {'well' if well else 'not well'}: {said}", markup=False, soft_wrap=True)
+    well, why = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
+    out.print(f"{role}: {'well' if well else 'not well'}: {why}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if well else 1)
 
 
 def _make_kernels_ready() -> None:
-    """Compile the kernels where that was not done before, and say so."""
+    """Compile the kernels where that was not done before, with a notice that it takes a while."""
     from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
 
@@ -363,8 +385,7 @@ def _make_kernels_ready() -> None:
 
 
 def _printable(text: str) -> str:
-    """Text from outside with control characters and their like as escapes: a terminal would obey
-    them."""
+    """Escape control characters and the like in text from outside, which a terminal would obey."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -384,7 +405,7 @@ def top(
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose are one line, exit status 2."""
+    """Run the command line; an error raised on purpose is one line and exit status 2."""
     try:
         app()
     except StreamdError as error:

@@ -23,6 +23,7 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
     registry = _registry(config, data_dir)
     last = registry.journal.last()
     table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
+    # Champion and shadow are named by the last move, not by the manifests.
     for m in read_manifests(registry):
         mark = (
             "champion"
@@ -70,7 +71,10 @@ def models_rollback(
 
 
 def _registry(config: Path | None, data_dir: Path | None) -> Any:
-    """What it passes over in `models/` it names on stderr, by its log: stdout is for the answer."""
+    """Open the registry of a data directory. Raises: VersionError where it has no versions.
+
+    The registry logs the folders that are no versions, to stderr: stdout is for the answer.
+    """
     import structlog
 
     from streamd.registry import Registry

@@ -16,6 +16,7 @@ err = Console(stderr=True)
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")
 ]
+# Data directories and files have the same option wherever a command takes one.
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
 ]
@@ -30,5 +31,6 @@ FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separa
 
 def settings_of(config: Path | None, data_dir: Path | None) -> Settings:
     """The settings in force for a command's options. Raises: SettingsError."""
+    # What the command line says is stronger than file and environment.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     return load_settings(config, overrides)[0]

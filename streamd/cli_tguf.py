@@ -28,6 +28,7 @@ def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> 
     """Print a file's header, sections, fill and time range."""
     from streamd.segments.describe import describe
 
+    # Header fields first, then the sections, one a row.
     header, sections = describe(file)
     table = Table("", "", box=None, show_header=False)
     for name, value in header:
@@ -47,6 +48,7 @@ def tguf_verify(
     from streamd.segments.tguf import open_tguf
     from streamd.segments.verify import data_dir_of, verify_log
 
+    # Rows are checked in any file; checksums only where the file is a log's segment.
     opened = open_tguf(file)
     data_dir = data_dir_of(file)
     damage = []
@@ -56,7 +58,8 @@ def tguf_verify(
         err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
     held = "checksums of its journal" if data_dir else "no journal beside it"
     out.print(
-        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged"
+        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), "
+        f"{len(damage)} damaged"
     )
     raise typer.Exit(1 if damage else 0)
 
@@ -91,6 +94,7 @@ def tguf_export(
     from streamd.exchange.export import ExportOptions, export_range, write_keys
     from streamd.maintenance import open_log
 
+    # Without a start or an end the range is open: no time of an event is at or above 2**62.
     log = open_log(settings_of(config, data_dir).data_dir)
     options = ExportOptions(
         start_us=0 if start is None else parse_time_us(start, "--start"),
@@ -100,14 +104,15 @@ def tguf_export(
         negatives=negatives,
         seed=seed,
     )
+
     with ProgressLine(err, f"to {file}", "edges") as line:
         # Each edge is read twice.
         done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
     if keys is not None:
         write_keys(log, keys)
     out.print(
-        f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
-        f"test from row {done.test_start:,}",
+        f"{done.num_edges:,} edges, {done.num_labels:,} labels, "
+        f"validation from row {done.val_start:,}, test from row {done.test_start:,}",
         soft_wrap=True,
     )
 
@@ -121,7 +126,8 @@ def tguf_import(
     time_unit: Annotated[
         str | None,
         typer.Option(
-            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. TGUF has microseconds."
+            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. "
+            "TGUF has microseconds."
         ),
     ] = None,
     src: SrcOption = "src",
@@ -138,6 +144,7 @@ def tguf_import(
     from streamd.exchange.importing import import_file
     from streamd.exchange.tables import Columns
 
+    # The unit of a table's times is a setting, which the option overrides.
     if file.suffix == ".tguf" and time_unit not in (None, "us"):
         raise SettingsError(
             f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.",
@@ -148,6 +155,7 @@ def tguf_import(
         config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
     )[0]
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at)
     out.print(

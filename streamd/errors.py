@@ -1,10 +1,10 @@
 """Every error streamd raises on purpose.
 
     StreamdError
-    |-- SettingsError          a setting is unknown, of the wrong type, or two settings contradict one another
+    |-- SettingsError          a setting is unknown, of the wrong type, or contradicts another
     |-- DataDirectoryError     the data directory cannot be used as it is
     |   |-- LockedError        another process owns the directory
-    |   |-- JournalError       the journal is damaged before its last line, or was written under other settings
+    |   |-- JournalError       the journal is damaged before its last line, or of other settings
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
@@ -12,7 +12,7 @@
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
-    |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
+    |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |-- DeviceError            the device asked for cannot be used
     |   `-- DeviceMemoryError  it has no memory left
@@ -23,7 +23,7 @@ Each message says what, where, and after "Operator action:" what to do. `docs/er
 
 
 class StreamdError(Exception):
-    """Root of all errors raised on purpose; the command line prints it as one line and exits with
+    """The root of all errors raised on purpose; the command line prints one line and exits with
     status 2."""
 
     def __init__(self, message: str, action: str = "") -> None:
@@ -36,7 +36,7 @@ class SettingsError(StreamdError):
 
 
 class DataDirectoryError(StreamdError):
-    """When the data directory cannot be read or written as it is. The operator follows the message."""
+    """When the data directory cannot be used as it is. The operator follows the message."""
 
 
 class LockedError(DataDirectoryError):

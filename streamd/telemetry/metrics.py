@@ -96,6 +96,7 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
+# Of ingest: how far it is behind Kafka, and what Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
     "Records between the log and the partition's end",
@@ -141,6 +142,7 @@ retention_blocked = Gauge(
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
+# Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
     "streamd_window_seconds",

@@ -20,8 +20,8 @@ class WindowRecord:
     """One finished window, with times in microseconds and `finished_at` in seconds.
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
-    events whose destination was known before. version: the one made of the window; scored_by: the
-    one that served it. seconds: phase -> time it took.
+    events whose destination was a destination before. version: what came of the window; scored_by:
+    what served it. seconds: phase -> time it took.
     """
 
     start_us: int

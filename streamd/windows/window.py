@@ -44,7 +44,7 @@ class TimeIndex(Protocol):
 
 
 def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | None:
-    """The window that begins at event id `cursor_edge`; None until the watermark has passed its end.
+    """The window that begins at event id `cursor_edge`; None until the watermark passed its end.
 
     It is never empty: stretches of time without an event are skipped.
     """
