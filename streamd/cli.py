@@ -345,7 +345,7 @@ def show_config(config: ConfigOption = None, data_dir: DataOption = None) -> Non
 
 @app.command()
 def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check what a run needs, and compile the kernels; exit status 1 where something stops a run."""
+    """Check what a run needs, and compile the kernels; exit status 1 where something stops it."""
     from streamd.doctor import examine
 
     settings = settings_of(config, data_dir)
@@ -385,7 +385,7 @@ def _make_kernels_ready() -> None:
 
 
 def _printable(text: str) -> str:
-    """Escape control characters and the like in text from outside, which a terminal would obey."""
+    """Escape control characters in text from outside, because a terminal would obey them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

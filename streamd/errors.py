@@ -40,7 +40,7 @@ class DataDirectoryError(StreamdError):
 
 
 class LockedError(DataDirectoryError):
-    """When another process holds the directory. The operator stops it, names another directory, or
+    """When another process owns the directory. The operator stops it, names another directory, or
     gives a further server another `--name`."""
 
 
@@ -55,12 +55,12 @@ class CorruptionError(DataDirectoryError):
 
 
 class DiskError(DataDirectoryError):
-    """When a write or sync of the log failed. The operator frees space; ingest starts again from
-    the last commit."""
+    """When a write or sync of the log failed. The operator frees space; ingest starts again by
+    itself."""
 
 
 class TGUFError(StreamdError):
-    """When a file is not a trustworthy TGUF version 1 file. The operator rewrites or restores it."""
+    """When a file is not a TGUF version 1 file. The operator rewrites or restores it."""
 
 
 class CapacityError(StreamdError):

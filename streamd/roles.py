@@ -41,7 +41,7 @@ def make_folder(data_dir: Path, name: str) -> Path:
 
 
 def names_in(data_dir: Path) -> list[str]:
-    """Names of all roles that ever wrote in a data directory, sorted; other folders are left out."""
+    """Names of all roles that ever wrote in a data directory, sorted, without other folders."""
     return sorted(
         p.name for p in (data_dir / FOLDER).glob("*") if NAME.fullmatch(p.name) and p.is_dir()
     )
