@@ -48,6 +48,7 @@ class NodeDeletes(NamedTuple):
 
     def until(self, edge: int) -> "NodeDeletes":
         """The deletes that lie before the event with this id."""
+        # Deletes are in log order, so their positions ascend.
         end = int(np.searchsorted(self.edge, edge, side="right"))
         return NodeDeletes(self.node[:end], self.edge[:end])
 

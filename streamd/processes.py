@@ -23,6 +23,7 @@ def end_with_parent() -> None:
 def raise_file_limit() -> None:
     """Raise this process's limit of open files to the hard limit: each connection and each segment
     of the log takes one."""
+    # A process may go up to its hard limit without rights.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -32,6 +32,7 @@ def folder_of(data_dir: Path, name: str) -> Path:
 
 def make_folder(data_dir: Path, name: str) -> Path:
     """Make the folder of a role's files durably, where it does not exist. Returns: its path."""
+    # Folders that a crash could lose would take the hold with them.
     folder = folder_of(data_dir, name)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)

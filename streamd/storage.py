@@ -112,6 +112,7 @@ def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
     Returns: the file's size after it in bytes.
     """
     assert line.endswith(b"\n")
+    # A new file's name must be made durable too, below.
     new = not path.exists()
     fd = disk.open(path, os.O_RDWR | os.O_CREAT)
     # What comes behind the last line end is torn, and nobody has seen it.

@@ -28,6 +28,7 @@ def decide(finite: bool, tail_before: float, tail_after: float, num_tail: int) -
         return Decision(False, "a loss or weight is not finite")
     if num_tail < MIN_TAIL or math.isnan(tail_before):
         return Decision(True, f"finite; a tail of {num_tail} events is too short to judge")
+    # The more events, the smaller a fall that chance does not explain.
     scatter = 1.0 / math.sqrt(num_tail)
     if tail_after < KEPT_SHARE * tail_before - scatter:
         return Decision(

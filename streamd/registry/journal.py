@@ -105,6 +105,7 @@ class ModelJournal:
             move = Move(
                 time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why
             )
+            # The journal decides; a kill before the aliases are written leaves them a move behind.
             append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
             aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
             write_durably(self._aliases, aliases, self._disk)

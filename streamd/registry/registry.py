@@ -144,6 +144,7 @@ class Registry:
         None where there is no such champion.
         """
         learned = candidate.learned
+        # A refused candidate is not written: nobody could serve or continue it.
         decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
         if not decision.promote:
             logger.warning(
@@ -154,6 +155,7 @@ class Registry:
         if beside is not None:
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {beside}")
+        # Whole and durable first, named second: a kill between the two leaves a spare version.
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
         return PublishResult(name, True, decision.reason)
@@ -356,6 +358,7 @@ class Registry:
     def sweep(self) -> None:
         """Remove what a killed process left half written or half dropped; the trainer calls it at
         its start."""
+        # Half written folders end in .tmp, half dropped ones in DROPPED; both begin with a dot.
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
@@ -399,6 +402,7 @@ class Registry:
         VersionError."""
         self.load(name)
         edge = self.manifest(name).edge
+        # A server replays from the version's position, so the log must still hold what follows it.
         tail = JournalTail.open(self._settings.data_dir)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(

@@ -66,6 +66,7 @@ def decode_keys(data: bytes) -> Iterator[Key | None]:
 
 def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
     """Copy encoded keys, row lengths included, without the keys of `nodes`."""
+    # Only rows up to the last node that is removed are looked at.
     out = bytearray(data)
     at = 0
     for row in range(max(nodes, default=-1) + 1):

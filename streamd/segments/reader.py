@@ -88,6 +88,8 @@ class LogReader:
         return True
 
     def _take_in(self) -> None:
+        """Read what the tail's state has more than was read before."""
+        # Deletes come last: they name nodes and edges that must be known.
         while True:
             try:
                 self._take_segments()
@@ -146,6 +148,7 @@ class LogReader:
             else:
                 self.ids[key] = len(self.keys)
             self.keys.append(key)
+        # Compaction removes the keys of deleted nodes only.
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_features(self) -> None:
@@ -305,6 +308,7 @@ class LogReader:
         if len(self._files) == 1:
             rows = np.maximum(event_ids - self._starts[0], 0).ravel()
             return [(self._files[0], np.ones(event_ids.shape, np.bool_), rows)]
+        # Ids before the first segment get -1 and belong to no file.
         number = np.searchsorted(self._starts, event_ids, side="right") - 1
         out = []
         for i in np.unique(number[number >= 0]).tolist():

@@ -90,6 +90,7 @@ def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
 def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
     """Unlink segments that the journal does not name, and replacements whose commit never came to
     be."""
+    # Segments, replacements of any file, and journal files whose first line was being written.
     named = {s.path for s in state.segments}
     strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
     for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
@@ -101,6 +102,7 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
     """Unlink the oldest journal files, up to the first that has rows of a segment still there."""
+    # The newest file stays: its checkpoint is the state.
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:
         touched = {

@@ -63,6 +63,7 @@ def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Itera
 
     origin_us: a time at which a window begins.
     """
+    # Each window begins with the first event behind the one before, so none is empty.
     edge = int(log.first_edge)
     while edge < log.num_edges:
         start = (
@@ -78,6 +79,7 @@ def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
 
     A cut lies where the time changes, so that events of equal time share a chunk.
     """
+    # Times ascend, so a search finds where the time at the cut changes.
     cuts = [0]
     while cuts[-1] < len(time_E):
         cut = cuts[-1] + memory_chunk
