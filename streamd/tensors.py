@@ -54,7 +54,8 @@ def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
                 if NAME in outer
                 else dict(outer)
             )
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            # The file is not a dict: it cannot be iterated over.
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
     except (SafetensorError, msgspec.DecodeError, OSError, ValueError, TypeError) as error:
