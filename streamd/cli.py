@@ -1,18 +1,33 @@
-"""The command line. Each command gathers its parts and prints; a wrong setting is one line and exit
-status 2."""
+"""The command line of streamd: each command puts its parts together and prints the answer.
+
+An error that streamd raises on purpose is printed as one line, with exit status 2. Commands import
+what they need only when they run, so that `streamd --help` loads neither torch nor numba.
+"""
 
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from streamd import __version__
-from streamd.errors import SettingsError, StreamdError, VersionError
-from streamd.settings import Settings, effective, load_settings
+from streamd.cli_models import models_app
+from streamd.cli_options import (
+    ConfigOption,
+    DataOption,
+    DstOption,
+    FeaturesOption,
+    SrcOption,
+    TimeOption,
+    err,
+    out,
+    settings_of,
+)
+from streamd.cli_tguf import tguf_app
+from streamd.errors import SettingsError, StreamdError
+from streamd.settings import effective, load_settings
 from streamd.telemetry.progress import ProgressLine
 
 app = typer.Typer(
@@ -21,35 +36,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
 app.add_typer(tguf_app, name="tguf")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 app.add_typer(letters_app, name="deadletter")
-models_app = typer.Typer(
-    help="Model versions: list, show, promote, rollback.", no_args_is_help=True
-)
 app.add_typer(models_app, name="models")
-out = Console()
-err = Console(stderr=True)
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")
-]
-DataOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
-]
-
-SrcOption = Annotated[str, typer.Option(help="Column of the source.")]
-DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
-TimeOption = Annotated[
-    str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")
-]
-FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
-
-
-def _settings(config: Path | None, data_dir: Path | None) -> Settings:
-    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    return load_settings(config, overrides)[0]
 
 
 @app.command()
@@ -68,12 +58,16 @@ def run(
     from streamd.roles import ROLES, check_name
     from streamd.telemetry.logs import configure_logs
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
+
+    # Without a role this process is the supervisor of all three.
     if role is None:
         if name is not None:
             raise SettingsError("--name is of a server alone.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
         raise typer.Exit(Supervisor(settings).run())
+
+    # With a role this process runs it, alone or as the supervisor's child.
     if role not in ROLES:
         raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
     if name is not None:
@@ -125,12 +119,15 @@ def produce(
     from streamd.exchange.produce import send_events
     from streamd.exchange.tables import Columns, Times, count_rows, read_events
 
-    settings = _settings(config, None)
+    # Read lazily: the file may be larger than memory.
+    settings = settings_of(config, None)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     unit = settings.stream.time_unit
     events = read_events(
         file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock())
     )
+
+    # Counting the rows first gives the progress line its end.
     target = topic or settings.kafka.topics[0]
     with ProgressLine(err, f"to {target}") as line:
         total = count_rows(file)
@@ -174,11 +171,13 @@ def backtest(
     from streamd.exchange.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     plan = Plan(
         initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
     )
+
+    # Compile before the progress line begins, which compiling would hold up.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         table = backtest_file(settings, file, columns, plan, report, line.of)
@@ -209,14 +208,17 @@ def train(
         )
     from streamd.maintenance import train_static
 
+    # The option is the setting `model.name`, checked as such.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[
         0
     ]
+
+    # The epochs' figures are printed as they come.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
-        for said in train_static(settings, epochs, folder, line.of):
-            out.print(said, soft_wrap=True, markup=False, highlight=False)
+        for text in train_static(settings, epochs, folder, line.of):
+            out.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -226,19 +228,22 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     from streamd.maintenance import damage_beside_the_log
     from streamd.segments.verify import verify_log
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
     if not (settings.data_dir / "published").exists():
         raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
     with ProgressLine(err, "checking what was committed", "pieces") as line:
         commits, damage = verify_log(settings.data_dir, line.at)
         line.begin("checking versions and stored state")
-        beside = list(damage_beside_the_log(settings))
-    for said in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *beside):
-        err.print(f"damaged: {said}", markup=False, soft_wrap=True)
+        other_damage = list(damage_beside_the_log(settings))
+
+    # Damage goes to stderr, a line each, the counts to stdout.
+    for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
+        err.print(f"damaged: {text}", markup=False, soft_wrap=True)
     out.print(
-        f"{commits:,} commits checked, {len(damage)} damaged; {len(beside)} damaged beside the log"
+        f"{commits:,} commits checked, {len(damage)} damaged; "
+        f"{len(other_damage)} damaged beside the log"
     )
-    raise typer.Exit(1 if damage or beside else 0)
+    raise typer.Exit(1 if damage or other_damage else 0)
 
 
 @app.command()
@@ -254,145 +259,11 @@ def compact(
     dead letters."""
     from streamd.maintenance import compact_log
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
     with ProgressLine(err, "compacting", "segments") as line:
-        done, said = compact_log(settings, wait, line)
-    out.print(said, soft_wrap=True)
+        done, text = compact_log(settings, wait, line)
+    out.print(text, soft_wrap=True)
     raise typer.Exit(0 if done else 1)
-
-
-@tguf_app.command("inspect")
-def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> None:
-    """Print a file's header, sections, fill and time range."""
-    from streamd.segments.describe import describe
-
-    header, sections = describe(file)
-    table = Table("", "", box=None, show_header=False)
-    for name, value in header:
-        table.add_row(name, value)
-    out.print(table)
-    table = Table("section", "offset", "rows", "room for", "a row", box=None)
-    for row in sections:
-        table.add_row(*row)
-    out.print(table)
-
-
-@tguf_app.command("verify")
-def tguf_verify(
-    file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")],
-) -> None:
-    """Check a file's header and every row, and a segment of a log against its checksums."""
-    from streamd.segments.tguf import open_tguf
-    from streamd.segments.verify import data_dir_of, verify_log
-
-    opened = open_tguf(file)
-    data_dir = data_dir_of(file)
-    damage = []
-    if data_dir is not None:
-        damage = verify_log(data_dir, only=str(file.resolve().relative_to(data_dir)))[1]
-    for d in damage:
-        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
-    held = "checksums of its journal" if data_dir else "no journal beside it"
-    out.print(
-        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), {len(damage)} damaged"
-    )
-    raise typer.Exit(1 if damage else 0)
-
-
-@tguf_app.command("export")
-def tguf_export(
-    file: Annotated[Path, typer.Argument(help="The TGUF file to write.")],
-    start: Annotated[
-        str | None, typer.Option(help="First event time, ISO 8601; the log's first otherwise.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option(help="Event time to end before, ISO 8601; all otherwise.")
-    ] = None,
-    val_share: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the edges for validation.")
-    ] = 0.15,
-    test_share: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the edges for the test, the last.")
-    ] = 0.15,
-    negatives: Annotated[
-        int, typer.Option(min=0, help="Wrong destinations drawn per validation and test edge.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the negatives.")] = 0,
-    keys: Annotated[
-        Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")
-    ] = None,
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
-    from streamd.clock import parse_time_us
-    from streamd.exchange.export import ExportOptions, export_range, write_keys
-    from streamd.maintenance import open_log
-
-    log = open_log(_settings(config, data_dir).data_dir)
-    options = ExportOptions(
-        start_us=0 if start is None else parse_time_us(start, "--start"),
-        end_us=2**62 if end is None else parse_time_us(end, "--end"),
-        val_share=val_share,
-        test_share=test_share,
-        negatives=negatives,
-        seed=seed,
-    )
-    with ProgressLine(err, f"to {file}", "edges") as line:
-        # Each edge is read twice.
-        done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
-    if keys is not None:
-        write_keys(log, keys)
-    out.print(
-        f"{done.num_edges:,} edges, {done.num_labels:,} labels, validation from row {done.val_start:,}, "
-        f"test from row {done.test_start:,}",
-        soft_wrap=True,
-    )
-
-
-@tguf_app.command("import")
-def tguf_import(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time."),
-    ],
-    time_unit: Annotated[
-        str | None,
-        typer.Option(
-            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. TGUF has microseconds."
-        ),
-    ] = None,
-    src: SrcOption = "src",
-    dst: DstOption = "dst",
-    time: Annotated[
-        str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
-    ] = "time",
-    features: FeaturesOption = "",
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
-    keys."""
-    from streamd.exchange.importing import import_file
-    from streamd.exchange.tables import Columns
-
-    if file.suffix == ".tguf" and time_unit not in (None, "us"):
-        raise SettingsError(
-            f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.",
-            "leave it out.",
-        )
-    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    settings = load_settings(
-        config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
-    )[0]
-    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
-    with ProgressLine(err, f"importing {file}") as line:
-        done = import_file(settings, file, columns, line.at)
-    out.print(
-        f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
-        soft_wrap=True,
-        markup=False,
-    )
 
 
 @letters_app.command("list")
@@ -409,10 +280,11 @@ def deadletter_list(
 
     from streamd.ingest.deadletter_replay import read_letters
 
+    # One pass over all letters: counts of all, and the cells of the newest ones.
     counts: Counter[str] = Counter()
     newest: deque[tuple[str, ...]] = deque(maxlen=limit)
-    for found in read_letters(_settings(config, data_dir)):
-        letter = found.letter
+    for stored in read_letters(settings_of(config, data_dir)):
+        letter = stored.letter
         if not reason or letter.reason in reason:
             counts[letter.reason] += 1
             newest.append(
@@ -425,12 +297,14 @@ def deadletter_list(
                     letter.value[:80].decode(errors="backslashreplace"),
                 )
             )
+
+    # Values come from outside, so they are shown as plain text without control characters.
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
         table.add_row(*(Text(_printable(cell)) for cell in row))
     out.print(table)
-    said = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
-    out.print(said or "no dead letters", markup=False)
+    summary = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
+    out.print(summary or "no dead letters", markup=False)
 
 
 @letters_app.command("replay")
@@ -447,8 +321,9 @@ def deadletter_replay(
     """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
     from streamd.ingest.deadletter_replay import replay
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
     done = replay(settings, reason or (), again)
+    # Each letter is in one of four counts, so that none is lost silently.
     out.print(
         f"{done.sent:,} sent, {done.before:,} were sent before, "
         f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
@@ -470,10 +345,10 @@ def show_config(config: ConfigOption = None, data_dir: DataOption = None) -> Non
 
 @app.command()
 def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check what a run needs, and compile the kernels; exit status 1 where something stops a run."""
+    """Check what a run needs, and compile the kernels; exit status 1 where something stops it."""
     from streamd.doctor import examine
 
-    settings = _settings(config, data_dir)
+    settings = settings_of(config, data_dir)
     table = Table("check", "result", "what was seen", box=None)
     healthy = True
     for check in examine(settings):
@@ -494,80 +369,13 @@ def health(
     """Ask a role on this machine whether it is well: exit status 0 or 1."""
     from streamd.health import ask_health
 
-    well, said = ask_health(_settings(config, None), role, "/readyz" if ready else "/livez")
-    out.print(f"{role}: {'well' if well else 'not well'}: {said}", markup=False, soft_wrap=True)
+    well, why = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
+    out.print(f"{role}: {'well' if well else 'not well'}: {why}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if well else 1)
 
 
-@models_app.command("list")
-def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """List the versions kept, oldest first."""
-    from streamd.registry.registry import read_manifests
-
-    registry = _registry(config, data_dir)
-    last = registry.journal.last()
-    table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
-    for m in read_manifests(registry):
-        mark = (
-            "champion"
-            if last and m.name == last.champion
-            else "shadow"
-            if last and m.name == last.shadow
-            else ""
-        )
-        live = m.scores.get("live")
-        mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
-        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", mrr, mark)
-    out.print(table)
-
-
-@models_app.command("show")
-def models_show(name: str, config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Print a version's manifest."""
-    import msgspec
-
-    manifest = _registry(config, data_dir).manifest(name)
-    out.print_json(msgspec.json.encode(manifest).decode())
-
-
-@models_app.command("promote")
-def models_promote(
-    name: str,
-    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Make a version champion; the trainer goes on from its weights."""
-    move = _registry(config, data_dir).promote(name, "operator", why)
-    out.print(f"champion: {move.champion}")
-
-
-@models_app.command("rollback")
-def models_rollback(
-    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Make the last proven version champion; the trainer goes on from its weights."""
-    move = _registry(config, data_dir).rollback("operator", why)
-    out.print(f"champion: {move.champion}")
-
-
-def _registry(config: Path | None, data_dir: Path | None) -> Any:
-    """What it passes over in `models/` it names on stderr, by its log: stdout is for the answer."""
-    import structlog
-
-    from streamd.registry import Registry
-
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
-    settings = _settings(config, data_dir)
-    if not (settings.data_dir / "models").is_dir():
-        raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
-    return Registry(settings)
-
-
 def _make_kernels_ready() -> None:
-    """Compile the kernels where that was not done before, and say so."""
+    """Compile the kernels where that was not done before, with a notice that it takes a while."""
     from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
 
@@ -577,8 +385,7 @@ def _make_kernels_ready() -> None:
 
 
 def _printable(text: str) -> str:
-    """Text from outside with control characters and their like as escapes: a terminal would obey
-    them."""
+    """Escape control characters in text from outside, because a terminal would obey them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -598,7 +405,7 @@ def top(
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose are one line, exit status 2."""
+    """Run the command line; an error raised on purpose is one line and exit status 2."""
     try:
         app()
     except StreamdError as error:

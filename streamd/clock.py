@@ -1,4 +1,4 @@
-"""Time as an argument: the wall clock for production, a hand-moved one for tests."""
+"""The clock that streamd is given: the machine's own in production, one moved by hand in tests."""
 
 import datetime
 import time
@@ -10,16 +10,16 @@ from streamd.errors import SettingsError
 
 
 class Clock(Protocol):
-    """What streamd needs to know about time."""
+    """What streamd asks of a clock."""
 
     def now_us(self) -> int:
         """Wall time in microseconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards, for measuring waits."""
+        """Seconds on a clock that never goes backwards, for measuring waits."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for some seconds."""
 
 
 class SystemClock:
@@ -36,8 +36,10 @@ class SystemClock:
 
 
 def parse_time_us(text: str, name: str) -> int:
-    """Microseconds since the epoch of an ISO 8601 time, UTC where it names no zone. Raises:
-    SettingsError."""
+    """Parse an ISO 8601 time as microseconds since the epoch; it is UTC where it names no zone.
+
+    name: of the option or setting, for the error. Raises: SettingsError.
+    """
     try:
         when = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -48,7 +50,8 @@ def parse_time_us(text: str, name: str) -> int:
 
 
 def time_us(when: datetime.datetime) -> int:
-    """Microseconds since the epoch of a time, in UTC where it has no zone."""
+    """Convert a time to microseconds since the epoch; it is UTC where it has no zone."""
+    # A quotient of two differences is exact where a timestamp in float seconds is not.
     epoch = datetime.datetime.fromtimestamp(0, datetime.UTC)
     return round(
         (when.replace(tzinfo=when.tzinfo or datetime.UTC) - epoch)
@@ -57,7 +60,7 @@ def time_us(when: datetime.datetime) -> int:
 
 
 def utc(time_us: int) -> str:
-    """Microseconds since the epoch as ISO 8601 in UTC, also beyond the year 9999 where Python's own
-    dates end."""
+    """Write microseconds since the epoch as ISO 8601 in UTC, also beyond the year 9999, where
+    Python's own dates end."""
     text = str(np.datetime64(time_us, "us"))
     return f"{text.rstrip('0').removesuffix('.')}Z"

@@ -1,7 +1,7 @@
 """The process tree: a supervisor that imports neither torch nor numba, and the three roles as its
 children.
 
-The only module that knows every room: each role's parts are put together here.
+This module alone imports all packages: it puts the parts of each role together.
 """
 
 import contextlib
@@ -41,29 +41,34 @@ from streamd.telemetry.port import open_port
 logger = structlog.get_logger()
 Held = TypeVar("Held")
 STOP_SECONDS = 30.0
+"""How long a role may take to stop before it is killed: a trainer may be writing a checkpoint."""
 MAX_BACKOFF_SECONDS = 30.0
+"""Longest pause before a role is started again: a broker that is back is noticed soon."""
 STEADY_SECONDS = 60.0
+"""A role that ran so long begins again with the shortest pause."""
 MAX_FIRST_FAILURES = 3
 """A role that ends so often without one heartbeat will not come to run by itself."""
 REFUSED = 2
-"""Exit status of a role whose settings cannot be: the daemon ends with it."""
+"""Exit status of a role whose settings are wrong: the daemon ends with it."""
 ROLE_REFUSED = 3
 """Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again,
 the others go on."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError)
 """Errors that may be over the next time."""
 SUPERVISED_BY = "SUPERVISED_BY"
-"""Variable that tells a role the process id of its supervisor."""
+"""Variable in a role's environment that holds the process id of its supervisor."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
+"""Variables that OpenMP, MKL, OpenBLAS and numba read once, as they are loaded."""
 
 
 def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child: all settings, and thread counts set before anything imports torch."""
+    """The environment of a role's process: all settings, and thread counts, which must be set
+    before torch is imported."""
     threads = settings.training.threads if role == "train" else 1
     inherited = {k: v for k, v in environ.items() if not k.startswith("STREAMD_")}
     return {
@@ -74,7 +79,7 @@ def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) 
 
 
 class Supervisor:
-    """Starts the roles, restarts one that dies with growing pauses, and stops them together."""
+    """Starts the roles, restarts one that dies after growing pauses, and stops them together."""
 
     def __init__(self, settings: Settings, roles: tuple[str, ...] = ROLES) -> None:
         self._settings = settings
@@ -85,13 +90,15 @@ class Supervisor:
         self._failures = dict.fromkeys(roles, 0)
         self._refused: set[str] = set()
         self._beaten: set[str] = set()
-        """Roles that had a heartbeat once: they are started again however often they die."""
+        """Roles that wrote a heartbeat once: they are started again however often they die."""
         self._stop = threading.Event()
 
     def run(self) -> int:
-        """Run until a signal. Returns: exit status, 2 where a role refuses its settings or never
-        comes to run, or all refuse their data. Raises: SettingsError where data_dir cannot be
-        used."""
+        """Run the roles until a signal.
+
+        Returns: exit status, 2 where a role refuses its settings or never comes to run, or all
+        refuse their data. Raises: SettingsError where data_dir cannot be used.
+        """
         make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -107,13 +114,14 @@ class Supervisor:
         return status
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """The first stops the roles; another one reaches them too, and ends a drain."""
+        """Stop the roles at the first signal; pass on a second one, which ends a drain."""
         if self._stop.is_set():
             for child in self._children.values():
                 child.terminate()
         self._stop.set()
 
     def _start(self, role: str) -> None:
+        """Start a role's process."""
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[role] = subprocess.Popen(
             [*PYTHON, "-m", "streamd", "run", "--role", role], env=env
@@ -122,8 +130,13 @@ class Supervisor:
         logger.info("role_started", child=role, pid=self._children[role].pid)
 
     def _watch(self) -> int | None:
+        """Look at each role once, and start those that are due.
+
+        Returns: the exit status with which the daemon must end, None where it goes on.
+        """
         now = time.monotonic()
         for role in self._roles:
+            # A role that is not running is started when its pause is over.
             if role in self._refused:
                 continue
             child = self._children.get(role)
@@ -134,6 +147,8 @@ class Supervisor:
             status = child.poll()
             if status is None:
                 continue
+
+            # It ended by itself because of settings or data: a restart would end the same.
             if status == REFUSED:
                 logger.error("role_refused", child=role, hint="see its message above")
                 return REFUSED
@@ -149,6 +164,8 @@ class Supervisor:
                 if self._refused.issuperset(self._roles):
                     return REFUSED
                 continue
+
+            # It died. One that never wrote a heartbeat is given up after a few times.
             if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
                 self._beaten.add(role)
             if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
@@ -160,6 +177,8 @@ class Supervisor:
                     action="see its messages above; then start the daemon again",
                 )
                 return REFUSED
+
+            # Others are started again, after 0.5 s, 1 s, 2 s and so on.
             if now - self._started[role] > STEADY_SECONDS:
                 self._failures[role] = 0
             pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
@@ -170,6 +189,7 @@ class Supervisor:
         return None
 
     def _stop_all(self) -> None:
+        """Stop all roles together, and kill what has not ended in time."""
         for child in self._children.values():
             child.terminate()
         patience = STOP_SECONDS + self._settings.server.drain_seconds
@@ -184,7 +204,8 @@ class Supervisor:
 
 
 def make_data_dir(path: Path) -> None:
-    """Make the data directory where it is not there. Raises: SettingsError where it cannot be used."""
+    """Make the data directory where it does not exist. Raises: SettingsError where it cannot be
+    used."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -201,13 +222,18 @@ def make_data_dir(path: Path) -> None:
 
 
 def run_role(settings: Settings, role: str, name: str = "") -> int:
-    """Run one role in this process until a signal. name: under which it writes, its own where
-    empty. Returns: exit status."""
+    """Run one role in this process until a signal.
+
+    name: under which the role writes its files, the role's own where empty. Returns: exit status.
+    """
+    # Set up the process: its end, its files, its logs.
     name = name or role
     _die_with_parent()
     raise_file_limit()
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, name)
     metrics.say_build()
+
+    # The first signal stops the role, a second one ends a drain.
     stop = threading.Event()
     at_once = threading.Event()
 
@@ -216,6 +242,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+
+    # The exit status tells the supervisor whether starting again can help.
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
@@ -243,17 +271,21 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
 
 
 def _run_ingest(settings: Settings, stop: threading.Event) -> None:
+    """Run ingest until `stop`."""
     from streamd.ingest.deadletter import make_dead_letters
     from streamd.ingest.loop import IngestLoop
     from streamd.segments.housekeeper import Housekeeper
     from streamd.segments.log import LogWriter
 
+    # The log has one writer: wait for one that is still ending.
     beat = Heartbeat(settings.data_dir, "ingest")
     schema = schema_of(settings)
     size = settings.ingest.segment_edges
     writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
     if writer is None:
         return
+
+    # Build the parts, and only then say that ingest lives.
     try:
         take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
@@ -273,6 +305,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
+    """Run the trainer until `stop`."""
     from streamd.gpu import choose_device
     from streamd.models.architectures import unused_settings
     from streamd.registry import Registry
@@ -280,6 +313,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
     from streamd.segments.recovery import lock_directory
     from streamd.training.trainer import Trainer
 
+    # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
     _fix_torch(settings.training.threads)
     if unused := unused_settings(settings.model):
@@ -290,6 +324,8 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
         )
     _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
+
+    # One trainer for each data directory, which waits for ingest to make the log.
     beat = Heartbeat(settings.data_dir, "train")
     lock = _once_unlocked(lambda: lock_directory(settings.data_dir / "train" / "lock"), beat, stop)
     if lock is None:
@@ -313,16 +349,21 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 def _once_unlocked(
     take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
 ) -> Held | None:
-    """What `take` returns, once the role of a killed supervisor has ended that holds its lock; None
-    where told to stop meanwhile. beat: says so, None where it is the other's."""
-    told = False
+    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
+    killed.
+
+    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
+    one that waits, None where the owner writes under that name.
+    Returns: what `take` returns, None where `stop` was set meanwhile.
+    """
+    logged = False
     while True:
         try:
             return take()
         except LockedError as error:
-            if not told:
+            if not logged:
                 logger.warning("waiting_for_lock", error=str(error))
-            told = True
+            logged = True
         if beat is not None:
             beat.touch("waiting for another process")
         if stop.wait(0.1):
@@ -332,8 +373,10 @@ def _once_unlocked(
 def _run_serve(
     settings: Settings, name: str, stop: threading.Event, at_once: threading.Event
 ) -> None:
-    """at_once: a stop does not wait for `server.drain_seconds`. Raises: LockedError where a server
-    of that name runs."""
+    """Run the server until `stop`, and then for `server.drain_seconds` or until `at_once`.
+
+    Raises: LockedError where a server of that name runs.
+    """
     import uvicorn
 
     from streamd.gpu import choose_device
@@ -342,6 +385,7 @@ def _run_serve(
     from streamd.server.listening import web_config
     from streamd.server.state import ServerState
 
+    # Set up the process: one thread answers, so batches need no locks.
     _fix_torch(1)
     _make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
@@ -349,7 +393,7 @@ def _run_serve(
     failed = threading.Event()
 
     class Server(uvicorn.Server):
-        """uvicorn's, whose own handlers of signals would leave no time to drain."""
+        """uvicorn's server without its signal handlers, which would leave no time to drain."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -360,6 +404,7 @@ def _run_serve(
         at_once.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
+    # Listen before anything is loaded: a port that is taken is an error of the settings.
     listening = _listen(settings.server.host, settings.server.port)
     lock = _lock_name(settings.data_dir, name, stop)
     if lock is None:
@@ -368,6 +413,7 @@ def _run_serve(
     state = ServerState(settings, engine, registry)
     server = Server(web_config(state))
 
+    # A stop makes the server unready first, so that a balancer sends requests elsewhere.
     def end_with_stop() -> None:
         stop.wait()
         state.draining = True
@@ -376,6 +422,8 @@ def _run_serve(
         server.should_exit = True
 
     threading.Thread(target=end_with_stop, daemon=True).start()
+
+    # Serve, in this thread, until the other one says to end.
     scheme = "https" if settings.server.tls_cert_file else "http"
     logger.info(
         "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
@@ -386,8 +434,11 @@ def _run_serve(
 
 
 def _lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Hold a server's name until this process ends. Under a supervisor it waits: the server of one
-    that was killed may still be ending. None where told to stop meanwhile. Raises: LockedError."""
+    """Lock a server's name until this process ends.
+
+    Under a supervisor it waits, because the server of one that was killed may still be ending.
+    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
+    """
     from streamd.segments.recovery import lock_directory
 
     def take() -> int:
@@ -400,6 +451,7 @@ def _lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Listen at the server's address. Raises: SettingsError where that cannot be."""
     # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on,
     # answers wait 40 ms.
     listening = socket.socket(
@@ -419,6 +471,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _make_kernels_ready() -> None:
+    """Compile or load the kernels before the first event needs them."""
     from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
 
@@ -428,9 +481,9 @@ def _make_kernels_ready() -> None:
 
 
 def _fix_torch(threads: int) -> None:
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # without it CUDA's products refuse to be deterministic
+    """Make torch deterministic, with a fixed number of threads."""
+    # Without this variable CUDA's products refuse to be deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
     torch.set_num_threads(threads)
@@ -438,7 +491,7 @@ def _fix_torch(threads: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """End this process with its supervisor, also with one that was killed while this process
+    """End this process with its supervisor, even where that was killed while this process
     started."""
     parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
     end_with_parent()

@@ -1,4 +1,4 @@
-"""What `streamd doctor` checks: each check says what it saw, and none stops the others."""
+"""The checks of `streamd doctor`: each says what it saw, and none stops the others."""
 
 import dataclasses
 import os
@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from streamd.ingest.watch import Topics
 
 MIN_FREE_BYTES = 1_000_000_000
+"""Least free disk: a few segments of a million edges, versions and checkpoints."""
 OTHER_FILES = 128
 """Open files of a role beside connections and segments: libraries, logs, sockets to the brokers."""
 
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one check.
+
+    good: whether a run can do with it. seen: what was seen, or what is wrong.
+    """
+
     name: str
     good: bool
     seen: str
@@ -54,6 +60,7 @@ def examine(settings: Settings) -> Iterator[Check]:
 
 
 def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> Check:
+    """Run one check; its error is its result."""
     try:
         return Check(name, True, look(settings))
     except (StreamdError, OSError, ImportError) as error:
@@ -61,6 +68,7 @@ def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> 
 
 
 def _broker(settings: Settings) -> str:
+    """Check that the broker answers and has the topics."""
     from collections import Counter
 
     from streamd.ingest.watch import missing_topic
@@ -73,24 +81,29 @@ def _broker(settings: Settings) -> str:
     stand_in = (
         " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
     )
-    return f"cluster {topics.cluster_id}{stand_in}, partitions {dict(Counter(tp.topic for tp in topics.partitions))}"
+    partitions = dict(Counter(tp.topic for tp in topics.partitions))
+    return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
 
 
 def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
-    """What the broker says of our topics, and with `times` the newest timestamp of their records,
-    microseconds; 0 where there is none. Raises: KafkaError."""
+    """Ask the broker for our topics, and with `times` for the newest timestamp of their records.
+
+    Returns: the topics, and the timestamp in microseconds, 0 where there is none. Raises:
+    KafkaError.
+    """
     from kafka.admin import OffsetSpec
     from kafka.errors import KafkaError as ClientError
 
     from streamd.ingest.client import make_admin
     from streamd.ingest.watch import describe
 
+    # Kafka keeps the largest timestamp of each partition, so no record is read.
     admin = make_admin(settings.kafka)
     try:
         topics = describe(admin, settings.kafka.topics)
         wanted = dict.fromkeys(topics.partitions if times else (), OffsetSpec.MAX_TIMESTAMP)
         newest = (
-            [found.timestamp for found in admin.list_partition_offsets(wanted).values()]
+            [offset.timestamp for offset in admin.list_partition_offsets(wanted).values()]
             if wanted
             else []
         )
@@ -100,10 +113,14 @@ def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
         ) from None
     finally:
         admin.close()
+
+    # Kafka counts milliseconds, and says -1 of a partition without records.
     return topics, max([0, *newest]) * 1000
 
 
 def _data_directory(settings: Settings) -> str:
+    """Check that the data directory can be written, has room, and how fast it syncs."""
+    # It need not exist yet: then its nearest parent is looked at.
     folder = settings.data_dir.resolve()
     while not folder.exists():
         folder = folder.parent
@@ -111,6 +128,8 @@ def _data_directory(settings: Settings) -> str:
         raise StreamdError(
             f"{folder} is no directory that this user may write.", "set data_dir to one."
         )
+
+    # Is there room, and how long does a durable write of one page take?
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         raise StreamdError(
@@ -123,28 +142,35 @@ def _data_directory(settings: Settings) -> str:
             file.flush()
             os.fdatasync(file.fileno())
         wait = (time.perf_counter() - begun) / 10
-    return f"{settings.data_dir}: {free / 1e9:.0f} GB free, {wait * 1e3:.1f} ms to make a write durable"
+    return (
+        f"{settings.data_dir}: {free / 1e9:.0f} GB free, "
+        f"{wait * 1e3:.1f} ms to make a write durable"
+    )
 
 
 def _widths(settings: Settings) -> str:
+    """Check that the log has the widths of features and labels that the settings name."""
     from streamd.segments.recovery import last_state
 
     wanted = schema_of(settings)
-    said = ", ".join(f"{name} {width}" for name, width in dataclasses.asdict(wanted).items())
+    widths = ", ".join(f"{name} {width}" for name, width in dataclasses.asdict(wanted).items())
     if not (settings.data_dir / "journal").is_dir():
-        return f"{said}; there is no log yet"
-    found = last_state(settings.data_dir, wanted).schema
-    if found != wanted:
+        return f"{widths}; there is no log yet"
+    stored = last_state(settings.data_dir, wanted).schema
+    if stored != wanted:
         raise StreamdError(
-            f"The log of {settings.data_dir} has {found}, the settings say {wanted}.",
-            "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a "
-            "new data_dir.",
+            f"The log of {settings.data_dir} has {stored}, the settings say {wanted}.",
+            "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, "
+            "or use a new data_dir.",
         )
-    return f"{said}, as in the log"
+    return f"{widths}, as in the log"
 
 
 def _clock(settings: Settings) -> str:
-    """Only a clock that is behind can be told: what is newest may well be old."""
+    """Check that this machine's clock is not behind what is newest in Kafka or the log.
+
+    A clock that is ahead cannot be noticed: the newest event may well be old.
+    """
     newest_us, whose = _newest(settings)
     if not newest_us:
         return "nothing to compare it with: there is no record in Kafka and no event in the log"
@@ -158,7 +184,7 @@ def _clock(settings: Settings) -> str:
 
 
 def _newest(settings: Settings) -> tuple[int, str]:
-    """Microseconds, 0 where unknown, and what is of that time."""
+    """Find the newest time, in microseconds, and what is of that time; 0 where nothing is known."""
     from streamd.segments.reader import LogReader
 
     try:
@@ -173,9 +199,10 @@ def _newest(settings: Settings) -> tuple[int, str]:
 
 
 def _ports(settings: Settings) -> str:
+    """Check that each role can listen at its port, or does so already."""
     host = settings.server.host
     own = settings.telemetry
-    said = []
+    results = []
     for role, port in (
         ("serve", settings.server.port),
         ("ingest", own.ingest_port),
@@ -183,12 +210,13 @@ def _ports(settings: Settings) -> str:
     ):
         if not port:
             continue
+        # A port is free where it can be bound, as the role would bind it.
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-                said.append(f"{port} free for {role}")
+                results.append(f"{port} free for {role}")
             except OSError as error:
                 if not running:
                     name = "server.port" if role == "serve" else f"telemetry.{role}_port"
@@ -196,31 +224,34 @@ def _ports(settings: Settings) -> str:
                         f"{role} cannot listen on {host}:{port}: {error.strerror}.",
                         f"free the port or set {name}.",
                     ) from None
-                said.append(f"{port} used by {' or '.join(running)}, which runs")
-    return ", ".join(said)
+                results.append(f"{port} used by {' or '.join(running)}, which runs")
+    return ", ".join(results)
 
 
 def _file_limit(settings: Settings) -> str:
-    """Connections that may wait, the log's segments, and room for libraries."""
+    """Check the limit of open files: waiting connections, the log's segments, and some for
+    libraries."""
     from streamd.segments.layout import EDGES
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     segments = len(list((settings.data_dir / EDGES).glob("*.tguf")))
     wanted = settings.server.max_queue + segments + OTHER_FILES
-    said = f"{soft} open files (hard limit {hard}), {wanted} may be needed"
+    counts = f"{soft} open files (hard limit {hard}), {wanted} may be needed"
     if soft != resource.RLIM_INFINITY and soft < wanted:
         raise StreamdError(
-            f"{said}.", f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the service's unit."
+            f"{counts}.", f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the service's unit."
         )
-    return said
+    return counts
 
 
 def _crc32c(_: Settings) -> str:
+    """Check that checksums are computed in C: in Python they would take longer than reading."""
     import crc32c
     from kafka.record import util
 
     if util.crc32c_c is None:
         raise StreamdError("kafka-python uses its slow crc32c in Python.", "pip install crc32c.")
+    # 16 MiB take long enough to measure, and a few milliseconds.
     data = bytes(1 << 24)
     begun = time.perf_counter()
     crc32c.crc32c(data)
@@ -228,7 +259,7 @@ def _crc32c(_: Settings) -> str:
 
 
 def _model(settings: Settings) -> str:
-    """Settings that change nothing are said, but stop no run."""
+    """Name the model, and the settings that it does not use, which stop no run."""
     from streamd.models.architectures import unused_settings
 
     unused = unused_settings(settings.model)
@@ -236,48 +267,56 @@ def _model(settings: Settings) -> str:
 
 
 def _device(settings: Settings) -> str:
+    """Check that the devices of trainer and server can be used. Raises: DeviceError."""
     import torch
 
     from streamd.gpu import choose_device
 
-    told = f"trainer on {choose_device(settings.device)}, server on {choose_device(settings.server.device)}; "
-    told += f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
+    trainer = choose_device(settings.device)
+    server = choose_device(settings.server.device)
+    used = f"trainer on {trainer}, server on {server}; "
+    used += f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
     if not torch.cuda.is_available():
-        return told + "no GPU"
+        return used + "no GPU"
     free, whole = torch.cuda.mem_get_info()
     return (
-        f"{told}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
+        f"{used}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
         f"graph {settings.gpu.placement}, {settings.gpu.cache_rows} feature rows cached"
     )
 
 
 def _kernels(_: Settings) -> str:
+    """Compile or load the kernels."""
     seconds = warm_up()
     return f"compiled or loaded in {seconds:.1f} s"
 
 
 def _roles(settings: Settings) -> str:
-    """Those that ever wrote in the directory, which hold its log whether or not they run."""
+    """Name all roles that ever wrote in the directory: they hold its log whether or not they
+    run."""
     from streamd.segments.holds import read_holds
 
     holds = read_holds(settings.data_dir)
     beats = {beat.name: beat for beat in read_beats(settings.data_dir)}
-    said = []
+    lines = []
     for name in sorted({*holds, *beats}):
         beat = beats.get(name)
         runs = beat.state if beat is not None and beat.alive else "does not run"
         holding = f", holds the log from edge {holds[name].edge:,}" if name in holds else ""
-        said.append(f"{name}: {runs}{holding}")
-    return "; ".join(said) or "none has run here"
+        lines.append(f"{name}: {runs}{holding}")
+    return "; ".join(lines) or "none has run here"
 
 
 def warm_up() -> float:
-    """Compile all kernels, or load them where that was done before; one process at a time. Returns:
-    seconds."""
+    """Compile all kernels, or load them where that was done before, in one process at a time.
+
+    Returns: the seconds it took.
+    """
     from filelock import FileLock
 
     from streamd.graph.jit import CACHE, note_compiled
 
+    # The roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
     with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
         half = None
@@ -295,11 +334,13 @@ def warm_up() -> float:
 
 
 def warm_graph() -> None:
+    """Compile the kernels of the graph, by calling each with the types of production."""
     from streamd.graph import BlockGraph, TemporalSampler
     from streamd.graph.gather import edge_features
     from streamd.graph.sampler import Strategy
     from streamd.segments.columns import EdgeColumns
 
+    # Three nodes and two edges are enough: types decide what is compiled, not sizes.
     src = np.array([0, 1])
     dst = np.array([1, 2])
     when = np.array([1, 2])
@@ -315,6 +356,7 @@ def warm_graph() -> None:
 
 
 def warm_facts() -> None:
+    """Compile the kernels of the pair facts, by calling each with the types of production."""
     from streamd.graph import PairFacts
 
     src = np.array([0, 1])

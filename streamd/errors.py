@@ -1,10 +1,10 @@
 """Every error streamd raises on purpose.
 
     StreamdError
-    |-- SettingsError          a setting is unknown, of the wrong type, or two settings contradict one another
+    |-- SettingsError          a setting is unknown, of the wrong type, or contradicts another
     |-- DataDirectoryError     the data directory cannot be used as it is
     |   |-- LockedError        another process owns the directory
-    |   |-- JournalError       the journal is damaged before its last line, or was written under other settings
+    |   |-- JournalError       the journal is damaged before its last line, or of other settings
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
@@ -12,7 +12,7 @@
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
-    |-- BadEvent               one event does not fit; it becomes a dead letter, its neighbours go in
+    |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |-- DeviceError            the device asked for cannot be used
     |   `-- DeviceMemoryError  it has no memory left
@@ -23,7 +23,7 @@ Each message says what, where, and after "Operator action:" what to do. `docs/er
 
 
 class StreamdError(Exception):
-    """Root of all errors raised on purpose; the command line prints it as one line and exits with
+    """The root of all errors raised on purpose; the command line prints one line and exits with
     status 2."""
 
     def __init__(self, message: str, action: str = "") -> None:
@@ -36,11 +36,11 @@ class SettingsError(StreamdError):
 
 
 class DataDirectoryError(StreamdError):
-    """When the data directory cannot be read or written as it is. The operator follows the message."""
+    """When the data directory cannot be used as it is. The operator follows the message."""
 
 
 class LockedError(DataDirectoryError):
-    """When another process holds the directory. The operator stops it, names another directory, or
+    """When another process owns the directory. The operator stops it, names another directory, or
     gives a further server another `--name`."""
 
 
@@ -55,12 +55,12 @@ class CorruptionError(DataDirectoryError):
 
 
 class DiskError(DataDirectoryError):
-    """When a write or sync of the log failed. The operator frees space; ingest starts again from
-    the last commit."""
+    """When a write or sync of the log failed. The operator frees space; ingest starts again by
+    itself."""
 
 
 class TGUFError(StreamdError):
-    """When a file is not a trustworthy TGUF version 1 file. The operator rewrites or restores it."""
+    """When a file is not a TGUF version 1 file. The operator rewrites or restores it."""
 
 
 class CapacityError(StreamdError):

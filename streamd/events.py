@@ -1,4 +1,5 @@
-"""The events that travel from Kafka to the log, first one by one, then as columns."""
+"""The types of what travels from Kafka to the log: events as columns, deletes, and positions in
+Kafka."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,17 +12,18 @@ Float32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Key = str | int
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds in each unit of `stream.time_unit`."""
 MAX_TIME_US = 2**62
 """Later times are refused, so that sums of two times stay inside int64."""
 
+# The kinds of events.
 EDGE = 0
 NODE = 1
 LABEL = 2
 DELETE = 3
 
-
 EDGE_SETS = ("default",)
-"""Names of the edge sets of a log, each at its number."""
+"""Names of the edge sets of a log; the index of each is its number."""
 DELETION = np.dtype(
     [
         ("seq", "<i8"),
@@ -32,19 +34,21 @@ DELETION = np.dtype(
         ("time", "<i8"),
     ]
 )
-"""A delete in the log: commit, row in it, edges in the log before it, and what goes: dense ids and
-event time in microseconds of edges, or the node `src` where `dst` is -1."""
+"""Row of a delete: the commit, the row in it, and the number of edges in the log before it. It
+deletes the edges with these node ids and this event time in microseconds, or the node `src` where
+`dst` is -1."""
 
 
 class NodeDeletes(NamedTuple):
-    """Nodes deleted, in log order: int64[D] ids, and int64[D] the number of edges in the log before
-    each delete."""
+    """D deleted nodes in log order: int64[D] node ids, and int64[D] the number of edges in the log
+    before each delete."""
 
     node: Int64
     edge: Int64
 
     def until(self, edge: int) -> "NodeDeletes":
-        """Those that lie before the event with this id."""
+        """The deletes that lie before the event with this id."""
+        # Deletes are in log order, so their positions ascend.
         end = int(np.searchsorted(self.edge, edge, side="right"))
         return NodeDeletes(self.node[:end], self.edge[:end])
 
@@ -54,7 +58,7 @@ NO_DELETES = NodeDeletes(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 @dataclass(frozen=True)
 class Schema:
-    """Widths that hold for the life of a log."""
+    """The widths of features and labels, which are fixed for the life of a log."""
 
     edge_feature_dim: int = 0
     node_feature_dim: int = 0
@@ -63,8 +67,8 @@ class Schema:
 
 @dataclass(frozen=True)
 class Position:
-    """Where to read on in one partition: event `index` of the record at `offset`, less those
-    appended ahead of it.
+    """Where to read on in one partition: at event `index` of the record at `offset`, without the
+    events that were appended ahead of it.
 
     ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending
     order. epoch: the partition's leader epoch when it was read up to here, by which Kafka tells
@@ -78,8 +82,8 @@ class Position:
 
 
 class Gap(NamedTuple):
-    """Offsets [first, end) that Kafka no longer had; end is -1 where another log took the place of
-    the one read."""
+    """Offsets [first, end) that Kafka no longer had; end is -1 where the partition's log was
+    replaced by another one."""
 
     topic: str
     partition: int
@@ -89,8 +93,10 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """What Kafka was and how far it was read: topic -> partition -> Position, with the ids that
-    tell topics apart."""
+    """How far Kafka was read: topic -> partition -> Position.
+
+    cluster_id and topic_ids tell whether it is still the same Kafka.
+    """
 
     cluster_id: str = ""
     topic_ids: dict[str, str] = field(default_factory=dict)
@@ -99,8 +105,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventBatch:
-    """Columns of one commit, in log order; ids are dense. Shapes: E edges, L labels, F feature
-    rows, K new keys.
+    """The columns of one commit, in log order, with dense node ids.
+
+    Shapes: E edges, L labels, F feature rows, K new keys, X deletes.
 
     src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*:
     int64[L], float32[L, dim]. node_F: int64, node_row_F: int64 row of each feature update among all
@@ -137,7 +144,7 @@ class EventBatch:
 
 
 def empty_batch(schema: Schema) -> EventBatch:
-    """A batch without rows, for commits that only move positions or the watermark."""
+    """Make a batch without rows, for commits that only move positions or the watermark."""
     none = np.zeros(0, np.int64)
     return EventBatch(
         src_E=none,

@@ -1,5 +1,5 @@
-"""What `streamd health` asks: `/livez` or `/readyz` of a role on this machine, where its settings
-have it listen."""
+"""Asks a role on this machine for `/livez` or `/readyz`, at the port that the settings name, for
+`streamd health`."""
 
 import http.client
 import json
@@ -9,18 +9,19 @@ from streamd.errors import SettingsError
 from streamd.settings import Settings
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of a machine's, and the one to ask there."""
+"""Addresses that mean all of a machine's -> the address to ask instead."""
 ANSWER_SECONDS = 4.0
 """The image's HEALTHCHECK gives up after ten, of which starting Python takes some."""
 
 
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
-    """Ask a role of this machine.
+    """Ask a role on this machine whether it is well.
 
     Args: role: ingest, train or serve; path: /livez or /readyz, which only the server has.
-    Returns: whether it answers 200, and what it said.
+    Returns: whether it answers 200, and its reason.
     Raises: SettingsError where there is nothing to ask under these settings.
     """
+    # Which port would answer?
     ports = {
         "ingest": settings.telemetry.ingest_port,
         "train": settings.telemetry.train_port,
@@ -32,6 +33,8 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         raise SettingsError(f"The {role} role has no /readyz.", "ask serve, or leave out --ready.")
     if not ports[role]:
         raise SettingsError(f"The {role} role has no port that is known.", "set one other than 0.")
+
+    # Connect as the server listens, by HTTP or HTTPS.
     host = EVERYWHERE.get(settings.server.host, settings.server.host)
     timeout = ANSWER_SECONDS
     link = http.client.HTTPConnection(host, ports[role], timeout=timeout)
@@ -41,11 +44,13 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         link = http.client.HTTPSConnection(host, ports[role], timeout=timeout, context=context)
+
+    # Anything else than streamd's own answer means that the role is not well.
     try:
         link.request("GET", path)
         answer = link.getresponse()
-        said = json.loads(answer.read())
-        return answer.status == 200, str(said.get("why") or answer.reason)
+        body = json.loads(answer.read())
+        return answer.status == 200, str(body.get("why") or answer.reason)
     except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
         return False, f"{host}:{ports[role]} does not answer as streamd does: {error!r}"
     finally:

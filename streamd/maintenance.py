@@ -1,4 +1,5 @@
-"""What the command line does to a data directory, whether or not the daemon runs on it."""
+"""Work of the command line on a data directory, whether or not the daemon runs on it: compaction,
+checks, backtests and static training."""
 
 import tempfile
 import time
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
 
 POLL_SECONDS = 0.2
+"""Pause between two looks at the directory: short for a person, long for a disk."""
 REWRITING = "rewriting segments"
+"""Name of that part of the work in progress lines."""
 
 
 def open_log(data_dir: Path) -> LogReader:
-    """A reader of the log in a directory. Raises: StreamdError where there is none."""
+    """Open a reader of the log in a data directory. Raises: StreamdError where there is none."""
     reader = LogReader.open(data_dir)
     if reader is None:
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
@@ -41,8 +44,8 @@ def open_log(data_dir: Path) -> LogReader:
 
 
 def damage_beside_the_log(settings: Settings) -> Iterator[str]:
-    """What is wrong with versions, the trainer's checkpoint, and stored facts, memory and replay; a
-    line each."""
+    """Yield a line for each damaged file that is not the log's: versions, the trainer's checkpoint,
+    and stored facts, memory and replay."""
     from streamd.registry import Registry
     from streamd.training.checkpoint import read_cursor
 
@@ -53,6 +56,8 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
         read_cursor(settings.data_dir / "train" / "checkpoints")
     except StreamdError as error:
         yield str(error)
+
+    # Stored arrays, also where older releases kept them.
     for pattern in (
         "roles/*/facts/*",
         "roles/*/*",
@@ -69,14 +74,19 @@ def damage_beside_the_log(settings: Settings) -> Iterator[str]:
 
 
 def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> tuple[bool, str]:
-    """Ask for compaction, and do it here where no ingest runs. Returns: whether all is gone, and
-    what to tell the user."""
+    """Ask for compaction, and do it in this process where no ingest runs.
+
+    Returns: whether all that was deleted is gone, and what to tell the user.
+    """
+    # The request outlives this process.
     log = open_log(settings.data_dir)
-    places = log.deletions.places
-    if not len(places):
+    deleted_at = log.deletions.places
+    if not len(deleted_at):
         return True, "nothing was deleted"
-    compaction_request = int(places.max())
+    compaction_request = int(deleted_at.max())
     ask_to_compact(settings.data_dir, compaction_request)
+
+    # A pass can do more only once a hold has moved.
     deadline = time.monotonic() + wait_seconds
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
@@ -88,7 +98,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
             line.leave()
             return (
                 False,
-                f"not all is gone yet: {waiting}; the compaction_request stands, and ingest goes on with it",
+                f"not all is gone yet: {waiting}; the request stands, and ingest goes on with it",
             )
         _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)
@@ -96,11 +106,13 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
 
 
 def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
-    """A pass by this process; False where an ingest has the directory, which then does it."""
+    """Compact in this process. Returns: False where an ingest has the directory, which then does
+    it."""
     try:
         writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
     except LockedError:
         return False
+    # Compaction only: retention is the daemon's, under its own settings.
     try:
         Housekeeper(
             writer,
@@ -113,7 +125,7 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
 
 
 def _behind(data_dir: Path, compaction_request: int) -> dict[str, int]:
-    """Roles that compaction waits for, and the edges they are at."""
+    """The roles that compaction waits for -> the event ids they are at."""
     at = {role: min(h.edge, h.purged_before_event) for role, h in read_holds(data_dir).items()}
     return {role: edge for role, edge in at.items() if edge < compaction_request}
 
@@ -127,14 +139,14 @@ def _waiting_for(data_dir: Path, compaction_request: int) -> str:
 
 
 def _say_how_far(data_dir: Path, compaction_request: int, line: ProgressLine) -> None:
-    """By what roles and an ingest beside this process leave in the directory."""
+    """Show how far compaction is, by the holds and by the heartbeat of whoever does it."""
     behind = _behind(data_dir, compaction_request)
     beat = read_beat(data_dir, COMPACT)
     if behind:
         line.of(
             f"waiting for {', '.join(behind)}", min(behind.values()), compaction_request, "edges"
         )
-    elif beat is not None and beat.detail["compaction_request"] == compaction_request:
+    elif beat is not None and beat.detail["wish"] == compaction_request:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")
 
 
@@ -146,15 +158,16 @@ def backtest_file(
     report: Path | None,
     progress: Callable[[str, int, int, str], None],
 ) -> Table:
-    """Backtest a file, or the log of data_dir where there is none.
+    """Backtest a file, or the log of data_dir where `file` is None.
 
-    progress: told (part of the work, done, in all, unit).
-
+    Args: report: path for an HTML report, None for none; progress: called with (part of the work,
+    done, in all, unit).
     Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.backtest import COLUMNS, backtest
     from streamd.evaluation.report import write_report
 
+    # A file is imported into a temporary log, so that it takes the path that live events take.
     torch.set_num_threads(settings.training.threads)
     done = None
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
@@ -172,6 +185,8 @@ def backtest_file(
             "No window could be scored: there are too few events, or --initial leaves none.",
             "give more events, or a smaller --initial or windows.width_seconds.",
         )
+
+    # The report has the plots, and the settings that the figures depend on.
     title = f"streamd backtest of {file or settings.data_dir}"
     if report is not None:
         shown = {
@@ -179,7 +194,12 @@ def backtest_file(
             for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()
         }
         write_durably(report, write_report(result, title, shown).encode())
-    caption = f"{result.num_events:,} events in {len(result.windows):,} windows, each scored before it was learned"
+
+    # The table is for the terminal.
+    caption = (
+        f"{result.num_events:,} events in {len(result.windows):,} windows, "
+        "each scored before it was learned"
+    )
     table = Table(title=title, caption=f"{caption}; {done.times}" if done else caption)
     for head in COLUMNS:
         table.add_column(head, justify="right" if head else "left")
@@ -194,38 +214,50 @@ def train_static(
     folder: Path | None,
     progress: Callable[[str, int, int, str], None],
 ) -> Iterator[str]:
-    """Train on the log as a static graph. folder: takes the best weights, None for none.
+    """Train on the log as a static graph.
 
+    Args: epochs: passes over the training edges; folder: a new folder for the best weights, None
+    for none; progress: called with (part of the work, done, in all, unit).
     Yields: what to tell the user, as it is known. Raises: StreamdError, before anything is learned.
     """
     from streamd.training.static import StaticTraining
 
+    # Refuse before hours of learning what would fail after them.
     if folder is not None and folder.exists():
         raise SettingsError(f"{folder} exists already.", "name a new folder.")
     torch.set_num_threads(settings.training.threads)
     training = StaticTraining(settings, open_log(settings.data_dir), progress)
     yield (
-        f"{training.settings.name}, {len(training.train):,} edges to learn, {len(training.valid):,} to validate, "
-        f"{len(training.test):,} to test"
+        f"{training.settings.name}, {len(training.train):,} edges to learn, "
+        f"{len(training.valid):,} to validate, {len(training.test):,} to test"
     )
+
+    # Validation chooses the weights, and the test sees only those.
     for epoch in training.run(epochs):
         learned = f"loss {epoch.loss:.4f}, " if epoch.number else "untrained, "
-        yield f"epoch {epoch.number}: {learned}validation MRR {epoch.valid['mrr']:.4f}, {epoch.seconds:.1f} s"
+        yield (
+            f"epoch {epoch.number}: {learned}validation MRR {epoch.valid['mrr']:.4f}, "
+            f"{epoch.seconds:.1f} s"
+        )
     test = training.tested()
-    yield f"test MRR {test['mrr']:.4f}, AP {test['ap']:.4f}, by the weights of epoch {training.best.number}"
+    yield (
+        f"test MRR {test['mrr']:.4f}, AP {test['ap']:.4f}, "
+        f"by the weights of epoch {training.best.number}"
+    )
     if folder is not None:
         training.write(folder, test)
         yield f"weights: {folder}"
 
 
 def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
-    """`Plan.stale` from "5,50,window". Raises: SettingsError."""
+    """Parse `Plan.stale` from text such as "5,50,window"; a window is None. Raises:
+    SettingsError."""
     ages: list[int | None] = []
     for part in (p.strip() for p in text.split(",") if p.strip()):
         if part != "window" and not (part.isdigit() and int(part) <= chunk):
             raise SettingsError(
-                f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk ({chunk}), "
-                "or window."
+                f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk "
+                f"({chunk}), or window."
             )
         ages.append(None if part == "window" else int(part))
     return tuple(ages)

@@ -1,5 +1,5 @@
-"""What a role writes for itself lies under its own name, `DATA/roles/<name>/`: so two servers may
-share a directory."""
+"""Names of roles and the folder `DATA/roles/<name>/` in which each keeps its own files, so that two
+servers may share a data directory."""
 
 import contextlib
 import re
@@ -10,7 +10,8 @@ from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
 COMPACT = "compact"
-"""Under this name housekeeping says how far it is, whichever process does it."""
+"""Name under which housekeeping writes its heartbeat, whichever process does it."""
+# What lies in the folder of a role.
 FOLDER = "roles"
 HOLD = "hold"
 FACTS = "facts"
@@ -19,17 +20,19 @@ HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
 OLD_HOLDS = "holds"
 OLD_HEARTBEATS = "run"
-"""Where each role had a file beside the others' before it had a folder."""
+"""Folders of older releases, in which each role had a file."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+"""Names that are safe as a folder's and as a label of metrics."""
 
 
 def folder_of(data_dir: Path, name: str) -> Path:
-    """Where a role of that name writes; perhaps not there yet."""
+    """The folder of a role's files, which may not exist yet."""
     return data_dir / FOLDER / name
 
 
 def make_folder(data_dir: Path, name: str) -> Path:
-    """The same, there for good."""
+    """Make the folder of a role's files durably, where it does not exist. Returns: its path."""
+    # Folders that a crash could lose would take the hold with them.
     folder = folder_of(data_dir, name)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,14 +42,14 @@ def make_folder(data_dir: Path, name: str) -> Path:
 
 
 def names_in(data_dir: Path) -> list[str]:
-    """Of all roles that ever wrote here, in order; what is called otherwise is a stranger's."""
+    """Names of all roles that ever wrote in a data directory, sorted, without other folders."""
     return sorted(
         p.name for p in (data_dir / FOLDER).glob("*") if NAME.fullmatch(p.name) and p.is_dir()
     )
 
 
 def check_name(role: str, name: str) -> None:
-    """Raises: SettingsError where a process of a role may not be called so."""
+    """Check that a process of a role may have a name. Raises: SettingsError where it may not."""
     if role != "serve":
         raise SettingsError(
             f"The {role} role takes no --name: a directory has one of it.", "leave --name out."
@@ -63,14 +66,17 @@ def check_name(role: str, name: str) -> None:
 
 
 def take_over(data_dir: Path, name: str) -> None:
-    """Move what a role wrote before each had a folder; other names than the roles' did not write
-    then. For the role to call at its start.
+    """Move the files that an older release left in other folders into the role's own; the role
+    calls it at its start.
 
-    A kill leaves each file in one of both places. The hold goes last: until then the one in the old
-    place, which every reader of holds knows too, keeps the log behind what was moved.
+    A kill leaves each file in one of the two folders. The hold goes last: until then the one in the
+    old folder, which every reader of holds knows too, keeps the events that the moved files need.
     """
+    # Older releases had no names but the roles' own.
     if name not in ROLES:
         return
+
+    # Facts and memory first, then the hold.
     moved = [*sorted((data_dir / name / FACTS).glob("*.safetensors")), data_dir / name / MEMORY]
     for path in moved:
         if path.exists():
@@ -79,6 +85,8 @@ def take_over(data_dir: Path, name: str) -> None:
             _move(path, new)
     if (old_hold := data_dir / OLD_HOLDS / name).exists():
         _move(old_hold, make_folder(data_dir, name) / HOLD)
+
+    # Heartbeats are written anew; folders go where nothing else is in them.
     for beat in (name, COMPACT):
         (data_dir / OLD_HEARTBEATS / f"{beat}.json").unlink(missing_ok=True)
     for folder in (data_dir / name / FACTS, data_dir / name, data_dir / OLD_HEARTBEATS):
@@ -87,6 +95,7 @@ def take_over(data_dir: Path, name: str) -> None:
 
 
 def _move(old: Path, new: Path) -> None:
+    """Rename a file durably, between folders of one volume."""
     DISK.replace(old, new)
     for folder in (new.parent, new.parent.parent, old.parent):
         DISK.sync_folder(folder)

@@ -1,367 +1,76 @@
-"""The one settings tree: a YAML file, then `STREAMD_...` variables, then the command line; each
-component gets its branch.
+"""Reads the settings from a YAML file, then `STREAMD_...` variables, then the command line.
 
-A variable names its place with double underscores: `STREAMD_TRAINING__REPLAY_EVENTS=400`. An
-unknown key is an error that names the nearest known one. `docs/settings.md` lists every key; a test
-holds the two together.
+A variable names a setting with double underscores: `STREAMD_TRAINING__REPLAY_EVENTS=400`. An
+unknown key is an error that names the nearest known one. The tree of `streamd.settings_tree` is
+exported here too; each component gets its own branch of it.
 """
 
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
-from streamd.events import Schema
+from streamd.settings_tree import (
+    LOOPBACK,
+    PREFIX,
+    BootstrapSettings,
+    Branch,
+    GpuSettings,
+    GraphSettings,
+    IngestSettings,
+    KafkaSettings,
+    ModelName,
+    ModelSettings,
+    RegistrySettings,
+    RetentionSettings,
+    ServerSettings,
+    Settings,
+    StreamSettings,
+    TelemetrySettings,
+    TrainingSettings,
+    WindowSettings,
+    has_keys,
+    leaves,
+    schema_of,
+)
 
-PREFIX = "STREAMD_"
+__all__ = [
+    "BootstrapSettings",
+    "Branch",
+    "GpuSettings",
+    "GraphSettings",
+    "IngestSettings",
+    "KafkaSettings",
+    "LOOPBACK",
+    "ModelName",
+    "ModelSettings",
+    "RegistrySettings",
+    "RetentionSettings",
+    "ServerSettings",
+    "Settings",
+    "StreamSettings",
+    "TelemetrySettings",
+    "TrainingSettings",
+    "WindowSettings",
+    "as_environment",
+    "effective",
+    "has_keys",
+    "leaves",
+    "load_settings",
+    "schema_of",
+]
+
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
+"""Parts of names whose values are never shown; a proxy's address may hold a password."""
 KEYS = ("api_keys", "admin_keys")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-
-
-class Branch(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class KafkaSettings(Branch):
-    bootstrap_servers: str = Field(
-        "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
-    )
-    topics: tuple[str, ...] = Field(
-        ("events",), min_length=1, description="topics to read, all their partitions"
-    )
-    group_id: str = Field(
-        "streamd", description="consumer group under which lag is published; never used to resume"
-    )
-    client: dict[str, Any] = Field(
-        {}, description="further kafka-python client settings (SASL, TLS), passed through"
-    )
-    client_file: Path | None = Field(
-        None,
-        description="YAML or JSON file with more of them, those that are secret: its "
-        "values are never shown",
-    )
-
-
-class StreamSettings(Branch):
-    time_unit: Literal["s", "ms", "us"] = Field("ms", description="unit of `time` in events")
-    edge_feature_dim: Natural = Field(
-        0, description="width of edge features; fixed for the life of a log"
-    )
-    node_feature_dim: Natural = Field(
-        0, description="width of node features; fixed for the life of a log"
-    )
-    label_dim: Natural = Field(
-        0, description="width of label targets, 0 for a stream without labels; fixed likewise"
-    )
-
-
-class IngestSettings(Branch):
-    start: str = Field(
-        "earliest",
-        description="where a first start reads from: earliest, latest, or an ISO 8601 time",
-    )
-    shard: str | None = Field(
-        None,
-        pattern=r"^[1-9]\d*/[1-9]\d*$",
-        description='"2/4" reads only the second of four parts of the partitions',
-    )
-    on_data_loss: Literal["fail", "continue"] = Field(
-        "fail", description="what to do where Kafka lost what comes next"
-    )
-    late_policy: Literal["clamp", "dead_letter"] = Field(
-        "clamp", description="what becomes of events behind the log"
-    )
-    tombstones: Literal["dead_letter", "delete"] = Field(
-        "dead_letter", description="what a null value with a key does"
-    )
-    max_ahead_seconds: Seconds = Field(
-        60,
-        description="an event further ahead of the wall clock, its record's timestamp "
-        "or all others of its partition is a dead letter",
-    )
-    merge_wait_seconds: Seconds = Field(
-        0.2, description="how long a live event waits for other partitions"
-    )
-    idle_timeout_seconds: Seconds = Field(
-        60, description="quiet time after which an open window is closed"
-    )
-    commit_interval_seconds: Seconds = Field(
-        0.05, description="least time between two commits under load"
-    )
-    max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
-    max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
-    max_feature: float = Field(
-        1e15, gt=0, description="largest absolute value of a feature or label target"
-    )
-    max_record_bytes: Positive = Field(4_194_304, description="largest Kafka value that is decoded")
-    max_batch_bytes: Positive = Field(
-        67_108_864, description="largest Kafka batch once decompressed"
-    )
-    max_record_events: Positive = Field(100_000, description="most events in one batched record")
-    segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
-    dead_letter_topic: str | None = Field(
-        None, description="topic for dead letters; local files where absent"
-    )
-    dead_letter_max_bytes: Positive = Field(
-        67_108_864, description="most bytes of local dead letters kept"
-    )
-
-
-class RetentionSettings(Branch):
-    max_age_seconds: Positive | None = Field(
-        None, description="event time after which segments are dropped; kept if absent"
-    )
-    max_bytes: Positive | None = Field(
-        None, description="disk blocks of segments above which the oldest are dropped"
-    )
-
-
-class WindowSettings(Branch):
-    width_seconds: Positive = Field(3600, description="width of an event-time window")
-    max_events: Positive = Field(
-        20_000, description="most events of a window that are scored and learned"
-    )
-    merge_after: Natural = Field(
-        24, description="a live trainer more closed windows behind learns so many as one; 0: never"
-    )
-
-
-class GraphSettings(Branch):
-    max_block_entries: Positive = Field(
-        64, description="tau: most entries of one block of a node, a power of two"
-    )
-    keep_in_memory_seconds: Natural = Field(
-        0,
-        description="event time whose events stay in the memory of trainer and server; what a query needs of older "
-        "ones is read back from the log; 0: all stay",
-    )
-
-
-class GpuSettings(Branch):
-    placement: Literal["resident", "hybrid"] = Field(
-        "resident",
-        description="the graph's entries: on the GPU, as long as they fit, or in page-locked host memory",
-    )
-    graph_bytes: Natural = Field(
-        0,
-        description="most GPU memory the graph takes before its entries move to the host; "
-        "0: half of what is free at start",
-    )
-    cache_rows: Natural = Field(100_000, description="edge feature rows kept on the GPU; 0: none")
-    cache_policy: Literal["lru", "lfu", "fifo"] = Field(
-        "lru", description="which rows make room for others"
-    )
-    mixed_precision: bool = Field(False, description="learn with matrix products in bfloat16")
-
-
-ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
-"""Rows of the table in `streamd.models.architectures`."""
-
-
-class ModelSettings(Branch):
-    name: ModelName = Field(
-        "tgn",
-        description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, gcn; pair: none",
-    )
-    pair_facts: bool = Field(
-        True, description="false: the graph layers alone, as their papers have them"
-    )
-    labels: Literal["none", "classification", "regression"] = Field(
-        "none",
-        description="what the targets of label events are, for a head that learns them; none: they are stored only",
-    )
-    dim: Positive = Field(64, description="width of memory and embeddings")
-    time_dim: Positive = Field(32, description="width of the time encoding")
-    heads: Positive = Field(2, description="attention heads")
-    direction: Literal["both", "out", "in"] = Field(
-        "both",
-        description="whom a node's neighbours are: both ends' others, out: its events' destinations where it is the "
-        "source, in: the sources of events it is the destination of",
-    )
-    neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
-    id_rows: Natural = Field(
-        0,
-        description="learned vectors per node id, ids modulo this; 0 for none (new nodes have none)",
-    )
-    snapshots: Positive = Field(3, description="windows of time that dysat looks at")
-    snapshot_seconds: Positive = Field(86_400, description="width of each of them")
-    memory_chunk: Positive = Field(200, description="edges per canonical chunk of memory")
-    max_pairs: Positive = Field(
-        2_000_000, description="most recently touched pairs whose facts are kept"
-    )
-    half_lives_seconds: tuple[float, float, float, float, float] = Field(
-        (90, 1800, 8640, 43200, 691200), description="half-lives of a destination's popularity"
-    )
-
-
-class TrainingSettings(Branch):
-    epochs: Positive = Field(2, description="passes over each window")
-    learning_rate: float = Field(
-        1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
-    )
-    replay: Literal["uniform", "recent", "none"] = Field(
-        "uniform",
-        description="what of the past is kept for replay: a uniform sample of all of it, the newest, nothing",
-    )
-    replay_events: Natural = Field(200, description="past events replayed per window and epoch")
-    replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
-    tail_share: float = Field(
-        0.1, ge=0, lt=1, description="share of a window held out to check the new version"
-    )
-    seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
-    threads: Positive = Field(1, description="CPU threads of the trainer")
-    nice: Natural = Field(10, description="scheduling niceness of the trainer")
-
-
-class BootstrapSettings(Branch):
-    max_events: Natural = Field(
-        100_000,
-        description="newest events of a log with a past that a first start learns at once; 0: window by window",
-    )
-    epochs: Positive = Field(5, description="passes over them")
-
-
-class RegistrySettings(Branch):
-    keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
-    gate_events: Positive = Field(
-        2000, description="events over which champions are compared with the last proven version"
-    )
-
-
-class ServerSettings(Branch):
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "cpu", description="where the server runs graph and model; auto: cpu"
-    )
-    host: str = Field(
-        "127.0.0.1", description="address to bind; other than loopback needs api_keys"
-    )
-    port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
-    api_keys: tuple[SecretStr, ...] = Field(
-        (), description="keys accepted in `Authorization: Bearer` or `X-API-Key`"
-    )
-    api_keys_file: Path | None = Field(
-        None, description="more of them, one a line; read again when it changes"
-    )
-    admin_keys: tuple[SecretStr, ...] = Field(
-        (), description="keys that also promote and roll back"
-    )
-    admin_keys_file: Path | None = Field(
-        None, description="more of them, one a line; read again when it changes"
-    )
-    tls_cert_file: Path | None = Field(
-        None, description="certificate chain in PEM: the server then speaks HTTPS only"
-    )
-    tls_key_file: Path | None = Field(None, description="its private key")
-    max_candidates: Positive = Field(1000, description="most candidates in one request")
-    max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
-    max_batch: Positive = Field(32, description="requests answered in one go")
-    deadline_seconds: Seconds = Field(
-        5, description="a request not answered by then is answered 503"
-    )
-    max_connections: Positive = Field(
-        1000, description="most connections; where none is idle, one more gets 503"
-    )
-    max_connections_per_address: Positive = Field(
-        500, description="most of one address, as a proxy's is for all behind it"
-    )
-    idle_seconds: Seconds = Field(
-        75, description="a connection without a request for so long is closed"
-    )
-    drain_seconds: Seconds = Field(
-        0, description="told to stop, the server is unready but answers for so long"
-    )
-
-
-class TelemetrySettings(Branch):
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
-    )
-    log_format: Literal["console", "json"] = Field(
-        "console", description="how log lines are written"
-    )
-    access_log: bool = Field(False, description="a log line per request, but for probes")
-    ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
-    train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
-
-
-class Settings(BaseSettings):
-    """All of streamd's settings, frozen. Build it with `load_settings`."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__"
-    )
-
-    data_dir: Path = Field(
-        Path("streamd-data"), description="directory of log, models and checkpoints"
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where the trainer runs graph and model; auto: cpu"
-    )
-    kafka: KafkaSettings = KafkaSettings()
-    stream: StreamSettings = StreamSettings()
-    ingest: IngestSettings = IngestSettings()
-    retention: RetentionSettings = RetentionSettings()
-    windows: WindowSettings = WindowSettings()
-    gpu: GpuSettings = GpuSettings()
-    graph: GraphSettings = GraphSettings()
-    model: ModelSettings = ModelSettings()
-    training: TrainingSettings = TrainingSettings()
-    bootstrap: BootstrapSettings = BootstrapSettings()
-    registry: RegistrySettings = RegistrySettings()
-    server: ServerSettings = ServerSettings()
-    telemetry: TelemetrySettings = TelemetrySettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
-def has_keys(server: ServerSettings) -> bool:
-    """Whether the API asks for a key."""
-    return bool(
-        server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file
-    )
-
-
-def schema_of(settings: Settings) -> Schema:
-    """The widths of a log under these settings."""
-    s = settings.stream
-    return Schema(s.edge_feature_dim, s.node_feature_dim, s.label_dim)
-
-
-def leaves(
-    model: type[BaseModel] = Settings, at: tuple[str, ...] = ()
-) -> Iterator[tuple[str, ...]]:
-    """Paths of all settings, for example ("training", "replay_events")."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Branch):
-            yield from leaves(kind, (*at, name))
-        else:
-            yield (*at, name)
+"""Settings that are lists of secrets."""
 
 
 def load_settings(
@@ -369,18 +78,23 @@ def load_settings(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Read the settings and tell where each value comes from.
+    """Read the settings from all sources.
 
     Args: path: a YAML file, or None; overrides: dotted key -> value, strongest; environ: defaults
-    to `os.environ`. Returns: the settings, and per dotted key "default", "file", "environment" or
-    "command line". Raises: SettingsError naming the key, its source and the nearest known key.
+    to `os.environ`.
+    Returns: the settings, and where each value comes from: dotted key -> "default", "file",
+    "environment" or "command line".
+    Raises: SettingsError naming the key, its source and the nearest known key.
     """
     environ = os.environ if environ is None else environ
     known = {".".join(p) for p in leaves()}
+    branches = {p[0] for p in leaves() if len(p) > 1}
     origin = dict.fromkeys(known, "default")
     merged: dict[str, Any] = {}
+
+    # Later sources are stronger; each value goes into the tree where its key says.
     for source, values in (
-        ("file", _flatten(_read_yaml(path), str(path)) if path else {}),
+        ("file", _flatten(_read_yaml(path), str(path), branches) if path else {}),
         ("environment", _read_environment(environ)),
         ("command line", dict(overrides or {})),
     ):
@@ -393,6 +107,8 @@ def load_settings(
             for name in branch:
                 node = node.setdefault(name, {})
             node[leaf] = value
+
+    # Check values one by one, then together; a secret is not shown in the error either.
     try:
         settings = Settings(**merged)
     except ValidationError as error:
@@ -407,12 +123,13 @@ def load_settings(
 
 
 def effective(settings: Settings) -> dict[str, Any]:
-    """All values by dotted key, secrets masked."""
+    """The values of all settings by dotted key, with secrets masked."""
     out: dict[str, Any] = {}
     for path in leaves():
         value: Any = settings
         for name in path:
             value = getattr(value, name)
+        # `kafka.client` is a mapping, and holds secrets under kafka-python's own names.
         if isinstance(value, dict):
             value = {
                 k: "***" if any(w in k.lower() for w in SECRET_WORDS) else v
@@ -425,8 +142,10 @@ def effective(settings: Settings) -> dict[str, Any]:
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as `STREAMD_...` variables: how `streamd run` hands them to its roles, keys off
-    the command line."""
+    """Write the settings as `STREAMD_...` variables, in which `streamd run` hands them to roles.
+
+    A command line would show the keys to every user of the machine.
+    """
     out: dict[str, str] = {}
     for path in leaves():
         value: Any = settings
@@ -442,15 +161,20 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
 
 def _check_together(s: Settings) -> None:
+    """Check what no setting alone can tell. Raises: SettingsError."""
+    # The server: who can reach it, and how.
     if s.server.host not in LOOPBACK and not has_keys(s.server):
         raise SettingsError(
-            f"server.host is {s.server.host}, which others can reach, but server.api_keys is empty.",
+            f"server.host is {s.server.host}, which others can reach, "
+            "but server.api_keys is empty.",
             "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.",
         )
     if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
         raise SettingsError(
             "server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither."
         )
+
+    # Model and graph: sizes that must fit one another.
     if s.model.dim % s.model.heads:
         raise SettingsError(
             f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}."
@@ -461,6 +185,8 @@ def _check_together(s: Settings) -> None:
         )
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
+
+    # Kafka: settings that have a key of their own, and parts of the partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
             raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
@@ -468,16 +194,20 @@ def _check_together(s: Settings) -> None:
         index, count = (int(x) for x in s.ingest.shard.split("/"))
         if index > count:
             raise SettingsError(
-                f"ingest.shard {s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}."
+                f"ingest.shard {s.ingest.shard} does not exist: "
+                f"shards are 1/{count} to {count}/{count}."
             )
 
 
 def _nearest(key: str, known: set[str]) -> str:
+    """Complete an error message by the known key that is nearest to an unknown one."""
+    # Half of the letters must agree; a wilder guess would mislead.
     close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
     return f"; did you mean {close[0]!r}?" if close else "; `streamd config` lists all settings"
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    """Read the mapping in a YAML file. Raises: SettingsError where it cannot be read or is none."""
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -491,25 +221,33 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _flatten(tree: Mapping[str, Any], where: str, at: str = "") -> dict[str, Any]:
-    branches = {
-        n
-        for n, f in Settings.model_fields.items()
-        if isinstance(f.annotation, type) and issubclass(f.annotation, Branch)
-    }
+def _flatten(
+    tree: Mapping[str, Any], where: str, branches: Collection[str], at: str = ""
+) -> dict[str, Any]:
+    """Turn a file's nested mapping into values by dotted key.
+
+    Args: where: the file's name, for errors; branches: names of the branches at the top of the
+    settings tree; at: prefix of the keys, with its dot. Raises: SettingsError where a branch is not
+    a mapping.
+    """
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{at}{key}"
         if not at and name in branches:
             if not isinstance(value, Mapping):
                 raise SettingsError(f"Setting {name} ({where}) must be a mapping of its settings.")
-            out |= _flatten(value, where, f"{name}.")
+            out |= _flatten(value, where, branches, f"{name}.")
         else:
             out[name] = value
     return out
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Read the `STREAMD_...` variables as values by dotted key.
+
+    Raises: SettingsError where a variable is unknown, or is not JSON though its setting is a list
+    or mapping.
+    """
     names = {PREFIX + "__".join(p).upper(): p for p in leaves()}
     values: dict[str, Any] = {}
     source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")
@@ -521,6 +259,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             raise SettingsError(
                 f"Unknown variable {name}" + (f"; did you mean {close[0]}?" if close else ".")
             )
+
+        # Find the setting's field in the tree.
         path = names[name]
         model: type[BaseModel] = Settings
         for step in path[:-1]:
@@ -528,6 +268,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             assert isinstance(branch, type)
             model = branch
         field = model.model_fields[path[-1]]
+
+        # Pydantic parses numbers and words itself, but not lists and mappings.
         value: Any = text
         if source.field_is_complex(field):
             try:

@@ -1,5 +1,5 @@
-"""What durability rests on: the few system calls behind a seam that tests can fail, and files
-written whole."""
+"""Durable writes: the few system calls they rest on, which tests replace by failing ones, and files
+that are written whole or not at all."""
 
 import contextlib
 import os
@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SCRATCH = ".tmp"
-"""Ending of what is being written, and not there yet."""
+"""Ending of a file's or folder's name while it is being written."""
 
 TAIL_BYTES = 8_192
-"""How much of a file's end is looked at in one go: most lines are shorter."""
+"""Bytes of a file's end that are read in one go: most lines are shorter."""
 
 
 class Disk:
-    """The system calls of every durable write. Tests put one in its place that stops, tears,
-    refuses or loses them."""
+    """The system calls of every durable write; tests use a disk that stops, tears, refuses or loses
+    writes."""
 
     def open(self, path: Path, flags: int) -> int:
+        """Open a file that children do not inherit. Returns: its descriptor."""
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
     def allocate(self, fd: int, num_bytes: int) -> None:
@@ -26,7 +27,8 @@ class Disk:
         os.posix_fallocate(fd, 0, num_bytes)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        """pwrite until all is written."""
+        """Write all bytes at an offset."""
+        # pwrite may write a part only, as where a signal comes.
         view = memoryview(data)
         while view:
             written = os.pwrite(fd, view, offset)
@@ -52,7 +54,7 @@ class Disk:
         folder.mkdir()
 
     def remove_folder(self, folder: Path) -> None:
-        """A folder with all in it, if it is there."""
+        """Remove a folder with all that is in it, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
 
@@ -67,6 +69,7 @@ class Disk:
 
 
 DISK = Disk()
+"""The disk of production."""
 
 
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
@@ -83,10 +86,13 @@ def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DISK) -> None:
-    """Write a folder of files that is there whole or not at all; there must be none of that name.
-    What fails leaves nothing behind."""
+    """Write a folder of files so that it exists whole or not at all; the name must be free.
+
+    A write that fails leaves nothing behind.
+    """
     assert not path.exists(), f"{path} is there already"
     scratch = path.with_name(f".{path.name}{SCRATCH}")
+    # Files and their folder are durable before the rename shows them.
     try:
         disk.remove_folder(scratch)
         disk.make_folder(scratch)
@@ -101,11 +107,15 @@ def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DI
 
 
 def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
-    """Add a line to a file, in the place of one that a crash tore. Returns: the file's size behind
-    it."""
+    """Append a line to a file durably, over a line that a crash tore.
+
+    Returns: the file's size after it in bytes.
+    """
     assert line.endswith(b"\n")
+    # A new file's name must be made durable too, below.
     new = not path.exists()
     fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+    # What comes behind the last line end is torn, and nobody has seen it.
     try:
         size = _end_of_lines(fd)
         disk.truncate(fd, size)
@@ -119,19 +129,19 @@ def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
 
 
 def _end_of_lines(fd: int) -> int:
-    """Size of a file up to the end of its last whole line."""
+    """Bytes of a file up to the end of its last whole line."""
     at = os.fstat(fd).st_size
     while at:
         first = max(0, at - TAIL_BYTES)
-        found = os.pread(fd, at - first, first).rfind(b"\n")
-        if found >= 0:
-            return first + found + 1
+        line_end = os.pread(fd, at - first, first).rfind(b"\n")
+        if line_end >= 0:
+            return first + line_end + 1
         at = first
     return 0
 
 
 def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
-    """Remove what a killed process left half written in a folder. For its owner to call before it
+    """Remove what a killed process left half written in a folder; its owner calls it before it
     writes."""
     for path in folder.glob(f".*{SCRATCH}"):
         if path.is_dir():
@@ -141,6 +151,7 @@ def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
 
 
 def _write(path: Path, data: bytes, disk: Disk) -> None:
+    """Write a file and make its bytes durable, though not its name."""
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         disk.write(fd, data, 0)

@@ -1,5 +1,5 @@
-"""Tensors in files of ours: safetensors with a format number and a checksum in its metadata.
-Nothing is unpickled."""
+"""Stores arrays as safetensors files with a format number and a checksum in their metadata; nothing
+is unpickled."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,65 +19,71 @@ FORMAT = 3
 """Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an
 older streamd could no longer read them rightly."""
 NAME = "streamd"
+"""The one key of the file's own metadata, under which ours is JSON: of several keys safetensors
+shuffles the order, and equal arrays must give equal bytes."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def pack(arrays: Arrays, **told: str) -> bytes:
-    """A file's bytes, the same for the same arrays. told: further metadata.
+def pack(arrays: Arrays, **more: str) -> bytes:
+    """Encode arrays as a file's bytes, which are the same for the same arrays.
 
-    All metadata stand under one name: of several, safetensors shuffles the order.
+    more: further metadata, which `unpack` returns.
     """
-    held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     metadata = {
         "format": str(FORMAT),
         "sets": ",".join(EDGE_SETS),
-        "crc32c": _checksum(held),
-        **told,
+        "crc32c": _checksum(contiguous),
+        **more,
     }
-    return bytes(save(held, {NAME: msgspec.json.encode(metadata).decode()}))
+    return bytes(save(contiguous, {NAME: msgspec.json.encode(metadata).decode()}))
 
 
 def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Arrays, which may be written to, and metadata of a file that `pack` made; one of an older
-    release has none.
+    """Read the arrays, which may be written to, and the metadata of a file that `pack` made.
 
-    Raises: FileNotFoundError; CorruptionError where it is damaged, no file of ours, or of a newer
-    format.
+    A file of an older release has no metadata. Raises: FileNotFoundError; CorruptionError where the
+    file is damaged, was not made by `pack`, or has a newer format.
     """
+    # Read the file; whatever it holds instead of tensors is damage.
     try:
         with safe_open(path, "np") as file:
-            found = file.metadata() or {}
-            told = (
-                msgspec.json.decode(found[NAME], type=dict[str, str])
-                if NAME in found
-                else dict(found)
+            outer = file.metadata() or {}
+            metadata = (
+                msgspec.json.decode(outer[NAME], type=dict[str, str])
+                if NAME in outer
+                else dict(outer)
             )
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            # The file is not a dict: it cannot be iterated over.
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
     except (SafetensorError, msgspec.DecodeError, OSError, ValueError, TypeError) as error:
         raise CorruptionError(
             f"{path} is damaged: {error}.", "restore it from a backup, or remove it."
         ) from None
-    if not told.get("format", "0").isdigit() or int(told.get("format", "0")) > FORMAT:
+
+    # Refuse what a newer release wrote, and arrays that changed since they were written.
+    if not metadata.get("format", "0").isdigit() or int(metadata.get("format", "0")) > FORMAT:
         raise CorruptionError(
-            f"{path} has format {told['format']}, this streamd reads up to {FORMAT}.",
+            f"{path} has format {metadata['format']}, this streamd reads up to {FORMAT}.",
             "use the streamd that wrote it.",
         )
-    if told.get("sets", EDGE_SETS[0]) != ",".join(EDGE_SETS):
+    if metadata.get("sets", EDGE_SETS[0]) != ",".join(EDGE_SETS):
         raise CorruptionError(
-            f"{path} is of edge sets {told['sets']}; this streamd knows {EDGE_SETS[0]} only.",
+            f"{path} is of edge sets {metadata['sets']}; this streamd knows {EDGE_SETS[0]} only.",
             "use the streamd that wrote it.",
         )
-    if "crc32c" in told and told["crc32c"] != _checksum(arrays):
+    if "crc32c" in metadata and metadata["crc32c"] != _checksum(arrays):
         raise CorruptionError(
             f"{path} differs from its checksum.", "restore it from a backup, or remove it."
         )
-    return arrays, told
+    return arrays, metadata
 
 
 def _checksum(arrays: Arrays) -> str:
-    """CRC32C of names, types, shapes and bytes, by name."""
+    """CRC32C of the arrays' names, types, shapes and bytes."""
+    # In order of names, so that the order in the file does not matter.
     crc = 0
     for name in sorted(arrays):
         array = arrays[name]

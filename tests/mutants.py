@@ -27,6 +27,7 @@ NUM_DRAWN, LIMIT, WORKERS = 100, 120, 2
 ROOMS = {
     "streamd/ingest/merge.py": ["tests/ingest"],
     "streamd/segments/log.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/segments/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/segments/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/segments/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/graph/facts.py": ["tests/graph/test_facts.py"],

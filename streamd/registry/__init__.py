@@ -1,5 +1,5 @@
-"""Weights to versions: immutable folders, a journal of who made what champion, and the gate before
-it."""
+"""The registry of model versions: immutable folders, a journal of who made which one champion, and
+the gate that a new one must pass."""
 
 from streamd.registry.registry import Registry
 

@@ -1,4 +1,5 @@
-"""A version to be, as training hands it to the registry, and what the registry made of it."""
+"""What passes between training and the registry: a candidate version, and the result of publishing
+it."""
 
 from dataclasses import dataclass
 
@@ -12,8 +13,11 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """How learning a window went. tail_before, tail_after: MRR among 11 on the held-out tail of
-    `num_tail` events."""
+    """How learning a window went.
+
+    loss: mean of the last epoch. finite: whether all losses and weights are. tail_before,
+    tail_after: MRR among 11 candidates on the held-out tail of `num_tail` events.
+    """
 
     loss: float
     finite: bool
@@ -24,8 +28,12 @@ class TrainResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version to be: weights and memory at `edge`, with all that a manifest says about it. facts:
-    names of the fact columns that the weights know."""
+    """A version before it is published: weights and memory, with all that a manifest says about it.
+
+    edge: event id up to which memory has advanced. seq: the log's commit it was made at. memory_us:
+    event time of memory, microseconds. parent: name of the version that learning began from. facts:
+    names of the fact columns that the weights know.
+    """
 
     window: Window
     edge: int
@@ -41,8 +49,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What the registry made of a candidate. version: its name, or its parent's where it was
-    refused. promoted: it serves."""
+    """What the registry made of a candidate.
+
+    version: its name, or its parent's where it was refused. promoted: whether it is champion now.
+    reason: the gate's, in words.
+    """
 
     version: str
     promoted: bool

@@ -1,25 +1,34 @@
-"""Whether a new version may serve at once: a pure function of how its learning went."""
+"""The gate decides whether a new version may serve at once, by how its learning went."""
 
 import math
 from dataclasses import dataclass
 
 KEPT_SHARE = 0.7
+"""Share of its MRR that a version must keep. The gate catches collapse only: the comparison with
+the last proven version judges smaller losses, over more events."""
 MIN_TAIL = 5
+"""Fewer held-out events say nothing: by chance their MRR scatters by 0.5 and more."""
 
 
 @dataclass(frozen=True)
 class Decision:
+    """Whether a version may serve, and why in words."""
+
     promote: bool
     reason: str
 
 
 def decide(finite: bool, tail_before: float, tail_after: float, num_tail: int) -> Decision:
-    """Refuse what is not finite, or whose held-out tail collapsed: MRR below 0.7 of before and
-    beyond what `num_tail` events scatter by chance (one over the root of their number)."""
+    """Refuse a version that is not finite, or whose MRR on the held-out tail collapsed.
+
+    It collapsed where it is below 0.7 of the MRR before learning by more than chance. `num_tail`
+    events scatter by one over the root of their number.
+    """
     if not finite:
         return Decision(False, "a loss or weight is not finite")
     if num_tail < MIN_TAIL or math.isnan(tail_before):
         return Decision(True, f"finite; a tail of {num_tail} events is too short to judge")
+    # The more events, the smaller a fall that chance does not explain.
     scatter = 1.0 / math.sqrt(num_tail)
     if tail_after < KEPT_SHARE * tail_before - scatter:
         return Decision(

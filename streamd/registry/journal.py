@@ -1,5 +1,8 @@
-"""Who made which version champion, when and why: one JSON line per move; aliases are a view of the
-last one."""
+"""The registry's journal: one JSON line for each move, which says who made which version champion,
+when and why.
+
+`aliases.json` repeats the last move for other tools.
+"""
 
 import os
 import time
@@ -17,8 +20,11 @@ logger = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """One line. champion: what serves from here on; shadow: the last proven version, kept for a
-    rollback."""
+    """One line of the journal.
+
+    time: wall time in seconds. action: promote, prove or rollback. champion: the version that
+    serves from here on. shadow: the last proven version, kept for a rollback.
+    """
 
     time: float
     action: str
@@ -29,20 +35,20 @@ class Move:
 
 
 class ModelJournal:
-    """`models/journal.jsonl`, appended under a lock by trainer, server and command line alike."""
+    """Reads and appends `models/journal.jsonl`, under a lock that trainer, server and command line
+    share."""
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self._path = folder / "journal.jsonl"
         self._aliases = folder / "aliases.json"
         self._disk = disk
         self.passed_over: dict[bytes, str] = {}
-        """Lines that are no moves, and why, as far as they were met."""
+        """Lines that were read and are no moves -> why; each is logged once."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
 
     def moves(self) -> list[Move]:
-        """All moves, oldest first. A torn last line does not count; one that is no move is passed
-        over."""
+        """Read all moves, oldest first, without a torn last line and lines that are no moves."""
         try:
             lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
@@ -50,7 +56,8 @@ class ModelJournal:
         return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
 
     def last(self) -> Move | None:
-        """The newest move, read from the end of the file."""
+        """Read the newest move, None before there is one."""
+        # It is nearly always in the last few KiB.
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -58,13 +65,15 @@ class ModelJournal:
                 lines = file.read().split(b"\n")[:-1]
         except FileNotFoundError:
             return None
+
+        # The first line of the tail may have lost its beginning.
         for line in reversed(lines[1:] if size > TAIL_BYTES else lines):
             if move := self._decoded(line):
                 return move
         return next(iter(reversed(self.moves())), None) if size > TAIL_BYTES else None
 
     def _decoded(self, line: bytes) -> Move | None:
-        """A line's move; None, and said once, where it is none."""
+        """Decode a line as a move; None where it is none, which is logged once."""
         line = line.strip()
         if not line:
             return None
@@ -84,8 +93,10 @@ class ModelJournal:
     def move(
         self, action: str, champion: str, who: str, why: str, shadow: str | None = None
     ) -> Move:
-        """Append a move durably; naming what is named already changes nothing. shadow: as it was
-        where None, and the champion where there was none."""
+        """Append a move durably, unless champion and shadow are named already.
+
+        shadow: None leaves it as it was; where there was none, it is the champion.
+        """
         with self._lock:
             last = self.last()
             shadow = shadow or (last.shadow if last else champion)
@@ -94,6 +105,7 @@ class ModelJournal:
             move = Move(
                 time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why
             )
+            # The journal decides; a kill before the aliases are written leaves them a move behind.
             append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
             aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
             write_durably(self._aliases, aliases, self._disk)

@@ -1,4 +1,5 @@
-"""The store of versions: written whole and durable, then named; read without pickle."""
+"""The store of model versions: each is written whole and durably before a move names it, and read
+without pickle."""
 
 import re
 import time
@@ -28,20 +29,22 @@ from streamd.tensors import FORMAT, file_checksum
 logger = structlog.get_logger()
 FOLDER = "models"
 DROPPED = ".dropped"
+"""Ending of a version's folder that is being removed, so that a kill leaves no half version."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
-"""<window end in microseconds>-<edge>, and a number where another version has that name."""
+"""<window end in microseconds>-<event id>, and a number where another version has that name."""
 REMOVE = "remove its folder from models/, or restore it from a backup."
+"""What the operator does about a damaged version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a version is: where in the log it stands, how it was made, how it scored. Times in
-    microseconds.
+    """The manifest of a version: its position in the log, how it was made, how it scored.
 
-    facts: names of the fact columns that the weights know, in order; none in versions of a release
-    before they had names. tail: MRR before and after on the held-out events, None where the window
-    was too small to hold any out. checksums: CRC32C of each file of tensors, by name; none in
-    versions of the release before format 2.
+    Times are in microseconds, but `created`, which is wall time in seconds. edge: event id up to
+    which memory has advanced. facts: names of the fact columns that the weights know, in order;
+    empty in versions of a release before they had names. tail: MRR before and after learning on the
+    held-out events, None where the window was too small to hold any out. checksums: CRC32C of each
+    file of tensors, by name; empty before format 2.
     """
 
     name: str
@@ -67,7 +70,8 @@ class Manifest:
     checksums: dict[str, str] = field(default_factory=dict)
 
     def model_settings(self) -> ModelSettings:
-        """Raises: VersionError where it has settings that this release does not know."""
+        """The model settings of the version. Raises: VersionError where this release does not know
+        one of them."""
         try:
             return ModelSettings(**self.model)
         except ValidationError as error:
@@ -84,7 +88,7 @@ class Manifest:
 
     @property
     def fixed_settings(self) -> dict[str, Any]:
-        """Settings that learning must share to go on from it, as `fixed_settings` has them."""
+        """The settings that learning must share to go on from the version: see `fixed_settings`."""
         return {"model": self.model, "window": self.window_seconds}
 
 
@@ -98,7 +102,7 @@ class Version:
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
-    """What must be equal for learning to go on from a version or a checkpoint."""
+    """The settings that must be equal for learning to go on from a version or a checkpoint."""
     return {
         "model": settings.model.model_dump(mode="json"),
         "window": settings.windows.width_seconds,
@@ -106,8 +110,10 @@ def fixed_settings(settings: Settings) -> dict[str, Any]:
 
 
 def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
-    """Whether learning can go on from what was learned under stored `fixed_settings`. A setting
-    that the release which stored them did not know has its default."""
+    """Whether learning can go on from what was learned under stored `fixed_settings`.
+
+    A setting that the release which stored them did not know has its default.
+    """
     try:
         model = ModelSettings(**stored["model"]).model_dump(mode="json")
     except ValidationError:
@@ -116,7 +122,10 @@ def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
 
 
 class Registry:
-    """`models/`: safe to use from several processes, each with its own object."""
+    """Publishes, names, loads and drops the versions in `models/`.
+
+    Safe to use from several processes, each with its own object.
+    """
 
     def __init__(self, settings: Settings, disk: Disk = DISK) -> None:
         self._settings = settings
@@ -125,14 +134,17 @@ class Registry:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = ModelJournal(self.folder, disk)
         self.passed_over: dict[str, str] = {}
-        """Folders that are no versions, and why, as `names` last found them."""
+        """Folders that are no versions -> why, as of the last call of `names`."""
 
     def publish(self, candidate: Candidate, beside: str | None = None) -> PublishResult:
-        """Let the gate judge the candidate, write it and name it champion if it may serve, drop
-        what is too old.
+        """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
+        versions that are too old.
 
-        beside: the champion of other settings that goes on serving until this one is proven."""
+        beside: a champion with other settings, which goes on serving until this version is proven;
+        None where there is no such champion.
+        """
         learned = candidate.learned
+        # A refused candidate is not written: nobody could serve or continue it.
         decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
         if not decision.promote:
             logger.warning(
@@ -143,21 +155,24 @@ class Registry:
         if beside is not None:
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {beside}")
+        # Whole and durable first, named second: a kill between the two leaves a spare version.
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
         return PublishResult(name, True, decision.reason)
 
     def _write(self, base: str, candidate: Candidate) -> str:
-        """Write a version under that name, with a number behind it where another has it. Returns:
-        its name.
+        """Write a version under the name `base`, with a number where another version has it.
 
         The very same version, as after a stop between writing and naming it, is not written twice.
+        Returns: its name.
         """
         files = {
             "model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
             "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()}),
         }
         checksums = {name: f"{crc32c(data):08x}" for name, data in files.items()}
+
+        # Find a free name, or the same version under a name it has already.
         name = base
         number = 0
         while (self.folder / name).exists():
@@ -165,22 +180,26 @@ class Registry:
                 return name
             number += 1
             name = f"{base}-{number}"
+
+        # The folder appears whole: its files are durable before the rename.
         manifest = msgspec.json.encode(asdict(self._manifest_of(name, candidate, checksums)))
         write_folder_durably(self.folder / name, {**files, "manifest.json": manifest}, self._disk)
         return name
 
     def _holds(self, name: str, checksums: dict[str, str]) -> bool:
-        """Whether a version of these tensors, made under our settings, lies whole under a name."""
+        """Whether the version of this name is whole, has these tensors and our settings."""
         try:
             manifest = self.manifest(name)
             self._check_files(manifest)
         except (VersionError, OSError):
             return False
-        found = manifest.checksums or {n: file_checksum(self.folder / name / n) for n in checksums}
+        # Before format 2 a manifest has no checksums.
+        stored = manifest.checksums or {n: file_checksum(self.folder / name / n) for n in checksums}
         same = learn_alike(manifest.fixed_settings, self._settings)
-        return found == checksums and same
+        return stored == checksums and same
 
     def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
+        """Make the manifest of a candidate that is about to be written under a name."""
         s = self._settings
         learned = candidate.learned
         window = candidate.window
@@ -224,26 +243,31 @@ class Registry:
         return last.champion if last and last.who != "trainer" else None
 
     def names(self) -> list[str]:
-        """All versions whose manifest can be read, oldest first; what else lies in the folder is
-        said once and passed over."""
-        found = []
-        strangers = {}
+        """Names of all versions whose manifest can be read, oldest first.
+
+        Other folders are left out, and each is logged once.
+        """
+        readable = []
+        unreadable = {}
         for path in self.folder.iterdir():
             if not path.is_dir() or path.name.startswith("."):
                 continue
             try:
                 self.manifest(path.name)
             except VersionError as error:
-                strangers[path.name] = str(error)
+                unreadable[path.name] = str(error)
                 if path.name not in self.passed_over:
                     logger.warning("version_passed_over", folder=str(path), error=str(error))
             else:
-                found.append(path.name)
-        self.passed_over = strangers
-        return sorted(found, key=lambda n: tuple(int(x) for x in n.split("-")))
+                readable.append(path.name)
+        self.passed_over = unreadable
+        # A name begins with the window's end, so numbers in order are times in order.
+        return sorted(readable, key=lambda n: tuple(int(x) for x in n.split("-")))
 
     def manifest(self, name: str) -> Manifest:
-        """Raises: VersionError where there is no such version, or nobody can read what it is."""
+        """Read a version's manifest. Raises: VersionError where there is no such version, or this
+        release cannot read it."""
+        # Decode the file; the trainer may drop a version meanwhile.
         path = self.folder / name / "manifest.json"
         if not NAME.fullmatch(name) or not path.is_file():
             raise VersionError(
@@ -263,6 +287,8 @@ class Registry:
             raise VersionError(
                 f"The manifest of version {name} is damaged: {error}.", REMOVE
             ) from None
+
+        # Refuse what a newer release made, and a folder that was copied by hand.
         if manifest.format > FORMAT:
             raise VersionError(
                 f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
@@ -281,11 +307,15 @@ class Registry:
         return manifest
 
     def load(self, name: str) -> Version:
-        """Weights and memory of a version. Raises: VersionError where there is none, or it is
-        damaged or not finite."""
+        """Load the weights and the memory of a version.
+
+        Raises: VersionError where there is none, or it is damaged or not finite.
+        """
         manifest = self.manifest(name)
         manifest.model_settings()
         folder = self.folder / name
+
+        # Checksums come first: damaged tensors might still load.
         try:
             self._check_files(manifest)
             version = Version(
@@ -295,6 +325,8 @@ class Registry:
             )
         except (SafetensorError, OSError) as error:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
+
+        # A version that is not finite would make every answer NaN.
         for tensors in (version.weights, version.memory):
             for part, tensor in tensors.items():
                 if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -304,8 +336,10 @@ class Registry:
         return version
 
     def _check_files(self, manifest: Manifest) -> None:
-        """Raises: VersionError where a file differs from the manifest's checksum; OSError where one
-        is gone."""
+        """Check a version's files against the checksums in its manifest.
+
+        Raises: VersionError where one differs; OSError where one is gone.
+        """
         for file, checksum in manifest.checksums.items():
             if file_checksum(self.folder / manifest.name / file) != checksum:
                 raise VersionError(
@@ -313,7 +347,7 @@ class Registry:
                 )
 
     def damage(self) -> Iterator[tuple[str, str]]:
-        """What is wrong with the folder's versions: (name, error). For `streamd verify`."""
+        """Yield (name, error) for each damaged version, for `streamd verify`."""
         for path in sorted(self.folder.iterdir()):
             if path.is_dir() and not path.name.startswith("."):
                 try:
@@ -322,15 +356,19 @@ class Registry:
                     yield path.name, str(error)
 
     def sweep(self) -> None:
-        """Remove what a killed process left half written or half dropped. For the trainer to call
-        at its start."""
+        """Remove what a killed process left half written or half dropped; the trainer calls it at
+        its start."""
+        # Half written folders end in .tmp, half dropped ones in DROPPED; both begin with a dot.
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
 
     def promote(self, name: str, who: str, why: str) -> Move:
-        """Make a version champion by hand. Raises: VersionError, also where it is damaged or the
-        log no longer holds its position."""
+        """Make a version champion by hand.
+
+        Raises: VersionError where there is none, it is damaged, or the log does not hold its
+        position.
+        """
         self._check_servable(name)
         return self.journal.move("promote", name, who, why)
 
@@ -340,14 +378,17 @@ class Registry:
         return last.shadow if last else None
 
     def prove(self, name: str, why: str) -> None:
-        """Make a version, proven by `streamd.training.shadow.judge`, the shadow."""
+        """Make a version the shadow, once `streamd.training.shadow.judge` has proven it."""
         champion = self.champion()
         assert champion is not None
         self.journal.move("prove", champion, "trainer", why, shadow=name)
 
     def rollback(self, who: str, why: str) -> Move:
-        """Make the shadow, the last proven version, champion. Raises: VersionError where it is
-        champion already, damaged, or the log no longer holds its position."""
+        """Make the shadow, which is the last proven version, champion.
+
+        Raises: VersionError where it is champion already, damaged, or the log does not hold its
+        position.
+        """
         last = self.journal.last()
         if last is None or last.shadow == last.champion:
             raise VersionError(
@@ -357,8 +398,11 @@ class Registry:
         return self.journal.move("rollback", last.shadow, who, why)
 
     def _check_servable(self, name: str) -> None:
+        """Check that a version can be loaded and that the log holds its position. Raises:
+        VersionError."""
         self.load(name)
         edge = self.manifest(name).edge
+        # A server replays from the version's position, so the log must still hold what follows it.
         tail = JournalTail.open(self._settings.data_dir)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(
@@ -368,20 +412,20 @@ class Registry:
             )
 
     def prune(self) -> None:
-        """Drop versions beyond the last `registry.keep` made, never the champion or the shadow."""
+        """Drop all but the newest `registry.keep` versions, and champion and shadow."""
         made = sorted(read_manifests(self), key=lambda m: m.created)
         self._drop([m.name for m in made[: -self._settings.registry.keep]])
 
     def drop_before(self, edge: int) -> None:
-        """Drop versions whose window began before an edge, never the champion or the shadow.
+        """Drop the versions whose window began before an event id, but not champion and shadow.
 
         The pending messages of such a version may hold features of edges that a delete just before
-        `edge` hides.
+        that event hides.
         """
         self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
 
     def named_windows(self) -> list[tuple[int, int]]:
-        """First edge and end of the windows of champion and shadow."""
+        """The event ids [first, end) of the windows of champion and shadow."""
         return [(m.first_edge, m.edge) for m in read_manifests(self) if m.name in self._named()]
 
     def _named(self) -> set[str]:
@@ -392,6 +436,7 @@ class Registry:
         named = self._named()
         for name in names:
             if name not in named:
+                # Renamed first: a version that is there is whole.
                 scratch = self.folder / f".{name}{DROPPED}"
                 self._disk.remove_folder(scratch)
                 self._disk.replace(self.folder / name, scratch)
@@ -399,7 +444,8 @@ class Registry:
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:
-    """Manifests of all whole versions, oldest first; one pruned meanwhile is left out."""
+    """Read the manifests of all whole versions, oldest first; one that is dropped meanwhile is left
+    out."""
     out = []
     for name in registry.names():
         try:

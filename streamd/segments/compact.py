@@ -1,5 +1,5 @@
-"""Makes deletes physical: rows, keys and features that were hidden are overwritten, and no id
-moves."""
+"""Compaction makes deletes physical: it overwrites the rows, keys and features that deletes hide,
+and moves no id."""
 
 import functools
 from collections.abc import Iterator
@@ -22,9 +22,12 @@ from streamd.segments.writer import TGUFWriter
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did so far. waiting: hidden rows it had to leave, because a role still
-    replays them, or because they are labels in a segment that has no edge yet. passed: segments
-    looked at, of `total`."""
+    """What a compaction has done so far.
+
+    segments, edges, keys: number of each that was rewritten. waiting: hidden rows it had to leave,
+    because a role still replays them, or because they are labels in a segment that has no edge yet.
+    passed: segments looked at, of `total`.
+    """
 
     segments: int = 0
     edges: int = 0
@@ -35,29 +38,35 @@ class Compaction:
 
 
 def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
-    """Overwrite what deletes hide in rows before `before_event`, and all keys deleted; a segment a
-    step.
+    """Overwrite the deleted rows before an event id, and all deleted keys, one segment a step.
 
-    A dead row keeps its time; both its ends become a reserved node without a key, its features
+    A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
     steps leaves a whole log with fewer steps done; running it again finishes them. Between steps
     the log may be appended to, but no segment may be dropped.
     """
+    # Keys and node features go at once: nothing replays them.
     reader.refresh()
     keys = len(deleted_keys(log, reader))
     _remove_keys(log, reader)
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
+
+    # Segments are named before the loop: sealing adds one, which holds nothing deleted.
     done = Compaction(keys=keys, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
+
+        # Leave rows that a role still replays, and labels of a segment that cannot be sealed.
         left = int(dead_E[max(before_event - state.first_edge, 0) :].sum())
         dead_E[max(before_event - state.first_edge, 0) :] = False
         if not state.num_edges:
             left = left + int(dead_L.sum())
             dead_L = dead_L[:0]
         done = replace(done, waiting=done.waiting + left, passed=done.passed + 1)
+
+        # Rewrite the segment without what is deleted, no larger than its rows.
         if dead_E.any() or dead_L.any():
             if first == log.state.segments[-1].first_edge:
                 log.seal()
@@ -73,7 +82,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
 
 
 def deleted_keys(log: LogWriter, reader: LogReader) -> dict[int, Key]:
-    """Deleted nodes whose keys are still in the log."""
+    """Read the deleted nodes whose keys the log still stores: node id -> key."""
     data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
     gone = set(reader.deletions.nodes.tolist())
     return {
@@ -84,7 +93,7 @@ def deleted_keys(log: LogWriter, reader: LogReader) -> dict[int, Key]:
 def _dead(
     log: LogWriter, reader: LogReader, state: SegmentState, reserved: int
 ) -> tuple[Bools, Bools]:
-    """Rows of edges and labels that are hidden but not overwritten yet: bool[num_edges],
+    """Mark the edges and labels that are deleted but not overwritten yet: bool[num_edges],
     bool[num_labels]."""
     file = open_tguf(log.data_dir / state.path, check_rows=False)
     src, dst = file.column("src", state.num_edges), file.column("dst", state.num_edges)
@@ -98,6 +107,7 @@ def _dead(
 def _copy(
     log: LogWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int, path: Path
 ) -> int:
+    """Write the compacted copy of a segment at a path. Returns: the CRC32C of its rows."""
     old = open_tguf(log.data_dir / state.path, check_rows=False)
     labels = max(state.num_labels, 1) if log.schema.label_dim else 0
     schema = TGUFSchema(
@@ -131,7 +141,7 @@ def _copy_rows(
 
 
 def _reserve(log: LogWriter) -> int:
-    """Id of the node that dead rows point to, given out at the first compaction."""
+    """Give out the node id that overwritten rows point to; the first compaction does so once."""
     node = log.num_nodes
     log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
     return node

@@ -1,4 +1,4 @@
-"""What deletes hide: rows of retired nodes, and single edges, resolved to ids once."""
+"""The deletes of a log, each resolved to node ids or event ids once, and the rows they hide."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,13 @@ from streamd.events import NO_DELETES, Bools, Int64, NodeDeletes
 
 
 class Deletions:
-    """Owner: a reader of the log. A deleted node's id is retired for good, so all its rows are
-    hidden wherever they lie.
+    """Answers which rows of the log are deleted. Owner: a reader of the log.
 
-    of_nodes: deleted nodes with the places of their deletes. edges: int64, single edges deleted, in
-    log order. places: int64, number of edges in the log before each delete of either kind.
+    A deleted node's id is retired for good, so all its rows are hidden wherever they lie.
+
+    of_nodes: deleted nodes with the positions of their deletes. edges: int64 event ids of edges
+    that were deleted one by one, in log order. places: int64, position of each delete of either
+    kind, which is the number of edges in the log before it.
     """
 
     def __init__(self) -> None:
@@ -25,12 +27,14 @@ class Deletions:
 
     @property
     def nodes(self) -> Int64:
-        """int64, deleted nodes in log order."""
+        """Ids of the deleted nodes, int64, in log order."""
         return self.of_nodes.node
 
     def take(self, rows_X: NDArray[np.void], find: Callable[[int, int, int, int], Int64]) -> None:
-        """Take in `DELETION` rows. find: (src, dst, time, before edge) -> ids of the matching
-        edges."""
+        """Take in further `DELETION` rows.
+
+        find: (src, dst, time, before event) -> int64 event ids of the matching edges.
+        """
         if not len(rows_X):
             return
         self.places = np.concatenate([self.places, rows_X["edge"]])
@@ -40,18 +44,21 @@ class Deletions:
             np.concatenate([self.of_nodes.edge, of_nodes["edge"]]),
         )
         self.retire(of_nodes["src"])
+
+        # An edge is named by its ends and time; only edges before the delete are meant.
         singles = rows_X[rows_X["dst"] >= 0]
-        found = [
+        event_ids = [
             find(int(r["src"]), int(r["dst"]), int(r["time"]), int(r["edge"])) for r in singles
         ]
-        if found:
-            self.edges = np.concatenate([self.edges, *found])
+        if event_ids:
+            self.edges = np.concatenate([self.edges, *event_ids])
             self._sorted = np.unique(self.edges)
 
     def retire(self, nodes: Int64) -> None:
-        """Hide all rows of these nodes."""
+        """Hide all rows of these nodes, int64 ids, for good."""
         if not len(nodes):
             return
+        # Doubling keeps the cost of growing constant for each node deleted.
         if int(nodes.max()) >= len(self._gone):
             grown = np.zeros(max(int(nodes.max()) + 1, 2 * len(self._gone)), np.bool_)
             grown[: len(self._gone)] = self._gone
@@ -59,7 +66,8 @@ class Deletions:
         self._gone[nodes] = True
 
     def is_gone(self, nodes: Int64) -> Bools:
-        """Whether each node id is retired, same shape."""
+        """Whether each node id is retired: bool of the same shape. Unknown and negative ids are
+        not."""
         if not len(self._gone):
             return np.zeros(nodes.shape, np.bool_)
         inside = (nodes >= 0) & (nodes < len(self._gone))
@@ -67,11 +75,11 @@ class Deletions:
         return out
 
     def hides_edges(self, event_ids: Int64) -> Bools:
-        """Whether each of some edges was deleted as a single edge, same shape."""
+        """Whether each event id was deleted as a single edge: bool of the same shape."""
         return np.isin(event_ids, self._sorted)
 
     def hides(self, first_edge: int, src_E: Int64, dst_E: Int64) -> Bools:
-        """Whether each of the edges first_edge, first_edge + 1, ... is hidden: bool[E]."""
+        """Whether each of the edges first_edge, first_edge + 1, ... is deleted: bool[E]."""
         hidden = self.is_gone(src_E) | self.is_gone(dst_E)
         a, b = np.searchsorted(self._sorted, [first_edge, first_edge + len(src_E)])
         hidden[self._sorted[a:b] - first_edge] = True

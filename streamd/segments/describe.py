@@ -1,4 +1,4 @@
-"""A TGUF file in words and numbers, for people."""
+"""Describes a TGUF file in words and numbers, for `streamd tguf inspect`."""
 
 import datetime
 from pathlib import Path
@@ -10,27 +10,34 @@ from streamd.segments.format import FIELDS, NO_LIMIT
 from streamd.segments.tguf import open_tguf
 
 Lines = list[tuple[str, ...]]
+"""Rows of a table, one cell a string."""
 
 
 def describe(path: Path) -> tuple[Lines, Lines]:
-    """Header lines (name, value) and section lines (name, byte offset, rows, capacity, bytes a
-    row).
+    """Describe a file as header lines (name, value) and section lines (name, byte offset, rows,
+    capacity, bytes a row).
 
     Raises: TGUFError where it is not a TGUF file, or contradicts itself.
     """
     file = open_tguf(path, check_rows=False)
     h = file.header
+
+    # The offsets in the header are shown with their sections instead.
     header: Lines = [("file", f"{path}, {file.file_bytes:,} bytes")]
     header += [
         (name, f"{getattr(h, name):,}") for name in FIELDS[1:] if not name.endswith("_offset")
     ]
     header += [("edge times", _range(file.time)), ("label times", _range(file.label_time))]
     header += [(f"{name} rows", f"[{a:,}, {b:,})") for name, (a, b) in file.splits.items()]
+
+    # A section whose rows have no width, as of a log without features, takes any number of them.
     sections: Lines = []
     for name, section in file.sections.items():
         rows = len(getattr(file, name))
-        room = f"{section.capacity:,}" if section.capacity < NO_LIMIT else "any number"
-        sections.append((name, f"{section.offset:,}", f"{rows:,}", room, f"{section.row_bytes} B"))
+        capacity = f"{section.capacity:,}" if section.capacity < NO_LIMIT else "any number"
+        sections.append(
+            (name, f"{section.offset:,}", f"{rows:,}", capacity, f"{section.row_bytes} B")
+        )
     return header, sections
 
 

@@ -1,5 +1,5 @@
-"""Housekeeping of the log between commits: segments too old or too many are dropped, deletes are
-made physical."""
+"""Housekeeping of the log between commits: retention drops old segments, and compaction overwrites
+what deletes hide."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -21,12 +21,14 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
+"""Longest time that compaction keeps ingest from its next commit, but for one segment."""
 BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
+"""Bytes of a block as `st_blocks` counts them."""
 
 
 class Housekeeper:
-    """Owner: the process that writes the log, between its commits."""
+    """Drops segments and compacts the log, a little at a time. Owner: the process that writes the
+    log, between its commits."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class Housekeeper:
         retention: RetentionSettings,
         purge_letters: Callable[[Collection[Key]], None],
     ) -> None:
-        """purge_letters: takes the dead letters away that speak of some keys."""
+        """purge_letters: removes the dead letters that mention any of the given keys."""
         self._writer = writer
         self._retention = retention
         self._purge_letters = purge_letters
@@ -46,7 +48,7 @@ class Housekeeper:
         self._blocked = 0
 
     def step(self) -> None:
-        """A little work, so that events hardly wait; call it about once a second. Raises:
+        """Do a little work, so that events hardly wait; call it about once a second. Raises:
         DiskError."""
         try:
             holds = read_holds(self._writer.data_dir)
@@ -54,22 +56,30 @@ class Housekeeper:
             logger.error("housekeeping_stopped", error=str(error))
             return
         held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
-        wish = asked_to_compact(self._writer.data_dir)
-        if wish is not None:
-            clean = min((h.purged_before_event for h in holds.values()), default=wish)
-            self._compact(wish, held, clean)
+        request = asked_to_compact(self._writer.data_dir)
+        if request is not None:
+            purged = min((h.purged_before_event for h in holds.values()), default=request)
+            self._compact(request, held, purged)
+        # A compaction under way counts on its segments being there.
         if self._steps is None:
             self._retain(held)
 
-    def _compact(self, wish: int, held: int, clean: int) -> None:
-        """Work towards a wish. held, clean: least edge and purged_before_event of all holds."""
-        if self._steps is None and self._pass != (wish, held):
+    def _compact(self, request: int, held: int, purged: int) -> None:
+        """Work on a request to compact, for about STEP_SECONDS.
+
+        Args: request: event id before which deletes are to become physical; held, purged: the least
+        `edge` and `purged_before_event` of all holds.
+        """
+        # Another pass can do more only where the request or the oldest hold has moved.
+        if self._steps is None and self._pass != (request, held):
             reader = LogReader.open(self._writer.data_dir)
             assert reader is not None, "its writer has made the log"
             self._purge_letters(set(deleted_keys(self._writer, reader).values()))
             self._steps = compaction(self._writer, reader, held)
-            self._pass = (wish, held)
+            self._pass = (request, held)
             self._counted = 0
+
+        # Rewrite segments until the time is up or the pass is through.
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < STEP_SECONDS:
             progress = next(self._steps, None)
@@ -87,15 +97,18 @@ class Housekeeper:
                 metrics.compacted_edges.inc(progress.edges - self._counted)
                 self._counted = progress.edges
         self._beat.touch(
-            "compacting", wish=wish, passed=self._progress.passed, total=self._progress.total
+            "compacting", wish=request, passed=self._progress.passed, total=self._progress.total
         )
-        if self._steps is None and not self._progress.waiting and clean >= wish:
+
+        # The request is fulfilled once the roles' own files are rid of the deletes too.
+        if self._steps is None and not self._progress.waiting and purged >= request:
             compact_done(self._writer.data_dir)
-            logger.info("compaction_done", deletes_before_edge=wish)
+            logger.info("compaction_done", deletes_before_edge=request)
 
     def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
-        """Work towards the wish until a pass is through. progress: told (segments passed, in all).
+        """Work on the request to compact until a pass is through.
 
+        progress: called with (segments passed, segments in all).
         Returns: what the pass did.
         """
         self.step()
@@ -106,11 +119,17 @@ class Housekeeper:
         return self._progress
 
     def _retain(self, held: int) -> None:
+        """Drop the oldest segments that retention no longer keeps, unless a role holds them.
+
+        held: the oldest event id that a role still needs.
+        """
         sizes = {
             s.first_edge: (self._writer.data_dir / s.path).stat().st_blocks * BLOCK_BYTES
             for s in self._writer.state.segments
         }
         total = sum(sizes.values())
+
+        # Find how many of the oldest segments are due, and which of them a hold keeps.
         blocked = 0
         drop_until = 0
         for segment in self._writer.state.segments[:-1]:
@@ -122,6 +141,8 @@ class Housekeeper:
                 blocked += sizes[segment.first_edge]
             else:
                 drop_until = end
+
+        # Drop the free ones; say once that others are held.
         if drop_until:
             dropped = self._writer.drop_before(drop_until)
             logger.info(

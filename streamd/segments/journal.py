@@ -1,5 +1,4 @@
-"""The journal: one line per commit, each with its CRC32C; what it says up to `published` is what
-the log holds.
+"""The journal has one line per commit; the lines up to `published` define what the log holds.
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
 whole state) and is named by the first commit that may follow. `LogState.after` is the only code
@@ -20,6 +19,8 @@ from streamd.events import EDGE_SETS, Position, Progress, Schema
 from streamd.storage import DISK, SCRATCH, Disk
 
 FORMAT = 3
+"""Format of the checkpoint lines written. It rises when an older streamd could no longer read them
+rightly."""
 READABLE = (2, 3)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one."""
@@ -27,11 +28,11 @@ one."""
 
 @dataclass(frozen=True)
 class SegmentState:
-    """A segment as far as it is committed: global id of its first edge, rows in it, rows it was
-    allocated for.
+    """The committed part of a segment.
 
-    revision: the commit that put a compacted file in its place, 0 for none; readers map it anew
-    when this changes.
+    first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
+    was allocated for. revision: the commit that replaced its file by a compacted one, 0 for none;
+    readers map the file again when this changes.
     """
 
     first_edge: int
@@ -42,7 +43,7 @@ class SegmentState:
 
     @classmethod
     def restored(cls, entry: list[Any]) -> "SegmentState":
-        """The state of a journal's entry. Raises: JournalError."""
+        """Decode an entry of the journal. Raises: JournalError."""
         *fields, rows_per_set = entry if len(entry) == 6 else [*entry, [entry[1]]]
         if rows_per_set != [fields[1]]:
             raise JournalError(
@@ -52,7 +53,7 @@ class SegmentState:
         return cls(*fields)
 
     def entry(self) -> list[Any]:
-        """The state as a journal's entry, with its rows per edge set at the end."""
+        """Encode the state as an entry of the journal, with its rows per edge set at the end."""
         return [*astuple(self), [self.num_edges]]
 
     @property
@@ -62,8 +63,10 @@ class SegmentState:
 
 @dataclass(frozen=True)
 class FileState:
-    """An append-only file: its committed bytes and the CRC32C of all of them. revision: as a
-    segment's."""
+    """The committed part of an append-only file: its bytes and the CRC32C of all of them.
+
+    revision: as a segment's.
+    """
 
     num_bytes: int = 0
     crc: int = 0
@@ -71,7 +74,9 @@ class FileState:
 
 
 NOTHING = FileState()
+"""State of a file to which nothing was committed."""
 OTHER = "use the streamd that wrote it."
+"""What the operator does about a log that this release cannot read."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,17 @@ class LogState:
 
     @property
     def num_edges(self) -> int:
-        """One past the newest global edge id."""
+        """One past the newest event id."""
         return self.segments[-1].first_edge + self.segments[-1].num_edges if self.segments else 0
 
     @property
     def first_edge(self) -> int:
-        """Global id of the oldest edge still in the log."""
+        """Event id of the oldest edge still in the log."""
         return self.segments[0].first_edge if self.segments else 0
 
     def after(self, line: dict[str, Any]) -> "LogState":
-        """The state after one more commit line. Raises: JournalError."""
+        """Apply one more commit line. Raises: JournalError where it does not follow."""
+        # Refuse what cannot be interpreted: a schema of a newer release, or a missing commit.
         if "schema" in line:
             raise JournalError(
                 f"Commit {line['seq']} changes the schema, which this streamd does not know.", OTHER
@@ -109,11 +115,15 @@ class LogState:
                 f"The journal jumps from commit {self.seq} to {line['seq']}.",
                 "restore the data_dir.",
             )
+
+        # Segments appear, grow, are replaced or are dropped.
         segments = {s.first_edge: s for s in self.segments}
         for changed in line["segments"]:
             segments[changed[0]] = SegmentState.restored(changed)
         for dropped in line.get("dropped", ()):
             del segments[dropped]
+
+        # Append-only files grow; those of a segment's rows are named by `segments` already.
         files = dict(self.files)
         for change in line["files"]:
             if "bytes" in change:
@@ -131,7 +141,7 @@ class LogState:
         )
 
     def checkpoint(self) -> dict[str, Any]:
-        """The state as the first line of a journal file."""
+        """Encode the state as the fields of a journal file's first line."""
         return {
             "format": FORMAT,
             "checkpoint": self.seq,
@@ -147,7 +157,7 @@ class LogState:
 
     @classmethod
     def restored(cls, line: dict[str, Any]) -> "LogState":
-        """The state of a checkpoint line. Raises: JournalError."""
+        """Decode a checkpoint line. Raises: JournalError where this release cannot read the log."""
         if line.get("format") not in READABLE:
             raise JournalError(
                 f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.",
@@ -159,6 +169,8 @@ class LogState:
                 f"The log has edge sets {', '.join(sets)}; this streamd knows {EDGE_SETS[0]} only.",
                 OTHER,
             )
+
+        # Format 2 has neither sets nor terms, and the defaults are what it means.
         return cls(
             schema=Schema(**line["schema"]),
             seq=line["checkpoint"],
@@ -172,10 +184,10 @@ class LogState:
 
 
 def progress_fields(progress: Progress) -> dict[str, Any]:
-    """Progress as JSON: {"cluster", "topics": {name: id}, "positions": {name: {"0": [offset, index,
-    [ahead], epoch]}}}.
+    """Encode progress as JSON fields: {"cluster", "topics": {name: id}, "positions": {name: {"0":
+    [offset, index, [ahead], epoch]}}}.
 
-    Before 2026-11-23 there was no epoch."""
+    Older logs have no epoch."""
     return {
         "cluster": progress.cluster_id,
         "topics": progress.topic_ids,
@@ -190,7 +202,7 @@ def progress_fields(progress: Progress) -> dict[str, Any]:
 
 
 def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
-    """The part of `new` that a commit line must hold."""
+    """Encode the part of the progress `new` that a commit line must hold."""
     moved = {
         t: {p: x for p, x in parts.items() if old.positions.get(t, {}).get(p) != x}
         for t, parts in new.positions.items()
@@ -213,12 +225,14 @@ def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
 
 
 def encode_line(fields: dict[str, Any]) -> bytes:
+    """Encode fields as one line: CRC32C, a space, JSON, a line end."""
     text = msgspec.json.encode(fields)
     return b"%08x %s\n" % (crc32c(text), text)
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The fields of a line, None where it is torn or damaged."""
+    """Decode the fields of a line, None where it is torn or damaged."""
+    # Eight hex digits, a space and a line end are ten bytes.
     if len(line) < 10 or line[-1:] != b"\n" or line[8:9] != b" ":
         return None
     text = line[9:-1]
@@ -229,12 +243,12 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 
 def journal_files(folder: Path) -> list[Path]:
-    """Journal files, oldest first."""
+    """List the journal files of a folder, oldest first."""
     return sorted(folder.glob("*.journal"))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(byte offset behind the line, fields or None where damaged) for each line of a file."""
+    """Yield (byte offset behind the line, fields or None where damaged) for each line of a file."""
     at = 0
     with path.open("rb") as file:
         for line in file:
@@ -257,8 +271,10 @@ class JournalWriter:
         self._begin(state)
 
     def _begin(self, state: LogState) -> None:
-        """Take the place of a file of this name at once: the one before it may end earlier on the
-        disk."""
+        """Begin the journal file that follows `state`, by an atomic rename.
+
+        A file of that name is replaced whole: on the disk it may end earlier than it seems to.
+        """
         self._path = self.folder / f"{state.seq + 1:020d}.journal"
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -268,15 +284,16 @@ class JournalWriter:
         self._disk.sync_folder(self.folder)
 
     def append(self, line: bytes) -> None:
-        """Write one line and make it durable; once this returns, the commit stands."""
+        """Write one line and make it durable; once this returns, no crash can undo the commit."""
         self._disk.write(self._fd, line, self._size)
         self._disk.sync(self._fd)
         self._size += len(line)
 
     def check_alone(self) -> None:
-        """Raises: LockedError where another process has begun a file of its own.
+        """Check that no other process writes the journal. Raises: LockedError where one has begun a
+        file of its own.
 
-        On some shared volumes the lock of the directory holds nobody back.
+        On some shared volumes the lock of the directory does not keep others out.
         """
         newest = journal_files(self.folder)[-1]
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
@@ -286,7 +303,7 @@ class JournalWriter:
             )
 
     def roll(self, state: LogState) -> None:
-        """Start a new file, because a segment was sealed."""
+        """Begin a new file, because a segment was sealed."""
         old = self._fd
         self._begin(state)
         self._disk.close(old)

@@ -1,22 +1,25 @@
-"""Where the parts of a log lie in the data directory, and the rows of its append-only files."""
+"""The paths of a log's parts in the data directory, and the row types of its append-only files."""
 
 from typing import Any
 
 import numpy as np
 
+# Paths relative to the data directory; DESIGN section 2 draws the tree.
 EDGES = "edges/default"
 KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"
 LATE = f"{EDGES}/late.rows"
 DELETIONS = "deletions.log"
 APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
+"""The files that commits append to, beside the segments."""
 
 LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
-"""A late edge: its id and the event time it came with, microseconds."""
+"""Row of a late edge: its event id, and the event time it came with in microseconds."""
 
 
 def feature_row(dim: int) -> np.dtype[Any]:
-    """A feature update on disk: commit, row in it, edges in the log before it, node, values."""
+    """Row type of a node feature update on disk: commit, row in it, edges in the log before it,
+    node, and float32[dim] values."""
     return np.dtype(
         [
             ("seq", "<i8"),

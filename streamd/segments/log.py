@@ -1,5 +1,5 @@
-"""The log's one writer: turns a batch into a commit, in the numbered steps of DESIGN section 2, and
-recovers."""
+"""The log's one writer turns each batch into a durable commit, in the numbered steps of DESIGN
+section 2, and recovers what a crash left."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -8,35 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
 from crc32c import crc32c
-from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
-from streamd.events import DELETION, EventBatch, Gap, Key, Progress, Schema
+from streamd.events import EventBatch, Gap, Key, Progress, Schema
+from streamd.segments.commit_rows import appended_bytes, read_deletions, segment_change
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
     NOTHING,
     FileState,
     JournalWriter,
-    LogState,
     SegmentState,
     changed_progress,
     encode_line,
 )
-from streamd.segments.layout import (
-    APPENDED,
-    DELETIONS,
-    EDGES,
-    FEATURES,
-    KEYS,
-    LATE,
-    LATE_ROW,
-    feature_row,
-)
+from streamd.segments.layout import APPENDED, EDGES, KEYS
 from streamd.segments.lookup import EdgeLookup
-from streamd.segments.nodekeys import decode_keys, encode_keys
+from streamd.segments.nodekeys import decode_keys
 from streamd.segments.recovery import (
     drop_journals,
     finish_replacements,
@@ -53,14 +42,16 @@ from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
-"""Of edges and of labels, each: as many a crash may leave behind the counts of a segment."""
+"""Most rows of edges, and of labels, in one commit. A crash may leave so many behind a segment's
+counts, and recovery zeroes no more: 64 Ki edges without features are 1.5 MiB."""
 
 
 class LogWriter:
-    """Owner: the ingest process, held by a lock on the directory. `keys` maps external keys to
-    dense node ids.
+    """Appends commits to the log, drops segments and replaces files, each as one line of the
+    journal.
 
-    After a failed write or sync nothing more is accepted: the process ends, and a new writer
+    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to dense node
+    ids. After a failed write or sync nothing more is accepted: the process ends, and a new writer
     recovers.
     """
 
@@ -75,6 +66,8 @@ class LogWriter:
         self.disk = disk
         self._failed = ""
         self._closed = False
+
+        # Take the lock before anything is read; give it back where the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
         self._lock = lock_directory(data_dir / "lock")
@@ -92,16 +85,23 @@ class LogWriter:
         if state.schema != self.schema:
             raise JournalError(
                 f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
-                "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
+                "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, "
+                "or use a new data_dir.",
             )
+
+        # A new journal file makes the recovered state durable before any other file is changed.
         self.state = state
         self._journal = JournalWriter(self.data_dir / "journal", state, self.disk)
         settle(self.data_dir, state, self.disk)
+
+        # Open what is appended to, and cut off what a crash left behind the committed ends.
         self._segment: TGUFWriter | None = None
         self._segment_first = self._segment_revision = 0
         self._files: dict[str, int] = {}
         self._open_files()
         self._open_segment()
+
+        # Show readers the newest commit: a crash may have come between its line and this.
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
         self.keys = self._read_keys()
@@ -117,13 +117,12 @@ class LogWriter:
         return None
 
     def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge with these ends, node ids, and this event time, deleted or
-        not."""
+        """Whether the log holds an edge between two node ids at an event time, deleted or not."""
         self._lookup.refresh(self.state)
         return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
 
     def _read_keys(self) -> dict[Key, int]:
-        """Keys of the nodes that are not deleted."""
+        """Read the keys of the nodes that are not deleted, key -> node id."""
         raw = (self.data_dir / KEYS).read_bytes()[: self._committed(KEYS).num_bytes]
         rows = list(decode_keys(raw))
         if len(rows) != self.state.num_nodes:
@@ -145,7 +144,7 @@ class LogWriter:
 
     @property
     def num_nodes(self) -> int:
-        """Node ids given out, those of deleted nodes included: the next new node's id."""
+        """Number of node ids given out, deleted nodes included; it is the next new node's id."""
         return self.state.num_nodes
 
     @property
@@ -153,26 +152,29 @@ class LogWriter:
         return self.state.progress
 
     def remaining_rows(self) -> int:
-        """Rows the next commit may have, so that it does not span two segments."""
+        """Most rows that the next commit may have, so that it does not span two segments."""
         segment = self._segment
         if segment is None or segment.num_edges >= segment.edge_capacity:
             return min(self.segment_edges, MAX_COMMIT_ROWS)
-        room = segment.edge_capacity - segment.num_edges
+        remaining = segment.edge_capacity - segment.num_edges
         if self.schema.label_dim:
-            room = min(room, max(segment.label_capacity - segment.num_labels, 0))
-        return min(room, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
+            remaining = min(remaining, max(segment.label_capacity - segment.num_labels, 0))
+        # Where labels filled the segment, the next commit begins a new one.
+        return min(remaining, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
     def commit(
         self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()
     ) -> None:
-        """Append one batch durably. gaps: offsets that Kafka lost and that are passed over.
+        """Append one batch durably, with the positions in Kafka from which to read on.
 
+        Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
+        that Kafka lost and that are passed over.
         Raises: DiskError where a write or sync failed; the log stays at the commit before and the
         caller ends the process. LockedError where another process writes here too.
         """
         # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
-        assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; `room` says how many fit"
+        assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; see `remaining_rows`"
         with self._steps():
             self._commit(batch, progress, watermark, gaps)
 
@@ -185,8 +187,9 @@ class LogWriter:
         if batch.num_edges or len(batch.label_node_L):
             segment = self._segment_for(batch)
             first = self._segment_first
-            changes.append(_segment_change(segment, first, batch))
-            # Step 1: write the rows.
+            changes.append(segment_change(segment, first, batch))
+
+            # Step 1: write the rows, of the segment first and then of the append-only files.
             segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
             segment.append_labels(batch.label_node_L, batch.label_time_L, batch.label_target_L)
             segments.append(
@@ -198,7 +201,7 @@ class LogWriter:
                     self._segment_revision,
                 )
             )
-        for path, data in self._appends(self.state.seq + 1, batch):
+        for path, data in appended_bytes(self.schema, self.state, batch):
             old = self._committed(path)
             self.disk.write(self._files[path], data, old.num_bytes)
             changes.append(
@@ -210,11 +213,14 @@ class LogWriter:
                 }
             )
             touched.append(self._files[path])
+
         # Step 2: make them durable.
         if segments and self._segment is not None:
             self._segment.sync()
         for fd in touched:
             self.disk.sync(fd)
+
+        # Steps 3 and 4: write the journal's line, then show the commit to readers.
         line = {
             "rows": batch.num_rows,
             "nodes": self.state.num_nodes + len(batch.new_keys),
@@ -225,6 +231,8 @@ class LogWriter:
         if gaps:
             line["gaps"] = [list(g) for g in gaps]
         self._line(segments, line)
+
+        # Foreign readers of the file see the rows by its header, which recovery writes anew.
         if segments and self._segment is not None:
             self._segment.raise_counts()
         if batch.num_edges:
@@ -244,16 +252,18 @@ class LogWriter:
             "segments": [s.entry() for s in segments],
             **fields,
         }
-        # Step 3: the line; from here on the commit stands.
+
+        # Step 3: append the line; once it is durable, so is the commit.
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
         if replaces:
             finish_replacements(self.data_dir, self.state, self.disk)
+
         # Step 4: show it to readers. Step 5, Kafka's offsets, is the caller's.
         self._publish()
 
     def drop_before(self, first_edge: int) -> list[SegmentState]:
-        """Unlink the sealed segments that end at or before `first_edge`. Returns: those dropped."""
+        """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
         doomed = [s for s in self.state.segments[:-1] if s.first_edge + s.num_edges <= first_edge]
         if doomed:
             with self._steps():
@@ -263,8 +273,10 @@ class LogWriter:
         return doomed
 
     def seal(self) -> None:
-        """Close the segment in progress, if it has an edge (a segment is named by its first), and
-        begin another."""
+        """Close the segment in progress and begin another, unless it has no edge yet.
+
+        A segment is named by its first edge, so two without one would have the same name.
+        """
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
                 self._begin_segment()
@@ -273,9 +285,9 @@ class LogWriter:
                 )
 
     def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
-        """Put a copy in the place of a segment that nothing is appended to meanwhile.
+        """Replace a segment, to which nothing is appended meanwhile, by a rewritten copy.
 
-        write: makes the copy at a path and returns its rows' CRC32C.
+        write: makes the copy at a path and returns the CRC32C of its rows.
         """
         with self._steps():
             new = replace(old, revision=self.state.seq + 1)
@@ -290,9 +302,10 @@ class LogWriter:
             self._line([new], {"files": [change]}, replaces=True)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        """Put other bytes of the same length in the place of an append-only file's committed ones."""
+        """Replace the committed bytes of an append-only file by others of the same length."""
         assert len(data) == self._committed(path).num_bytes
         with self._steps():
+            # Write the new file whole, under a name that recovery can finish or remove.
             revision = self.state.seq + 1
             fd = self.disk.open(
                 replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -300,6 +313,8 @@ class LogWriter:
             self.disk.write(fd, data, 0)
             self.disk.sync(fd)
             self.disk.sync_folder((self.data_dir / path).parent)
+
+            # Once the line is durable the new file is renamed into place, if need be by recovery.
             crc = crc32c(data)
             self._line(
                 [],
@@ -316,11 +331,13 @@ class LogWriter:
                 },
                 replaces=True,
             )
+
+            # Further commits append to the new file.
             self.disk.close(self._files[path])
             self._files[path] = fd
 
     def close(self) -> None:
-        """Give up the directory; a second call does nothing. Raises: DiskError."""
+        """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
         if self._closed:
             return
         self._closed = True
@@ -340,8 +357,10 @@ class LogWriter:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """A failure between two steps of a commit leaves memory and disk apart: nothing may follow
-        it."""
+        """Run the steps of one commit; after a failure between two of them refuse all further ones.
+
+        Memory and disk may then differ, and only recovery knows what the disk holds.
+        """
         if self._failed:
             raise DiskError(
                 f"The log at {self.data_dir} takes nothing more after: {self._failed}.",
@@ -357,30 +376,6 @@ class LogWriter:
             self._failed = str(error)
             raise
 
-    def _appends(self, seq: int, batch: EventBatch) -> list[tuple[str, bytes]]:
-        out = []
-        if batch.new_keys:
-            out.append((KEYS, encode_keys(batch.new_keys)))
-        if len(batch.node_F):
-            rows = np.zeros(len(batch.node_F), feature_row(self.schema.node_feature_dim))
-            rows["seq"], rows["row"], rows["node"] = seq, batch.node_row_F, batch.node_F
-            rows["edge"], rows["values"] = (
-                batch.node_edge_F + self.state.num_edges,
-                batch.node_values_F,
-            )
-            out.append((FEATURES, rows.tobytes()))
-        if batch.late_edge:
-            rows = np.zeros(len(batch.late_edge), LATE_ROW)
-            rows["edge"] = np.array(batch.late_edge) + self.state.num_edges
-            rows["time"] = batch.late_time
-            out.append((LATE, rows.tobytes()))
-        if len(batch.deletions_X):
-            rows = batch.deletions_X.copy()
-            rows["seq"] = seq
-            rows["edge"] += self.state.num_edges
-            out.append((DELETIONS, rows.tobytes()))
-        return out
-
     def _segment_for(self, batch: EventBatch) -> TGUFWriter:
         segment = self._segment
         if (
@@ -388,14 +383,17 @@ class LogWriter:
             or segment.num_edges + batch.num_edges > segment.edge_capacity
             or segment.num_labels + len(batch.label_node_L) > segment.label_capacity
         ):
+            # Only labels fill it: the next segment would take the same name.
             if segment is not None and not segment.num_edges and segment.num_labels:
                 return self._larger_segment(segment, len(batch.label_node_L))
             segment = self._begin_segment()
         return segment
 
     def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
-        """A copy with more room in the place of a segment that is full of labels before it has an
-        edge, which would name the next one."""
+        """Replace a segment that is full of labels before it has an edge by one of twice the size.
+
+        It cannot be sealed, because the next segment would be named by the same event id.
+        """
         old = self.state.segments[-1]
         capacity = 2 * max(old.capacity, num_labels)
         full.close()
@@ -415,6 +413,7 @@ class LogWriter:
                 new.commit()
             return rows_crc(open_tguf(path), (0, 0), (0, old.num_labels))
 
+        # Go on appending to the copy.
         self.replace_segment(replace(old, capacity=capacity), write)
         self._open_segment()
         assert self._segment is not None
@@ -424,6 +423,8 @@ class LogWriter:
         first = self.state.num_edges
         labels = self.segment_edges if self.schema.label_dim else 0
         path = self.data_dir / SegmentState(first, 0, 0, 0).path
+
+        # A file of this name is one whose first commit never came to be.
         self.disk.unlink(path)
         new = TGUFWriter(
             path,
@@ -432,6 +433,8 @@ class LogWriter:
             ),
             self.disk,
         )
+
+        # Journal files end with segments, so that retention can drop the two together.
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
@@ -452,6 +455,7 @@ class LogWriter:
                 raise DataDirectoryError(
                     f"{name} is shorter than the journal says.", "restore it from a backup."
                 )
+            # Bytes behind the committed end are of a commit whose line was never written.
             self.disk.truncate(fd, committed)
             self.disk.sync(fd)
             self._files[name] = fd
@@ -474,6 +478,7 @@ class LogWriter:
             labels,
             self.disk,
         )
+        # A crash may have left rows of a commit whose line was never written.
         self._segment.clear_behind(MAX_COMMIT_ROWS)
         self._segment.raise_counts()
 
@@ -486,33 +491,3 @@ def _disk_error(data_dir: Path, error: OSError) -> DiskError:
         f"The log in {data_dir} could not be written: {error.strerror or error}.",
         "free space or mend the disk; ingest resumes from the last commit by itself.",
     )
-
-
-def read_deletions(data_dir: Path, state: LogState, start: int = 0) -> NDArray[np.void]:
-    """`DELETION` rows committed behind the first `start` bytes."""
-    with (data_dir / DELETIONS).open("rb") as file:
-        file.seek(start)
-        return np.frombuffer(
-            file.read(state.files.get(DELETIONS, NOTHING).num_bytes - start), DELETION
-        )
-
-
-def _segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[str, Any]:
-    crc = 0
-    for column in (
-        batch.src_E,
-        batch.dst_E,
-        batch.time_E,
-        batch.msg_ED,
-        batch.label_node_L,
-        batch.label_time_L,
-        batch.label_target_L,
-    ):
-        if column.size:
-            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
-    return {
-        "path": SegmentState(first, 0, 0, 0).path,
-        "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
-        "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)],
-        "crc": crc,
-    }

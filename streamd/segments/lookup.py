@@ -1,4 +1,4 @@
-"""Edges found by their ends and event time, as a delete names them."""
+"""Finds edges by their ends and event time, which is how a delete names them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,12 @@ def find_edges(
     time_us: int,
     before_event: int,
 ) -> Int64:
-    """Ids below `before_event` of the edges that came with these ends and this time, ascending.
+    """Find the edges below `before_event` that came with these ends and this time.
 
-    late: `LATE_ROW` rows, the edges that stand in the log at another time than they came with.
+    late: `LATE_ROW` rows, the edges that the log stores at the watermark instead of the time they
+    came with. Returns: their event ids, int64, ascending.
     """
-    found = [np.zeros(0, np.int64)]
+    matches = [np.zeros(0, np.int64)]
     own_time = late["edge"][late["time"] == time_us]
     for segment, file in segments:
         first = segment.first_edge
@@ -33,7 +34,7 @@ def find_edges(
         if not count or first >= before_event:
             continue
 
-        # Those that stand at this time, less late ones, and late ones that came with it.
+        # Edges stored at this time, less late ones, and late ones that came with this time.
         rows = np.zeros(0, np.int64)
         if time[0] <= time_us <= time[-1]:
             rows = np.arange(
@@ -42,14 +43,16 @@ def find_edges(
             rows = rows[~np.isin(rows + first, late["edge"])]
         came_late = own_time[(own_time >= first) & (own_time < first + count)] - first
         rows = np.concatenate([rows, came_late])
+
+        # Of those before the delete, the ones with both ends.
         rows = rows[rows + first < before_event]
         same = (file.column("src")[rows] == src) & (file.column("dst")[rows] == dst)
-        found.append(np.sort(rows[same]) + first)
-    return np.concatenate(found)
+        matches.append(np.sort(rows[same]) + first)
+    return np.concatenate(matches)
 
 
 class EdgeLookup:
-    """Finds edges for who holds no reader of the log. Owner: the log's writer."""
+    """Finds edges in the committed part of a log. Owner: the log's writer, which has no reader."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -58,7 +61,7 @@ class EdgeLookup:
         self._late = np.zeros(0, LATE_ROW)
 
     def refresh(self, state: LogState) -> None:
-        """Know what is committed by now."""
+        """Take in what is committed as of `state`, reusing the files that are mapped already."""
         files = {}
         for s in state.segments:
             name = (s.first_edge, s.revision)
@@ -73,5 +76,5 @@ class EdgeLookup:
                 self._late = np.frombuffer(file.read(num_bytes), LATE_ROW)
 
     def find(self, src: int, dst: int, time_us: int, before_event: int) -> Int64:
-        """See `find_edges`."""
+        """Find edges by `find_edges`."""
         return find_edges(self._segments, self._late, src, dst, time_us, before_event)

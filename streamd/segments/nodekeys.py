@@ -1,5 +1,5 @@
-"""External node keys on disk: one byte of type, four of length, then the bytes; the row number is
-the node id.
+"""The file of external node keys: each row is one byte of type, four of length, then the key's
+bytes, and the row number is the node id.
 
 A row whose key was removed by a compaction keeps its length, so that no row moves; its bytes are
 zero.
@@ -14,11 +14,12 @@ from streamd.events import Key
 STRING = 0
 INTEGER = 1
 REMOVED = 2
+# A row without a key has length 0 where it never had one, and else the length it had.
 
 
 def encode_keys(keys: Sequence[Key | None]) -> bytes:
-    """Keys in order; strings as UTF-8, integers as eight bytes, so that "1" is not 1; None is a row
-    without a key."""
+    """Encode keys in order of node ids: strings as UTF-8, integers as eight bytes, so that "1" is
+    not 1; None is a row without a key."""
     out = bytearray()
     for key in keys:
         if key is None:
@@ -35,11 +36,16 @@ def encode_keys(keys: Sequence[Key | None]) -> bytes:
 
 
 def decode_keys(data: bytes) -> Iterator[Key | None]:
-    """Keys in order, None for a removed one. Raises: CorruptionError where lengths do not add up."""
+    """Decode keys in order of node ids, None for a removed one.
+
+    Raises: CorruptionError where lengths do not add up.
+    """
     at = 0
     while at < len(data):
         kind, length = struct.unpack_from("<BI", data, at) if at + 5 <= len(data) else (255, 0)
         body = data[at + 5 : at + 5 + length]
+
+        # A row that ends early, or of no known type, is damage: 255 stands for a torn head.
         if (
             kind not in (STRING, INTEGER, REMOVED)
             or len(body) != length
@@ -59,7 +65,8 @@ def decode_keys(data: bytes) -> Iterator[Key | None]:
 
 
 def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
-    """The same rows, of the same lengths, with the keys of `nodes` removed."""
+    """Copy encoded keys, row lengths included, without the keys of `nodes`."""
+    # Only rows up to the last node that is removed are looked at.
     out = bytearray(data)
     at = 0
     for row in range(max(nodes, default=-1) + 1):
@@ -71,8 +78,8 @@ def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
 
 
 def reserved_node(data: bytes) -> int:
-    """Row of the node that compacted edges point to: the one that never had a key. -1 before there
-    is one."""
+    """Find the node that compacted edges point to, the one that never had a key; -1 before there is
+    one."""
     at = row = 0
     while at < len(data):
         kind, length = struct.unpack_from("<BI", data, at)

@@ -1,4 +1,4 @@
-"""A tail of the log: what is committed, as mapped columns, and a little more after each `refresh`."""
+"""Reads the committed part of the log as mapped columns, which grow with each `refresh`."""
 
 import os
 from dataclasses import replace
@@ -22,13 +22,13 @@ class LogReader:
     """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and
     writes nothing.
 
-    keys: external keys by node id, None for a deleted node; ids: the other way round. feature_*:
-    node feature updates in log order, `feature_edge` being the number of edges in the log before
-    the update. deletions: what deletes hide.
+    keys: external keys by node id, None for a deleted node. ids: node ids by external key.
+    feature_*: node feature updates in log order, where `feature_edge` is the number of edges in the
+    log before the update. deletions: answers which rows are deleted.
     """
 
     def __init__(self, tail: JournalTail) -> None:
-        """tail: owned by the reader from here on; `open` makes it."""
+        """tail: the journal's, owned by the reader from here on. Use `open` to build both."""
         self.data_dir = tail.data_dir
         self._tail = tail
         self.keys: list[Key | None] = []
@@ -47,7 +47,7 @@ class LogReader:
 
     @classmethod
     def open(cls, data_dir: Path) -> "LogReader | None":
-        """A reader of all that is committed; None where ingest has not made the log yet.
+        """Open a reader of all that is committed; None where ingest has not made the log yet.
 
         Raises: JournalError, TGUFError, DataDirectoryError.
         """
@@ -56,7 +56,7 @@ class LogReader:
 
     @property
     def state(self) -> LogState:
-        """What is committed."""
+        """The log's state after the newest commit taken in."""
         return self._tail.state
 
     @property
@@ -77,17 +77,19 @@ class LogReader:
 
     @property
     def committed_at(self) -> float:
-        """Wall time of the newest commit, in seconds, also of one that is not taken in yet."""
+        """Wall time of the newest commit in seconds, even where `refresh` has not taken it in."""
         return self._tail.published_at()
 
     def refresh(self) -> bool:
-        """Take in what was committed since the last call; True if anything was."""
+        """Take in what was committed since the last call. Returns: whether anything was."""
         if not self._tail.refresh():
             return False
         self._take_in()
         return True
 
     def _take_in(self) -> None:
+        """Read what the tail's state has more than was read before."""
+        # Deletes come last: they name nodes and edges that must be known.
         while True:
             try:
                 self._take_segments()
@@ -102,12 +104,13 @@ class LogReader:
         self._take_deletions()
 
     def sealed_until(self, edge: int) -> int:
-        """End of the newest sealed segment that ends at or before an edge, the log's first edge
-        where there is none."""
+        """End of the newest sealed segment that ends at or before an event id; the log's first
+        event id where there is none."""
         ends = [s.first_edge + s.num_edges for s in self.state.segments[:-1]]
         return max([e for e in ends if e <= edge], default=self.first_edge)
 
     def _take_segments(self) -> None:
+        # A segment is mapped once; a compacted one has another revision and is mapped again.
         known = {
             (s.first_edge, s.revision): f for s, f in zip(self._segments, self._files, strict=True)
         }
@@ -123,6 +126,7 @@ class LogReader:
         self._starts = np.array([s.first_edge for s in self._segments], np.int64)
 
     def _new_bytes(self, name: str) -> bytes:
+        """Read what was committed to an append-only file since the last call."""
         at = self._read_bytes[name]
         end = self.state.files.get(name, NOTHING).num_bytes
         if end == at:
@@ -144,6 +148,7 @@ class LogReader:
             else:
                 self.ids[key] = len(self.keys)
             self.keys.append(key)
+        # Compaction removes the keys of deleted nodes only.
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_features(self) -> None:
@@ -159,24 +164,28 @@ class LogReader:
         self._late = np.concatenate([self._late, np.frombuffer(self._new_bytes(LATE), LATE_ROW)])
         rows = np.frombuffer(self._new_bytes(DELETIONS), DELETION)
         self.deletions.take(rows, self._find)
+
+        # A deleted node's key may come back as a new node, which must keep its own id.
         for node in rows["src"][rows["dst"] < 0].tolist():
             key, self.keys[node] = self.keys[node], None
             if key is not None and self.ids.get(key) == node:
                 del self.ids[key]
 
     def _find(self, src: int, dst: int, time_us: int, before_event: int) -> Int64:
-        """Ids of the edges below `before_event` that came with these ends and this time, late ones
-        by their own time."""
+        """Find edges below `before_event` by their ends and the time they came with."""
         segments = list(zip(self._segments, self._files, strict=True))
         return find_edges(segments, self._late, src, dst, time_us, before_event)
 
     def hidden(self, first: int, end: int) -> Bools:
-        """Whether each of the edges [first, end) is deleted: bool[end - first]."""
+        """Whether each of the events [first, end) is deleted: bool[end - first]."""
         src, dst, _ = self.edges(first, end)
         return self.deletions.hides(first, src, dst)
 
     def _parts(self, first: int, end: int) -> list[tuple[TGUFFile, int, int]]:
-        """(file, from row, to row) covering the global edge ids [first, end)."""
+        """List the pieces (file, from row, to row) that cover the event ids [first, end).
+
+        Raises: IndexError where the log does not hold all of them.
+        """
         if not self.first_edge <= first <= end <= self.num_edges:
             raise IndexError(
                 f"edges [{first}, {end}) are not in the log [{self.first_edge}, {self.num_edges})"
@@ -192,7 +201,10 @@ class LogReader:
         return out
 
     def edges(self, first: int, end: int) -> tuple[Int64, Int64, Int64]:
-        """src, dst, time of the edges [first, end), int64; zero-copy where they lie in one segment."""
+        """Read src, dst and time of the edges [first, end), int64[end - first] each.
+
+        They are views of the mapped file where they lie in one segment. Raises: IndexError.
+        """
         parts = self._parts(first, end)
         columns = []
         for name in ("src", "dst", "time"):
@@ -204,8 +216,9 @@ class LogReader:
 
     @property
     def columns(self) -> EdgeColumns:
-        """Where the times and features of the edges lie, for kernels; good until the next refresh
-        that returns True."""
+        """The mapped time and feature columns for kernels; good until the next refresh that returns
+        True."""
+        # A growing segment keeps its addresses; only a further segment or a new file changes them.
         filled = sum(s.num_edges > 0 for s in self._segments)
         if self._columns is not None and len(self._columns.first_S) == filled:
             if self._columns.end != self.num_edges:
@@ -222,8 +235,7 @@ class LogReader:
         return self._columns
 
     def labels(self) -> tuple[Int64, Int64, Float32]:
-        """All labels of the log in log order: nodes and times int64[L], targets float32[L,
-        label_dim]."""
+        """Read all labels in log order: nodes and times int64[L], targets float32[L, label_dim]."""
         dim = self.state.schema.label_dim
         parts = [
             [f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
@@ -237,7 +249,8 @@ class LogReader:
         return node, time, target
 
     def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
-        """As `labels`, those with times in (after_us, until_us]."""
+        """Read the labels whose time is in (after_us, until_us], as `labels` returns them."""
+        # With an empty piece in front, a range without labels has the right shapes too.
         out = [
             (
                 np.zeros(0, np.int64),
@@ -245,6 +258,8 @@ class LogReader:
                 np.zeros((0, self.state.schema.label_dim), np.float32),
             )
         ]
+
+        # Label times ascend within a segment.
         for segment, file in zip(self._segments, self._files, strict=True):
             time = (
                 file.column("label_time", segment.num_labels)
@@ -257,25 +272,26 @@ class LogReader:
                     file.column(n, segment.num_labels)[a:b] for n in ("label_n_id", "label_target")
                 )
                 out.append((node, time[a:b], target))
+
         node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
         return node, time, target
 
     def time_of(self, event_ids: Int64) -> Int64:
-        """Event times of edges, int64 microseconds, same shape; of ids before the log's first edge,
-        any value."""
+        """Gather event times in microseconds, int64 of the same shape; ids before the log's first
+        edge get any value."""
         return self.gather("time", event_ids)
 
     def gather(self, name: str, event_ids: Int64) -> Int64:
-        """src, dst or time of edges, int64, same shape; of ids before the log's first edge, any
-        value."""
+        """Gather the column src, dst or time by event id, int64 of the same shape; ids before the
+        log's first edge get any value."""
         out = np.zeros(event_ids.shape, np.int64)
         for file, inside, rows in self._located(event_ids):
             out[inside] = file.column(name)[rows]
         return out
 
     def features_of(self, event_ids: Int64) -> Float32:
-        """Edge features, float32[..., edge_feature_dim]; of ids before the log's first edge, any
-        value."""
+        """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
+        first edge get any value."""
         out = np.zeros((*event_ids.shape, self.state.schema.edge_feature_dim), np.float32)
         if out.shape[-1]:
             for file, inside, rows in self._located(event_ids):
@@ -285,11 +301,14 @@ class LogReader:
     def _located(
         self, event_ids: Int64
     ) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
+        """Split event ids by segment into (file, mask of those inside it, their rows)."""
         if not event_ids.size:
             return []
+        # With one segment there is nothing to search.
         if len(self._files) == 1:
             rows = np.maximum(event_ids - self._starts[0], 0).ravel()
             return [(self._files[0], np.ones(event_ids.shape, np.bool_), rows)]
+        # Ids before the first segment get -1 and belong to no file.
         number = np.searchsorted(self._starts, event_ids, side="right") - 1
         out = []
         for i in np.unique(number[number >= 0]).tolist():
@@ -298,7 +317,7 @@ class LogReader:
         return out
 
     def lower_bound(self, time_us: int) -> int:
-        """First edge id whose time is not before `time_us`."""
+        """First event id whose time is not before `time_us`; one past the newest where none is."""
         for segment, file in zip(self._segments, self._files, strict=True):
             times = file.column("time", segment.num_edges)
             if len(times) and times[-1] >= time_us:

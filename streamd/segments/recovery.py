@@ -1,5 +1,5 @@
-"""What stands after a crash: the last good journal line, replacements finished, strays removed; one
-writer at a time."""
+"""Recovery after a crash: it finds the last good journal line, finishes replacements and removes
+stray files, under the lock that admits one writer at a time."""
 
 import fcntl
 import os
@@ -15,37 +15,44 @@ from streamd.storage import DISK, SCRATCH, Disk
 
 logger = structlog.get_logger()
 REPLACEMENT = ".replacement-"
+"""Part of a file's name until the commit that puts it in the place of another is durable."""
 
 
 def last_state(data_dir: Path, schema: Schema) -> LogState:
-    """The state after the last good journal line, that of an empty log where there is none.
+    """Read the state after the last good journal line; that of an empty log where there is none.
 
     Raises: JournalError where damage lies before the last line of a file, or a commit that readers
     saw is missing.
     """
+    # The newest file whose first line is whole holds the state; a crash may have torn a newer one.
     state = LogState(schema)
     for path in reversed(journal_files(data_dir / "journal")):
-        found = _read(path)
-        if found is not None:
-            state = found
+        newest = _read(path)
+        if newest is not None:
+            state = newest
             break
+
+    # A log that lost a commit readers have seen must not give its number to another one.
     published = data_dir / "published"
     if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
         raise JournalError(
-            f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later ones.",
+            f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later "
+            "ones.",
             "restore the data_dir from a backup.",
         )
     return state
 
 
 def settle(data_dir: Path, state: LogState, disk: Disk = DISK) -> None:
-    """Finish or remove what a crash left, given that the journal durably says `state`."""
+    """Finish or remove what a crash left. state: what the journal durably says."""
     finish_replacements(data_dir, state, disk)
     sweep(data_dir, state, disk)
 
 
 def _read(path: Path) -> LogState | None:
-    """The state after the good lines of a journal file, None where not even the first is whole."""
+    """Read the state after the good lines of a journal file, None where not even the first is
+    whole."""
+    # Only the last line can be torn by a crash; damage before it is not one.
     state: LogState | None = None
     lines = list(read_lines(path))
     for number, (_, fields) in enumerate(lines):
@@ -62,13 +69,14 @@ def _read(path: Path) -> LogState | None:
 
 
 def replacement(path: Path, revision: int) -> Path:
-    """Where the file that commit `revision` puts in the place of `path` waits until its line
-    stands."""
+    """The path at which commit `revision` writes what will replace `path` once its line is
+    durable."""
     return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
 
 
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Rename what the journal says replaces a file; also after a crash between line and rename."""
+    """Rename the files that replace others by what the journal says; again after a crash between
+    line and rename."""
     named = {s.path: s.revision for s in state.segments} | {
         p: f.revision for p, f in state.files.items()
     }
@@ -80,7 +88,9 @@ def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Unlink segments the journal does not name, and replacements that never came to be."""
+    """Unlink segments that the journal does not name, and replacements whose commit never came to
+    be."""
+    # Segments, replacements of any file, and journal files whose first line was being written.
     named = {s.path for s in state.segments}
     strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
     for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
@@ -91,7 +101,8 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Unlink the oldest journal files, as long as they speak of no segment that is still there."""
+    """Unlink the oldest journal files, up to the first that has rows of a segment still there."""
+    # The newest file stays: its checkpoint is the state.
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:
         touched = {
@@ -106,8 +117,11 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
-    """Take the directory of a lock file for this process. action: what else its operator can do.
-    Raises: LockedError naming the owner."""
+    """Lock a directory for this process, until the returned descriptor is closed.
+
+    Args: path: the lock file; action: what the operator of another process can do.
+    Raises: LockedError naming the owner; DataDirectoryError where the volume has no locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -122,6 +136,7 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
             f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
             "set a data_dir on a local or block volume.",
         ) from error
+    # Who is refused reads the owner's process id here.
     os.ftruncate(fd, 0)
     DISK.write(fd, str(os.getpid()).encode(), 0)
     return fd

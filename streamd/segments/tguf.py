@@ -1,5 +1,7 @@
-"""One TGUF file, mapped for reading at any moment of its life; `streamd.segments.writer` writes
-them."""
+"""Reads one TGUF file through a memory mapping, at any moment of the file's life.
+
+`streamd.segments.writer` writes such files.
+"""
 
 import mmap
 import os
@@ -19,16 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLOATS = ("msg", "label_target", "node_feat")
+"""Sections of float32; all others are int64."""
 CHECKED_ROWS = 1 << 20
+"""Rows that are checked in one go: a check makes masks of so many rows, not of the whole file."""
 Range = tuple[int, int]
+"""A half-open range [start, end)."""
 
 
 @dataclass(frozen=True)
 class LabelEvents:
-    """Labels that became known at one time together. R runs of equal label time, in order.
+    """R groups of labels that became known at the same time, in order of time.
 
-    start_R: int64, first label row; end_R: one past the last; time_R: int64; edge_cutoff_R: int64,
-    edges strictly before.
+    start_R: int64, first label row of each; end_R: int64, one past the last; time_R: int64 label
+    time; edge_cutoff_R: int64, number of edges strictly before that time.
     """
 
     start_R: Int64
@@ -41,15 +46,16 @@ class LabelEvents:
 
 
 class TGUFFile:
-    """A mapped file. Arrays are read-only views of the mapping: nothing is copied, nothing read
-    before it is touched.
+    """A mapped TGUF file, whose sections are read-only arrays over the mapping.
 
-    Sections that the file does not have are arrays without rows. Ids and times are int64, features
-    float32.
+    Nothing is copied, and nothing is read before it is touched. Sections that the file does not
+    have are arrays without rows. Ids and times are int64, features float32.
     """
 
     def __init__(self, path: Path) -> None:
+        """Map a file and check its header. Raises: TGUFError."""
         self.path = path
+        # Opening a pipe would wait for its writer: it must be a regular file.
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -70,13 +76,17 @@ class TGUFFile:
         self.sections: dict[str, Section] = sections_of(self.header, self.file_bytes, path)
 
     def column(self, name: str, rows: int | None = None) -> NDArray[Any]:
-        """A section as an array of `rows` rows (its capacity where None): [rows] or [rows, width]."""
+        """Read a section as an array [rows] or [rows, width], of its capacity where `rows` is None.
+
+        Raises: TGUFError where the section has not so many rows.
+        """
         section = self.sections[name]
         width = self._width(name)
         count = section.capacity if rows is None else rows
         if not 0 <= count <= section.capacity:
             raise TGUFError(
-                f"{self.path}: {count} rows of {name} asked for, it has room for {section.capacity}.",
+                f"{self.path}: {count} rows of {name} asked for, "
+                f"it has room for {section.capacity}.",
                 "ask for no more.",
             )
         return self._array(name, self._map or b"", count, width)
@@ -89,6 +99,7 @@ class TGUFFile:
         return flat if width is None else flat.reshape(count, width)
 
     def _width(self, name: str) -> int | None:
+        """Numbers in a row of a section, None where a row is one number."""
         h = self.header
         return {
             "msg": h.msg_dim,
@@ -98,6 +109,7 @@ class TGUFFile:
         }.get(name)
 
     def _rows(self, name: str) -> int:
+        """Rows of a section by the header's counts."""
         h = self.header
         if name not in self.sections:
             return 0
@@ -112,6 +124,7 @@ class TGUFFile:
         )
 
     def _written(self, name: str) -> NDArray[Any]:
+        """The rows of a section that the header counts."""
         if name in self.sections:
             return self.column(name, self._rows(name))
         return self._array(name, b"", 0, self._width(name))
@@ -126,7 +139,7 @@ class TGUFFile:
 
     @property
     def num_nodes(self) -> int:
-        """Highest node id with a feature row, plus one."""
+        """One past the highest node id with a feature row."""
         return self.header.num_nodes
 
     @property
@@ -139,17 +152,17 @@ class TGUFFile:
 
     @property
     def src(self) -> Int64:
-        """int64[num_edges]"""
+        """Node ids of the edges' sources, int64[num_edges]."""
         return self._written("src")
 
     @property
     def dst(self) -> Int64:
-        """int64[num_edges]"""
+        """Node ids of the edges' destinations, int64[num_edges]."""
         return self._written("dst")
 
     @property
     def time(self) -> Int64:
-        """int64[num_edges], ascending; microseconds in files that streamd wrote."""
+        """Times of the edges, int64[num_edges], ascending; microseconds in files of streamd's."""
         return self._written("time")
 
     @property
@@ -159,35 +172,35 @@ class TGUFFile:
 
     @property
     def neg_dst(self) -> Int64:
-        """Negatives of the edges from `header.negatives_start_e_id` on: int64[rows,
+        """Wrong destinations of the edges from `header.negatives_start_e_id` on, int64[rows,
         negatives_per_edge]."""
         return self._written("neg_dst")
 
     @property
     def node_feat(self) -> Float32:
-        """float32[num_nodes, node_feat_dim]; the row number is the node id, zero where none was
-        written."""
+        """Node features, float32[num_nodes, node_feat_dim]; the row number is the node id, and rows
+        that were never written are zero."""
         return self._written("node_feat")
 
     @property
     def label_n_id(self) -> Int64:
-        """int64[num_labels]"""
+        """Node ids of the labels, int64[num_labels]."""
         return self._written("label_n_id")
 
     @property
     def label_time(self) -> Int64:
-        """int64[num_labels], ascending: when each label became known."""
+        """Times at which the labels became known, int64[num_labels], ascending."""
         return self._written("label_time")
 
     @property
     def label_target(self) -> Float32:
-        """float32[num_labels, label_dim]"""
+        """Targets of the labels, float32[num_labels, label_dim]."""
         return self._written("label_target")
 
     @property
     def label_events(self) -> LabelEvents:
-        """Runs of equal label time with the number of edges strictly before each, as the reference
-        groups them."""
+        """Group the labels by equal time, as the reference implementation of TGUF does."""
+        # A group begins where the time differs from the row before; the first row always does.
         time = self.label_time
         start = (
             np.flatnonzero(np.diff(time, prepend=time[:1] - 1))
@@ -205,10 +218,13 @@ class TGUFFile:
         A label event belongs to the split that holds the first edge not before it. Without splits
         all is train.
         """
+        # Edge rows: 0 stands for no split, and a file may end before its splits begin.
         edges = self.num_edges
         val, test = (
             min(x or edges, edges) for x in (self.val_start or self.test_start, self.test_start)
         )
+
+        # Label events: by the number of edges before each.
         cutoff = self.label_events.edge_cutoff_R
         first = {
             x: int(np.searchsorted(cutoff, x)) if x < edges else len(cutoff) for x in (val, test)
@@ -223,8 +239,8 @@ class TGUFFile:
         }
 
     def tensor(self, name: str) -> "Tensor":
-        """A section as a torch tensor, without a copy: a private mapping, so that writing to it
-        changes no file."""
+        """Map a section as a torch tensor; the mapping is private, so writing to it changes no
+        file."""
         import torch
 
         if name not in self.sections or not self._rows(name):
@@ -234,8 +250,10 @@ class TGUFFile:
         return torch.from_numpy(self._array(name, private, self._rows(name), self._width(name)))
 
     def check_rows(self) -> None:
-        """Read every row and check what the header cannot tell. Raises: TGUFError naming section
-        and row."""
+        """Check every row: times ascend, ids are not negative, features are finite.
+
+        Raises: TGUFError naming section and row.
+        """
         for name in ("time", "label_time"):
             self._check(
                 name, "is smaller than the one before it", lambda x: x[1:] < x[:-1], overlap=1
@@ -248,15 +266,19 @@ class TGUFFile:
             self._check(name, "is not finite", lambda x: ~np.isfinite(x).all(1))
 
     def _check(self, name: str, what: str, wrong: Any, overlap: int = 0) -> None:
+        """Raise for the first row of a section that is wrong.
+
+        wrong: takes some rows, of which `overlap` are of the piece before; returns a bool a row.
+        """
         rows = self._written(name)
         for at in range(0, len(rows), CHECKED_ROWS):
-            found = np.flatnonzero(wrong(rows[max(at - overlap, 0) : at + CHECKED_ROWS]))
-            if len(found):
-                row = max(at - overlap, 0) + int(found[0]) + overlap
+            bad = np.flatnonzero(wrong(rows[max(at - overlap, 0) : at + CHECKED_ROWS]))
+            if len(bad):
+                row = max(at - overlap, 0) + int(bad[0]) + overlap
                 raise TGUFError(f"{self.path}: {name} row {row} {what}.", REWRITE)
 
     def close(self) -> None:
-        """Drop the mapping; arrays taken from it keep it alive until they go."""
+        """Drop the mapping; arrays over it keep it alive as long as they exist."""
         self._map = None
 
 
@@ -264,9 +286,9 @@ def open_tguf(path: str | Path, check_rows: bool = True) -> TGUFFile:
     """Map a TGUF file for reading.
 
     Args: check_rows: read all rows once and check them (times sorted, ids not negative, features
-    finite); without it
-        only the header page is read, for files whose checksums are known from a journal.
-    Raises: TGUFError where it is not one, or contradicts itself.
+    finite). Without it only the header page is read, which is enough for files whose checksums a
+    journal holds.
+    Raises: TGUFError where it is not a TGUF file, or contradicts itself.
     """
     file = TGUFFile(Path(path))
     if check_rows:

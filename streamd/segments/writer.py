@@ -1,4 +1,4 @@
-"""Writes one TGUF file, which is valid TGUF before, between and after commits."""
+"""Writes one TGUF file, which other tools can read at any moment."""
 
 import os
 from dataclasses import replace
@@ -15,6 +15,7 @@ from streamd.segments.format import PAGE, TGUFSchema, lay_out, parse_header, sec
 from streamd.storage import DISK, Disk
 
 EARLIEST = -(2**63)
+"""Time of the last row of a file without rows: no int64 is before it."""
 
 
 class TGUFWriter:
@@ -24,7 +25,7 @@ class TGUFWriter:
     """
 
     def __init__(self, path: str | Path, schema: TGUFSchema, disk: Disk = DISK) -> None:
-        """Create and allocate the file, synced together with its directory. Raises:
+        """Create and allocate the file, and sync it together with its directory. Raises:
         FileExistsError, OSError."""
         self.path = Path(path)
         self._disk = disk
@@ -46,13 +47,15 @@ class TGUFWriter:
         label_capacity: int,
         disk: Disk = DISK,
     ) -> "TGUFWriter":
-        """Go on appending to an existing file behind `edges` and `labels` rows."""
+        """Open an existing file to go on behind its first `edges` and `labels` rows."""
         self = cls.__new__(cls)
         self.path = path
         self._disk = disk
         self._fd = disk.open(path, os.O_RDWR)
         self.header = parse_header(os.pread(self._fd, PAGE, 0), os.fstat(self._fd).st_size, path)
         self._start(edge_capacity, label_capacity, 0)
+
+        # The counts are the journal's; the header's may be older, or of a commit that never was.
         self.num_edges = edges
         self.num_labels = labels
         if edges:
@@ -78,14 +81,15 @@ class TGUFWriter:
         msg_ED: Float32,
         neg_dst: Int64 | None = None,
     ) -> None:
-        """Write rows behind the last ones.
+        """Write edge rows behind the last ones.
 
-        Args: neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row
-        for each of these
-            edges (rows before `negatives_start` are passed over) or only for those from
-            `negatives_start` on.
+        Args: src_E, dst_E: int64 node ids; time_E: int64, ascending; msg_ED: float32 features;
+        neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row for
+        each of these edges (rows before `negatives_start` are left out) or only for those from
+        `negatives_start` on.
         Raises: ValueError on a wrong column, CapacityError when full; nothing is written then.
         """
+        # Check shapes and types first, then room, then values.
         n = len(src_E)
         _check("src", src_E, np.int64, (n,))
         _check("dst", dst_E, np.int64, (n,))
@@ -96,12 +100,15 @@ class TGUFWriter:
             return
         if self.num_edges + n > self.edge_capacity:
             raise CapacityError(
-                f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, {n} more do not fit."
+                f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, "
+                f"{n} more do not fit."
             )
         if min(src_E.min(), dst_E.min(), negatives.min(initial=0)) < 0:
             raise ValueError("node ids must be 0 or above")
         if time_E[0] < self._last_time or np.any(time_E[1:] < time_E[:-1]):
             raise ValueError("edge times must be sorted and not before the last one written")
+
+        # Write each column behind its rows; the counts in the header stay until `raise_counts`.
         for name, column in (("src", src_E), ("dst", dst_E), ("time", time_E), ("msg", msg_ED)):
             self._write(name, self.num_edges, column)
         if len(negatives):
@@ -112,7 +119,7 @@ class TGUFWriter:
         self.num_edges += n
 
     def _negatives(self, n: int, neg_dst: Int64 | None) -> Int64:
-        """The rows of `neg_dst` that are stored for the next `n` edges."""
+        """Select the rows of `neg_dst` to be stored for the next `n` edges. Raises: ValueError."""
         per_edge = self.header.negatives_per_edge
         start = self.header.negatives_start_e_id
         stored = max(0, self.num_edges + n - max(self.num_edges, start)) if per_edge else 0
@@ -120,13 +127,16 @@ class TGUFWriter:
             neg_dst = np.zeros((0, per_edge), np.int64)
         if len(neg_dst) not in (n, stored):
             raise ValueError(
-                f"neg_dst must have {stored} rows (edges from row {start} on) or {n} (all), not {len(neg_dst)}"
+                f"neg_dst must have {stored} rows (edges from row {start} on) or {n} (all), "
+                f"not {len(neg_dst)}"
             )
         _check("neg_dst", neg_dst, np.int64, (len(neg_dst), per_edge))
         return neg_dst[len(neg_dst) - stored :]
 
     def append_labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> None:
-        """Write label rows behind the last ones. Raises: as `append_edges`."""
+        """Write label rows behind the last ones: int64 node ids, int64 ascending times, float32
+        targets. Raises: as `append_edges`."""
+        # Check shapes and types first, then room, then values.
         n = len(node_L)
         _check("label_n_id", node_L, np.int64, (n,))
         _check("label_time", time_L, np.int64, (n,))
@@ -135,7 +145,8 @@ class TGUFWriter:
             return
         if self.num_labels + n > self.label_capacity:
             raise CapacityError(
-                f"{self.path} holds {self.num_labels} of {self.label_capacity} labels, {n} do not fit."
+                f"{self.path} holds {self.num_labels} of {self.label_capacity} labels, "
+                f"{n} do not fit."
             )
         if (
             node_L.min() < 0
@@ -143,6 +154,8 @@ class TGUFWriter:
             or np.any(time_L[1:] < time_L[:-1])
         ):
             raise ValueError("label nodes must be 0 or above and label times sorted")
+
+        # Write each column behind its rows.
         for name, column in (
             ("label_n_id", node_L),
             ("label_time", time_L),
@@ -153,8 +166,10 @@ class TGUFWriter:
         self.num_labels += n
 
     def append_node_features(self, node_F: Int64, values_FD: Float32) -> None:
-        """Write feature rows at their node ids; the last of equal ids stays. Raises: ValueError,
-        CapacityError."""
+        """Write float32 feature rows at their int64 node ids; the last of equal ids stays.
+
+        Raises: ValueError, CapacityError.
+        """
         n = len(node_F)
         _check("node id", node_F, np.int64, (n,))
         _check("node_feat", values_FD, np.float32, (n, self.header.node_feat_dim))
@@ -162,17 +177,18 @@ class TGUFWriter:
             return
         if node_F.min() < 0 or node_F.max() >= self.node_capacity:
             raise CapacityError(f"{self.path} has room for node ids 0 to {self.node_capacity - 1}.")
+        # One write for each run of consecutive ids; the first row always begins one.
         starts = np.flatnonzero(np.diff(node_F, prepend=node_F[0] - 2) != 1)
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), n], strict=True):
             self._write("node_feat", int(node_F[first]), values_FD[first:end])
         self.num_nodes = max(self.num_nodes, int(node_F.max()) + 1)
 
     def sync(self) -> None:
-        """Make all rows durable; the header's counts stay."""
+        """Make all rows durable, without raising the header's counts."""
         self._disk.sync(self._fd)
 
     def raise_counts(self) -> None:
-        """Show the rows written so far in the header, for foreign readers."""
+        """Count the rows written so far in the header, where other tools see them."""
         self.header = replace(
             self.header,
             num_edges=self.num_edges,
@@ -182,24 +198,26 @@ class TGUFWriter:
         self._disk.write(self._fd, self.header.pack(), 0)
 
     def commit(self) -> None:
-        """Durable first, visible second."""
+        """Make the appended rows durable, and then visible in the header."""
         self.sync()
         self.raise_counts()
 
     def close(self) -> None:
+        """Sync and close the file; a second call does nothing."""
         if self._fd >= 0:
             self._disk.sync(self._fd)
             self._disk.close(self._fd)
             self._fd = -1
 
     def clear_behind(self, rows: int) -> None:
-        """Zero up to `rows` rows behind the counts: what a crash left of a commit that never was."""
+        """Zero up to `rows` rows behind the counts, which a crash may have left there."""
         for name, section in self.sections.items():
             count = self.num_labels if name.startswith("label") else self.num_edges
             if name in ("node_feat", "neg_dst") or not section.row_bytes:
                 continue
             size = min(rows, section.capacity - count) * section.row_bytes
             at = section.offset + count * section.row_bytes
+            # Blocks that were never written read as zero and stay unwritten.
             if any(os.pread(self._fd, size, at)):
                 self._disk.write(self._fd, bytes(size), at)
         self.sync()

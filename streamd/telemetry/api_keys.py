@@ -1,5 +1,5 @@
-"""Keys that open API and metrics: those of the settings, and those of a file that may be rotated
-while a role runs."""
+"""API keys open the API and the metrics: some are in the settings, others in a file that may be
+rotated while a role runs."""
 
 import hmac
 from collections.abc import Sequence
@@ -15,11 +15,14 @@ logger = structlog.get_logger()
 
 
 class Keys:
-    """Of one kind. Safe to use from several threads."""
+    """The accepted keys of one kind, for asking or for administration. Safe to use from several
+    threads."""
 
     def __init__(self, fixed: Sequence[SecretStr], file: Path | None) -> None:
-        """file: one key a line, read again whenever it changes. Raises: SettingsError where it
-        holds none at the start."""
+        """fixed: keys of the settings. file: more keys, one a line, read again whenever it changes.
+
+        Raises: SettingsError where the file holds no key at the start.
+        """
         self._fixed = [k.get_secret_value().encode() for k in fixed]
         self._file = file
         self._seen = (0, 0)
@@ -33,22 +36,24 @@ class Keys:
                 )
 
     def holds(self, given: str | None) -> bool:
-        """Whether it is one of them, compared in constant time."""
+        """Whether a request's key is accepted; the comparison takes constant time."""
         if self._file is not None:
             self._read()
+        # Compare with all of them, so that the time does not tell which one is alike.
         one = (given or "").encode()
         matches = [hmac.compare_digest(one, key) for key in (*self._fixed, *self._rotated)]
         return any(matches)
 
     def _read(self) -> None:
-        """Take over the file where it changed; one that is gone or empty for a moment leaves the
-        keys as they were."""
+        """Read the file where it changed; while it is gone or empty the keys stay as they were."""
         assert self._file is not None
+
+        # A rotation changes the time of the file, or its inode where it was renamed into place.
         try:
             stat = self._file.stat()
             if (seen := (stat.st_mtime_ns, stat.st_ino)) == self._seen:
                 return
-            found = [line.strip() for line in self._file.read_bytes().splitlines() if line.strip()]
+            keys = [line.strip() for line in self._file.read_bytes().splitlines() if line.strip()]
         except OSError as error:
             if self._seen != (0, 0):
                 logger.error(
@@ -59,20 +64,24 @@ class Keys:
                 )
                 self._seen = (0, 0)
             return
+
+        # Whoever writes the file may have emptied it first.
         self._seen = seen
-        self._rotated = found or self._rotated
+        self._rotated = keys or self._rotated
 
 
 def key_of(authorization: str, x_api_key: str | None) -> str | None:
-    """The key in the values of the two headers that may hold one; "" and None for a header that is
-    not there."""
+    """The key of a request, by the values of the two headers that may hold it.
+
+    authorization is "" and x_api_key None where the header is not there.
+    """
     scheme, _, token = authorization.partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or x_api_key
 
 
 class ApiKeys:
-    """Both kinds; with none of either set everything is open, to this machine."""
+    """Answers what a key may do; with no key set everything is open, and only to this machine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._keys = Keys(settings.api_keys, settings.api_keys_file)
@@ -80,9 +89,9 @@ class ApiKeys:
         self._open = not has_keys(settings)
 
     def allows(self, key: str | None) -> bool:
-        """Whether a key may ask."""
+        """Whether a key may ask for answers and metrics."""
         return self._open or self._keys.holds(key) or self._admin.holds(key)
 
     def may_move(self, key: str | None) -> bool:
-        """Whether a key may promote and roll back."""
+        """Whether a key may promote a version and roll back."""
         return self._open or self._admin.holds(key)

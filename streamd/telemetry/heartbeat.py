@@ -1,4 +1,5 @@
-"""A small file per role that says: this loop turned at this time, and what it was doing."""
+"""The heartbeat of a role: a small file that says when its loop last turned, and what it was
+doing."""
 
 import json
 import os
@@ -16,17 +17,21 @@ from streamd.roles import HEARTBEAT, ROLES, folder_of, make_folder, names_in
 
 logger = structlog.get_logger()
 STALLED_SECONDS = 60.0
-"""A loop that has not turned for so long stands still: nothing it does on purpose takes half of
+"""A loop that has not turned for so long is stalled: nothing it does on purpose takes half of
 that."""
 WATCHDOG_SECONDS = 1.0
+"""Pause between two looks at the loop, short beside STALLED_SECONDS."""
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """A role's last sign of life. age_seconds: since it was written; alive: written lately by a
-    process that exists."""
+    """A role's last heartbeat, as it was read.
+
+    name: under which the role writes. age_seconds: since it was written. alive: whether it was
+    written lately, by a process that exists. detail: what the role added.
+    """
 
     name: str
     role: str
@@ -38,14 +43,17 @@ class Beat:
 
 
 class Heartbeat:
-    """Touched by the loop it speaks for. A change of state is written at once, the rest by a thread
-    of its own every `interval_seconds`: a rename takes milliseconds, which a loop that answers
-    requests does not have. One that cannot be written is said, and harms no loop."""
+    """Writes a role's heartbeat, which the role's loop touches at each turn.
+
+    A change of state is written at once, the rest by a thread of its own every `interval_seconds`:
+    a rename takes milliseconds, which a loop that answers requests does not have. A heartbeat that
+    cannot be written is logged and stops no loop.
+    """
 
     def __init__(
         self, data_dir: Path, role: str, name: str = "", interval_seconds: float = 0.2
     ) -> None:
-        """name: under which the role writes; its own where there is one of it."""
+        """name: under which the role writes; the role's own where empty."""
         self.role = role
         self.name = name or role
         self._path = make_folder(data_dir, self.name) / HEARTBEAT
@@ -58,7 +66,10 @@ class Heartbeat:
         self._begun = self._failing = False
 
     def touch(self, state: str, **detail: Any) -> None:
-        """Say that the loop turned; no fsync, a heartbeat need not survive a crash."""
+        """Note that the loop turned, with its state and details of it.
+
+        Nothing is synced: a heartbeat need not survive a crash.
+        """
         self._turned = time.monotonic()
         self._latest = {
             "role": self.role,
@@ -77,9 +88,11 @@ class Heartbeat:
             ).start()
 
     def _write(self) -> None:
+        """Write the newest heartbeat, unless it is written already."""
         with self._lock:
             if (latest := self._latest) is self._written:
                 return
+            # Renamed into place, so that a reader never sees half of it.
             scratch = self._path.with_suffix(".tmp")
             try:
                 scratch.write_text(json.dumps(latest))
@@ -93,14 +106,16 @@ class Heartbeat:
                 self._failing = False
 
     def end_when_stalled(self) -> None:
-        """Watch the loop from a thread of its own, and end the process where it stands still: it
-        may wait for something that never comes, deaf to signals, and a new process may not."""
+        """Watch the loop from a thread of its own, and end the process where the loop stalls.
+
+        A stalled loop may wait for ever and not see signals; the supervisor starts a new process.
+        """
         threading.Thread(
             target=_end_when_stalled, args=(weakref.ref(self),), name="watchdog", daemon=True
         ).start()
 
     def well(self) -> tuple[bool, str]:
-        """Whether the loop turned lately, and why that is said; idle and busy are well."""
+        """Whether the loop turned lately, and the reason in words; idle and busy loops are well."""
         age = time.monotonic() - self._turned
         return (
             age < STALLED_SECONDS,
@@ -109,35 +124,40 @@ class Heartbeat:
 
 
 def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
-    """Until the heartbeat is gone, or its directory is."""
+    """Write a heartbeat every `interval` seconds, until it or its directory is gone."""
     while True:
         time.sleep(interval)
-        found = beat()
-        if found is None or not found._path.parent.exists():
+        heartbeat = beat()
+        if heartbeat is None or not heartbeat._path.parent.exists():
             return
-        found._write()
-        del found
+        heartbeat._write()
+        # While this thread sleeps it must not keep the heartbeat alive.
+        del heartbeat
 
 
 def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
-    while (found := beat()) is not None:
-        well, why = found.well()
+    """Watch a heartbeat until it is gone; end the process where its loop stalls."""
+    while (heartbeat := beat()) is not None:
+        well, why = heartbeat.well()
         if not well:
             logger.error(
-                "role_stalled", child=found.role, why=why, action="it ends and is started again"
+                "role_stalled", child=heartbeat.role, why=why, action="it ends and is started again"
             )
+            # Not sys.exit: that would end this thread only, and run handlers that may wait too.
             os._exit(1)
-        del found
+        del heartbeat
         time.sleep(WATCHDOG_SECONDS)
 
 
 def read_beat(data_dir: Path, name: str) -> Beat | None:
-    """The last heartbeat under a name, None if it never ran here."""
+    """Read the last heartbeat under a name; None where no role of that name has run here."""
     try:
         content = json.loads((folder_of(data_dir, name) / HEARTBEAT).read_text())
     except (OSError, ValueError):
         return None
     age = max(0.0, time.time() - content["time"])
+
+    # Signal 0 only asks whether the process exists; one of another user's may not be asked.
     try:
         os.kill(content["pid"], 0)
         exists = True
@@ -145,6 +165,7 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
         exists = False
     except PermissionError:
         exists = True
+
     return Beat(
         name=name,
         role=content["role"],
@@ -157,8 +178,10 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
 
 
 def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
-    """The last heartbeats of all that ever ran here, or of a role under whatever names; in order of
-    roles and names."""
+    """Read the last heartbeats of all roles that ever ran here, or of one role under all its names.
+
+    They are in order of roles, and of names within a role.
+    """
     wanted = ROLES if role is None else (role,)
     beats = [
         beat
@@ -169,7 +192,7 @@ def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
-    """Roles that refused their data, and why."""
+    """Those of some roles that refused their data -> why."""
     beats = {role: read_beat(data_dir, role) for role in roles}
     return {
         role: str(beat.detail.get("why", ""))

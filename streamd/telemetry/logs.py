@@ -1,5 +1,5 @@
-"""Logs by structlog: the event's name first, values as fields; to stderr, so that stdout stays for
-answers."""
+"""Sets up the logs of a process: the event's name first, values as fields, to stderr, so that
+stdout stays for answers."""
 
 import logging
 import sys
@@ -9,14 +9,17 @@ import structlog
 
 
 class _Output:
-    """A stream on which a line that cannot be written, as on a full disk, harms nobody: the next
-    one that can be says how many were lost."""
+    """A stream that drops a line it cannot write, as on a full disk, and counts it.
+
+    The next line that can be written is preceded by the number of lines lost.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lost = 0
 
     def write(self, text: str) -> None:
+        """Write and flush a text, or count it as lost."""
         try:
             if self._lost:
                 self._stream.write(f"{self._lost} log lines could not be written\n")
@@ -25,14 +28,19 @@ class _Output:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
+            # A line may come in pieces: its end counts.
             self._lost += text.endswith("\n")
 
     def flush(self) -> None:
-        """Each write flushes."""
+        """Do nothing: each write flushes."""
 
 
 def configure_logs(level: str, fmt: str, role: str) -> None:
-    """Set up logging of this process. fmt: console or json."""
+    """Set up logging of this process.
+
+    Args: level: least level that is logged; fmt: console or json; role: the field of each line.
+    """
+    # JSON carries a traceback as a field, the console prints it below the line.
     number = getattr(logging, level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
@@ -41,6 +49,8 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     )
+
+    # Our own lines go through structlog.
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -54,12 +64,16 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Output(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+    # Libraries use the standard library's; their notices are noise beside ours.
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s"
     )
 
 
 def _named(role: str) -> structlog.typing.Processor:
+    """A processor that adds the field `role`."""
+
     def add(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
         fields["role"] = role
         return fields
@@ -68,4 +82,5 @@ def _named(role: str) -> structlog.typing.Processor:
 
 
 def _keep(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor that changes nothing."""
     return fields

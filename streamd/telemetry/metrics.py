@@ -14,18 +14,21 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, M
 
 from streamd import __version__
 
+# One registry for each role, so that a role exports only what it measures.
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
 MODEL = CollectorRegistry()
-"""Of both roles that run a model."""
+"""Metrics of both roles that run a model: train and serve."""
 OWNED = {"ingest": (INGEST,), "train": (TRAIN, MODEL), "serve": (SERVE, MODEL)}
 """Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
 
 
 def exported_by(role: str) -> CollectorRegistry:
-    """What a role exports: the metrics it owns, and those of every role. A zero of a role that
-    measures nothing would look like a measurement."""
+    """Collect what a role exports: the metrics that it owns, and those of every role.
+
+    Others are left out: the zero of a role that measures nothing would look like a measurement.
+    """
     together = CollectorRegistry()
     for registry in (REGISTRY, *OWNED[role]):
         together.register(registry)
@@ -39,6 +42,7 @@ class Gauge(prometheus_client.Gauge):
         self, name: str, documentation: str, labelnames: Iterable[str] = (), **more: Any
     ) -> None:
         super().__init__(name, documentation, labelnames, **more)
+        # A gauge with labels has no value of its own, only its children do.
         if not labelnames or "_labelvalues" in more:
             self.set(math.nan)
 
@@ -48,14 +52,20 @@ class Gauge(prometheus_client.Gauge):
             yield metric
 
 
+# Bounds of the histograms' buckets, in seconds.
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
+"""For commits and requests, which take milliseconds; up to the default deadline of 5 s."""
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""For windows and swaps, which take from milliseconds to minutes."""
 FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+"""For the time until events are in answers: finer than FAST around the promised second."""
 
+# Of every role.
 build_info = Gauge(
     "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"]
 )
 
+# Of ingest: what was read, what was refused, and the commits.
 events = Counter("streamd_events", "Events appended to the log", ["kind"], registry=INGEST)
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", registry=INGEST)
 dead_letters = Counter(
@@ -86,6 +96,7 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
+# Of ingest: how far it is behind Kafka, and what Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
     "Records between the log and the partition's end",
@@ -118,6 +129,7 @@ gaps = Counter(
 lost_records = Counter(
     "streamd_lost_records", "Offsets in those gaps, where their number is known", registry=INGEST
 )
+# Of ingest: the log on disk, its retention and compaction.
 log_edges = Gauge("streamd_log_edges", "Id of the next edge of the log", registry=INGEST)
 log_first_edge = Gauge(
     "streamd_log_first_edge", "Id of the oldest edge in the log", registry=INGEST
@@ -130,6 +142,7 @@ retention_blocked = Gauge(
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
+# Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
     "streamd_window_seconds",
@@ -167,6 +180,7 @@ trained_until = Gauge(
     "Event time up to which windows are learned",
     registry=TRAIN,
 )
+# Of the trainer: the gate, forgetting and replay, and versions.
 gate_difference = Gauge(
     "streamd_gate_mrr_difference",
     "MRR of champions less the last proven version's, so far",
@@ -189,6 +203,7 @@ past_mrr = Gauge(
 replay_events = Gauge("streamd_replay_events", "Events in the replay store", registry=TRAIN)
 versions = Counter("streamd_versions", "Model versions written", ["promoted"], registry=TRAIN)
 
+# Of the server: requests and their answers.
 requests = Counter(
     "streamd_requests", "HTTP requests answered", ["route", "status"], registry=SERVE
 )
@@ -222,6 +237,7 @@ event_to_answer_seconds = Histogram(
     buckets=FRESH,
     registry=SERVE,
 )
+# Of the server: its connections.
 connections = Gauge(
     "streamd_connections", "Connections of the server that are open", registry=SERVE
 )
@@ -231,6 +247,7 @@ connections_refused = Counter(
     ["reason"],
     registry=SERVE,
 )
+# Of the server: what it serves, and how it swaps versions.
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", registry=SERVE)
 memory_lag = Gauge(
     "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
@@ -253,6 +270,7 @@ swap_seconds = Histogram(
     buckets=SLOW,
     registry=SERVE,
 )
+# Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
     "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
@@ -299,7 +317,10 @@ gpu_cache_rows = Counter(
 
 
 def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
-    """For a counter whose labels are known: to Prometheus a series' first value is no increase."""
+    """Export a counter at 0 for each value of its label, where they are known.
+
+    To Prometheus the first value of a series is no increase, so the first event would be missed.
+    """
     for value in values:
         counter.labels(value)
 
@@ -311,10 +332,10 @@ begin_at_zero(versions, ("true", "false"))
 
 
 def say_build() -> None:
-    """Export what runs in this process; torch's version is read without importing it."""
+    """Export the versions that run in this process; torch's is read without importing it."""
     build_info.labels(__version__, platform.python_version(), version("torch")).set(1)
 
 
 def clamped_total() -> float:
-    """Value of the clamped counter in this process."""
+    """The number of late events that this process clamped."""
     return float(clamped._value.get())

@@ -1,4 +1,4 @@
-"""The port of a role without an API: its metrics, and whether its loop turns."""
+"""The port of a role without an API serves its metrics, and whether its loop turns."""
 
 import json
 import threading
@@ -19,24 +19,34 @@ if TYPE_CHECKING:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A server with a thread for each request, so that a slow scrape delays no probe."""
+
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
+    """A handler that logs no requests, and gives up on a client that sends nothing."""
+
     timeout = 10
+    """Seconds; probes and scrapes send their request at once."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of scrapes and probes."""
+        """Log nothing: scrapes and probes would fill the log."""
 
 
 def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | None], bool]) -> None:
-    """Answer `/metrics` and `/livez` at `host`, where the server listens too; port 0 for none.
-    allows: whether a key opens the metrics. Raises: SettingsError where the port is taken."""
+    """Answer `/metrics` and `/livez` of a role, from a thread of its own.
+
+    Args: port: 0 for none; host: the address that the server listens at too; allows: whether a key
+    opens the metrics.
+    Raises: SettingsError where the port is taken.
+    """
     if not port:
         return
     measured = make_wsgi_app(metrics.exported_by(beat.role))
 
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+        # A probe has no key, and learns nothing but whether the loop turns.
         if environ["PATH_INFO"] == "/livez":
             well, why = beat.well()
             start(
@@ -44,6 +54,8 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
                 [("content-type", "application/json")],
             )
             return [json.dumps({"alive": well, "why": why}).encode()]
+
+        # Metrics need a key where the API does.
         key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY"))
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("content-type", "text/plain")])
@@ -56,6 +68,7 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
         page: Iterable[bytes] = measured(environ, start)
         return page
 
+    # Listen here, so that a port that is taken is an error of the caller's.
     try:
         server = make_server(host, port, answer, _Server, _Quiet)
     except OSError as error:

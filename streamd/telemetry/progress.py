@@ -1,4 +1,5 @@
-"""How far a long work is and how long it still takes: on a terminal, in a log, in a heartbeat."""
+"""Progress of long work: how far it is and how long it still takes, for a terminal, a log and a
+heartbeat."""
 
 import time
 from collections import deque
@@ -15,18 +16,22 @@ from rich.table import Column
 
 logger = structlog.get_logger()
 RATE_SECONDS = 60.0
-"""A rate is that of so long ago until now: a work whose later part is slower says so soon."""
+"""Time over which a rate is measured, so that work whose later part is slower shows it soon."""
 SURE_SECONDS = 1.0
-"""What was measured for less tells nothing of the rest."""
+"""Least time over which a rate is measured: a shorter one tells nothing of the rest."""
 LINE_SECONDS = 10.0
-"""Between two lines of a log, so that a work of an hour leaves a few hundred."""
+"""Time between two lines of a log, so that work of an hour leaves a few hundred."""
 TERMINAL_SECONDS = 0.1
+"""Time between two changes of a terminal's line: more would only flicker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How far a work is. share: of 1, it never falls. rate: units a second; like seconds_left None
-    until it was measured."""
+    """How far some work is.
+
+    done, total: in units of the work. share: from 0 to 1, it never falls. rate: units a second;
+    rate and seconds_left are None until a rate was measured.
+    """
 
     done: int
     total: int
@@ -35,7 +40,7 @@ class Reading:
     seconds_left: float | None
 
     def text(self, unit: str) -> str:
-        """As "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
+        """The reading in words, as "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
         parts = [f"{int(100 * self.share + 1e-9)} %", f"{self.done:,} of {self.total:,} {unit}"]
         if self.rate is not None:
             parts.append(f"{self.rate:,.0f}/s" if self.rate >= 10 else f"{self.rate:.2g}/s")
@@ -44,13 +49,13 @@ class Reading:
         return ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
-        """For a log line, a heartbeat or an answer."""
+        """The reading as fields of a log line, a heartbeat or an answer."""
         left = None if self.seconds_left is None else round(self.seconds_left)
         return {"share": int(1000 * self.share + 1e-9) / 1000, "seconds_left": left}
 
 
 def span(seconds: float) -> str:
-    """As "12 s", "3 min" or "2 h 5 min"."""
+    """Write a length of time as "12 s", "3 min" or "2 h 5 min"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -58,34 +63,42 @@ def span(seconds: float) -> str:
 
 
 class Meter:
-    """Share, rate and time left of one work, by what it did in the last minute. Owner: its loop."""
+    """Measures the share, rate and time left of one piece of work, by its last minute. Owner: the
+    loop that does it."""
 
     def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """done: what was done before, which tells nothing of the rate."""
+        """done: what was done before the meter began, which tells nothing of the rate."""
         self._monotonic = monotonic
         self._measured = deque([(monotonic(), done)])
         self._share = 0.0
 
     def at(self, done: int, total: int) -> Reading:
-        """Where the work is now. total may grow while it goes on; 0 of 0 is all of it."""
+        """Take a reading. total may grow while the work goes on; 0 of 0 is all of it."""
+        # Forget what was measured before the last minute, but for its newest point.
         now = self._monotonic()
         while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
             self._measured.popleft()
+
+        # The rate is that of the points which are left.
         since, before = self._measured[0]
         took = now - since
         did = done - before
         rate = did / took if took >= SURE_SECONDS and did > 0 else None
         if now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
+
+        # A share that falls, as where the total grew, would look like lost work.
         self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
         left = 0.0 if done >= total else (total - done) / rate if rate else None
         return Reading(done=done, total=total, share=self._share, rate=rate, seconds_left=left)
 
 
 class ProgressLine:
-    """What a command shows of its work: on a terminal one line that changes, elsewhere a line every
-    LINE_SECONDS and one at the end, never wrapped. A context: a part that an error does not cut
-    short is done, and shown as 100 %."""
+    """Shows a command's progress: on a terminal one line that changes, elsewhere a line every
+    LINE_SECONDS and one at the end, never wrapped.
+
+    A context manager: a part that no error cuts short is done, and shown as 100 %.
+    """
 
     def __init__(
         self,
@@ -94,10 +107,13 @@ class ProgressLine:
         unit: str = "events",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """what: the first part of the work, in words. unit: of its numbers."""
         self.what = what
         self._unit = unit
         self._console = console
         self._monotonic = monotonic
+
+        # Rich draws the line that changes; where it is disabled it draws nothing.
         self._is_live = console.is_interactive and console.file.isatty()
         self._bar = Progress(
             SpinnerColumn(),
@@ -110,13 +126,16 @@ class ProgressLine:
             console=console,
             disable=not self._is_live,
         )
+
+        # The part that is measured now.
         self._task = self._bar.add_task(what)
         self._meter = Meter(0, monotonic)
         self._begun = self._shown = monotonic()
         self._latest: tuple[int, int] | None = None
 
     def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
-        """Go over to another part; the one before is done. done: of it, before it began."""
+        """Begin another part of the work; the one before is done. done: of the new part, before it
+        began."""
         self.end()
         self.what = what
         self._unit = unit
@@ -126,7 +145,7 @@ class ProgressLine:
         self._bar.update(self._task, description=what)
 
     def at(self, done: int, total: int) -> None:
-        """Say where the work is; call it as often as you like."""
+        """Report how far the part is; call it as often as you like."""
         self._latest = done, total
         now = self._monotonic()
         if now - self._shown >= (TERMINAL_SECONDS if self._is_live else LINE_SECONDS):
@@ -134,19 +153,19 @@ class ProgressLine:
             self._show(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
 
     def of(self, what: str, done: int, total: int, unit: str = "events") -> None:
-        """`at`, of a part whose rate is measured from its first call on."""
+        """Report how far a part is, beginning it at its first report."""
         if what != self.what:
             self.begin(what, unit, done)
         self.at(done, total)
 
     def end(self) -> None:
-        """Show the present part as done, if any of it was."""
+        """Show the present part as done, if it was reported on at all."""
         if self._latest is not None:
             took = self._monotonic() - self._begun
             self._show(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
 
     def leave(self) -> None:
-        """Show where the present part is, which ends here unfinished."""
+        """Show how far the present part is, and end it unfinished."""
         if self._latest is not None:
             self._show(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
             self._latest = None
@@ -172,8 +191,8 @@ class ProgressLine:
 
 
 class RoleProgress:
-    """What a role says of a long work: a log line every LINE_SECONDS, a metric, and a reading for
-    its heartbeat."""
+    """Reports a role's long work: a log line every LINE_SECONDS, a metric, and readings for its
+    heartbeat."""
 
     def __init__(
         self,
@@ -182,7 +201,8 @@ class RoleProgress:
         monotonic: Callable[[], float] = time.monotonic,
         **fields: Any,
     ) -> None:
-        """event: the log line's name. ratio: takes the share. fields: of every line."""
+        """event: name of the log lines. ratio: the metric that takes the share. fields: of every
+        line."""
         self._event = event
         self._ratio = ratio
         self._fields = fields
@@ -191,7 +211,7 @@ class RoleProgress:
         self._said = monotonic()
 
     def at(self, done: int, total: int) -> Reading:
-        """Say where the work is; call it as often as you like."""
+        """Report how far the work is; call it as often as you like."""
         reading = self._meter.at(done, total)
         if self._ratio is not None:
             self._ratio.set(reading.share)

@@ -1,5 +1,7 @@
-"""Time to work: which windows are closed, where memory's chunks end, what each window scored. Pure,
-but for history."""
+"""Windows of event time: which are closed, where memory's chunks end, and what each window scored.
+
+All of it is pure functions, but for the history of scores, which is a file.
+"""
 
 from streamd.windows.window import (
     Window,

@@ -1,5 +1,5 @@
-"""What each window scored, one JSON line per window: written by the trainer, read by the status
-page and the demo."""
+"""The history of scores: one JSON line for each window, written by the trainer and read by the
+status page and the demo."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -12,12 +12,17 @@ from streamd.storage import append_durably
 
 logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
+"""Path in the data directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowRecord:
-    """One finished window. scores: model name -> measure -> value; "live" is the version that
-    served. num_known: scored events whose destination was one before. Times in us."""
+    """One finished window, with times in microseconds and `finished_at` in seconds.
+
+    scores: model name -> measure -> value; "live" is the version that served. num_known: scored
+    events whose destination was a destination before. version: what came of the window; scored_by:
+    what served it. seconds: phase -> time it took.
+    """
 
     start_us: int
     end_us: int
@@ -36,31 +41,39 @@ class WindowRecord:
 
 
 def append_record(data_dir: Path, record: WindowRecord) -> int:
-    """Add a line. Returns: the file's size behind it, which the trainer's checkpoint remembers."""
+    """Append a window's record durably.
+
+    Returns: the file's size after it in bytes, which the trainer's checkpoint stores.
+    """
     path = data_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     return append_durably(path, msgspec.json.encode(asdict(record)) + b"\n")
 
 
 def truncate_records(data_dir: Path, size: int) -> None:
-    """Drop what a crashed trainer wrote behind its last checkpoint; those windows will be written
-    again."""
+    """Drop the records that a crashed trainer wrote after its last checkpoint.
+
+    Their windows will be written again. size: the file's in bytes, as the checkpoint stores it.
+    """
     path = data_dir / FILE
-    found = path.stat().st_size if path.exists() else 0
-    if found > size:
+    present = path.stat().st_size if path.exists() else 0
+    if present > size:
         os.truncate(path, size)
-    elif found < size:
+    elif present < size:
         logger.error(
             "history_lost",
             file=str(path),
-            num_bytes=size - found,
+            num_bytes=size - present,
             meaning="windows before are not shown any more",
         )
 
 
 def history_until(data_dir: Path, edge: int) -> int:
-    """Size of the file's part that speaks of windows up to an edge: what stays where learning goes
-    back to it."""
+    """Bytes of the records whose windows end at or before an event id.
+
+    They stay where learning goes back to that event.
+    """
+    # Records are encoded as they were written, so their sizes add up to the file's.
     reader = HistoryReader(data_dir)
     size = 0
     for record in reader.refresh():
@@ -71,7 +84,7 @@ def history_until(data_dir: Path, edge: int) -> int:
 
 
 class HistoryReader:
-    """Tails the file. Owner: one thread."""
+    """Follows the history file as it grows. Owner: one thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FILE
@@ -79,7 +92,8 @@ class HistoryReader:
         self.records: list[WindowRecord] = []
 
     def refresh(self) -> list[WindowRecord]:
-        """All records so far; a line still being written waits for the next call."""
+        """Read all records so far; a line that is still being written waits for the next call."""
+        # A trainer that was restarted may have cut the file: then read it from its beginning.
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
@@ -87,6 +101,8 @@ class HistoryReader:
         if size < self._at:
             self._at = 0
             self.records = []
+
+        # Append what is new; a damaged line is logged and skipped.
         with self._path.open("rb") as file:
             file.seek(self._at)
             for line in file:

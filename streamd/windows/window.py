@@ -1,4 +1,4 @@
-"""Event-time windows and memory's canonical chunks, both functions of the log alone (DESIGN section
+"""Event-time windows and memory's canonical chunks, which depend on the log alone (DESIGN section
 6)."""
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from streamd.events import Int64
 
 @dataclass(frozen=True)
 class Window:
-    """Event time [start_us, end_us), edges [first_edge, end_edge)."""
+    """A window of event time [start_us, end_us), microseconds, and its events [first_edge,
+    end_edge)."""
 
     start_us: int
     end_us: int
@@ -25,7 +26,8 @@ class Window:
 
 
 class TimeIndex(Protocol):
-    """What windows need of the log; `streamd.segments.reader.LogReader` is one."""
+    """The part of a log that windows are computed from; `streamd.segments.reader.LogReader` is
+    one."""
 
     @property
     def num_edges(self) -> int: ...
@@ -42,10 +44,13 @@ class TimeIndex(Protocol):
 
 
 def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | None:
-    """The window that begins at `cursor_edge`, once the watermark has passed its end; None before.
-    Never an empty one."""
+    """The window that begins at event id `cursor_edge`; None until the watermark passed its end.
+
+    It is never empty: stretches of time without an event are skipped.
+    """
     if cursor_edge >= log.num_edges:
         return None
+    # Windows begin at multiples of their width since the epoch, whatever was learned before.
     start = int(log.time_of(np.array([cursor_edge]))[0]) // width_us * width_us
     if log.watermark < start + width_us:
         return None
@@ -53,8 +58,12 @@ def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | Non
 
 
 def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Iterator[Window]:
-    """All windows of a log that will not grow, the last one whether or not the watermark passed its
-    end. origin_us: a time at which one begins."""
+    """Yield all windows of a log that will not grow, the last one even if the watermark has not
+    passed its end.
+
+    origin_us: a time at which a window begins.
+    """
+    # Each window begins with the first event behind the one before, so none is empty.
     edge = int(log.first_edge)
     while edge < log.num_edges:
         start = (
@@ -66,8 +75,11 @@ def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Itera
 
 
 def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
-    """Chunks [a, b) of a whole window: every `memory_chunk` edges, each cut moved to the next
-    change of time."""
+    """Cut a whole window into chunks of rows [a, b), of at least `memory_chunk` edges but the last.
+
+    A cut lies where the time changes, so that events of equal time share a chunk.
+    """
+    # Times ascend, so a search finds where the time at the cut changes.
     cuts = [0]
     while cuts[-1] < len(time_E):
         cut = cuts[-1] + memory_chunk
@@ -80,19 +92,23 @@ def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
 def closed_chunks(
     time_E: Int64, watermark: int, width_us: int, memory_chunk: int
 ) -> list[tuple[int, int]]:
-    """Chunks [a, b) that are final in a tail of the log that starts at a cut, given the watermark.
+    """Cut the chunks of rows [a, b) that are final in a tail of the log, which starts at a cut.
 
-    The same cuts as `canonical_chunks` of each window, however the tail grows: what more events
-    could still join is not cut.
+    The cuts are the same as `canonical_chunks` makes of each window, however the tail grows: a
+    chunk that more events could still join is left out.
     """
     out = []
     at = 0
     while at < len(time_E):
         window_end = (int(time_E[at]) // width_us + 1) * width_us
         end = int(np.searchsorted(time_E, window_end))
+
+        # Within the window a cut is final once an event of a later time lies behind it.
         cut = at + memory_chunk
         if cut < end:
             cut = int(np.searchsorted(time_E, time_E[cut - 1], side="right"))
+
+        # The window's last chunk is final once the window is closed.
         if cut >= end:
             if end == len(time_E) and watermark < window_end:
                 break

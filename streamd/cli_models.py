@@ -1,0 +1,86 @@
+"""The `streamd models` commands list and show the model versions, and move the champion by hand."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from streamd.cli_options import ConfigOption, DataOption, out, settings_of
+from streamd.errors import VersionError
+
+models_app = typer.Typer(
+    help="Model versions: list, show, promote, rollback.", no_args_is_help=True
+)
+
+
+@models_app.command("list")
+def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """List the versions kept, oldest first."""
+    from streamd.registry.registry import read_manifests
+
+    registry = _registry(config, data_dir)
+    last = registry.journal.last()
+    table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
+    # Champion and shadow are named by the last move, not by the manifests.
+    for m in read_manifests(registry):
+        mark = (
+            "champion"
+            if last and m.name == last.champion
+            else "shadow"
+            if last and m.name == last.shadow
+            else ""
+        )
+        live = m.scores.get("live")
+        mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
+        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", mrr, mark)
+    out.print(table)
+
+
+@models_app.command("show")
+def models_show(name: str, config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Print a version's manifest."""
+    import msgspec
+
+    manifest = _registry(config, data_dir).manifest(name)
+    out.print_json(msgspec.json.encode(manifest).decode())
+
+
+@models_app.command("promote")
+def models_promote(
+    name: str,
+    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Make a version champion; the trainer goes on from its weights."""
+    move = _registry(config, data_dir).promote(name, "operator", why)
+    out.print(f"champion: {move.champion}")
+
+
+@models_app.command("rollback")
+def models_rollback(
+    why: Annotated[str, typer.Option(help="Reason for the journal.")] = "by hand",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Make the last proven version champion; the trainer goes on from its weights."""
+    move = _registry(config, data_dir).rollback("operator", why)
+    out.print(f"champion: {move.champion}")
+
+
+def _registry(config: Path | None, data_dir: Path | None) -> Any:
+    """Open the registry of a data directory. Raises: VersionError where it has no versions.
+
+    The registry logs the folders that are no versions, to stderr: stdout is for the answer.
+    """
+    import structlog
+
+    from streamd.registry import Registry
+
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    settings = settings_of(config, data_dir)
+    if not (settings.data_dir / "models").is_dir():
+        raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
+    return Registry(settings)

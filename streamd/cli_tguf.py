@@ -1,0 +1,165 @@
+"""The `streamd tguf` commands inspect, verify, export and import files in the TGUF format."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from streamd.cli_options import (
+    ConfigOption,
+    DataOption,
+    DstOption,
+    FeaturesOption,
+    SrcOption,
+    err,
+    out,
+    settings_of,
+)
+from streamd.errors import SettingsError
+from streamd.settings import load_settings
+from streamd.telemetry.progress import ProgressLine
+
+tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
+
+
+@tguf_app.command("inspect")
+def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> None:
+    """Print a file's header, sections, fill and time range."""
+    from streamd.segments.describe import describe
+
+    # Header fields first, then the sections, one a row.
+    header, sections = describe(file)
+    table = Table("", "", box=None, show_header=False)
+    for name, value in header:
+        table.add_row(name, value)
+    out.print(table)
+    table = Table("section", "offset", "rows", "room for", "a row", box=None)
+    for row in sections:
+        table.add_row(*row)
+    out.print(table)
+
+
+@tguf_app.command("verify")
+def tguf_verify(
+    file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")],
+) -> None:
+    """Check a file's header and every row, and a segment of a log against its checksums."""
+    from streamd.segments.tguf import open_tguf
+    from streamd.segments.verify import data_dir_of, verify_log
+
+    # Rows are checked in any file; checksums only where the file is a log's segment.
+    opened = open_tguf(file)
+    data_dir = data_dir_of(file)
+    damage = []
+    if data_dir is not None:
+        damage = verify_log(data_dir, only=str(file.resolve().relative_to(data_dir)))[1]
+    for d in damage:
+        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
+    held = "checksums of its journal" if data_dir else "no journal beside it"
+    out.print(
+        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), "
+        f"{len(damage)} damaged"
+    )
+    raise typer.Exit(1 if damage else 0)
+
+
+@tguf_app.command("export")
+def tguf_export(
+    file: Annotated[Path, typer.Argument(help="The TGUF file to write.")],
+    start: Annotated[
+        str | None, typer.Option(help="First event time, ISO 8601; the log's first otherwise.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option(help="Event time to end before, ISO 8601; all otherwise.")
+    ] = None,
+    val_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the edges for validation.")
+    ] = 0.15,
+    test_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the edges for the test, the last.")
+    ] = 0.15,
+    negatives: Annotated[
+        int, typer.Option(min=0, help="Wrong destinations drawn per validation and test edge.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the negatives.")] = 0,
+    keys: Annotated[
+        Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
+    from streamd.clock import parse_time_us
+    from streamd.exchange.export import ExportOptions, export_range, write_keys
+    from streamd.maintenance import open_log
+
+    # Without a start or an end the range is open: no time of an event is at or above 2**62.
+    log = open_log(settings_of(config, data_dir).data_dir)
+    options = ExportOptions(
+        start_us=0 if start is None else parse_time_us(start, "--start"),
+        end_us=2**62 if end is None else parse_time_us(end, "--end"),
+        val_share=val_share,
+        test_share=test_share,
+        negatives=negatives,
+        seed=seed,
+    )
+
+    with ProgressLine(err, f"to {file}", "edges") as line:
+        # Each edge is read twice.
+        done = export_range(log, file, options, lambda at, of: line.at(at // 2, of // 2))
+    if keys is not None:
+        write_keys(log, keys)
+    out.print(
+        f"{done.num_edges:,} edges, {done.num_labels:,} labels, "
+        f"validation from row {done.val_start:,}, test from row {done.test_start:,}",
+        soft_wrap=True,
+    )
+
+
+@tguf_app.command("import")
+def tguf_import(
+    file: Annotated[
+        Path,
+        typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time."),
+    ],
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. "
+            "TGUF has microseconds."
+        ),
+    ] = None,
+    src: SrcOption = "src",
+    dst: DstOption = "dst",
+    time: Annotated[
+        str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
+    ] = "time",
+    features: FeaturesOption = "",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
+    keys."""
+    from streamd.exchange.importing import import_file
+    from streamd.exchange.tables import Columns
+
+    # The unit of a table's times is a setting, which the option overrides.
+    if file.suffix == ".tguf" and time_unit not in (None, "us"):
+        raise SettingsError(
+            f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.",
+            "leave it out.",
+        )
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    settings = load_settings(
+        config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
+    )[0]
+    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+
+    with ProgressLine(err, f"importing {file}") as line:
+        done = import_file(settings, file, columns, line.at)
+    out.print(
+        f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
+        soft_wrap=True,
+        markup=False,
+    )

@@ -1,0 +1,81 @@
+"""The rows of one commit as they are stored: bytes for the append-only files, and the journal's
+entry for the segment."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from streamd.events import DELETION, EventBatch, Schema
+from streamd.segments.journal import NOTHING, LogState, SegmentState
+from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
+from streamd.segments.nodekeys import encode_keys
+from streamd.segments.writer import TGUFWriter
+
+
+def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[tuple[str, bytes]]:
+    """The bytes that the commit after `state` appends, as (path in the data directory, bytes).
+
+    A batch counts edges within itself; the rows on disk count them over the life of the log.
+    """
+    seq = state.seq + 1
+    out = []
+    if batch.new_keys:
+        out.append((KEYS, encode_keys(batch.new_keys)))
+
+    # Each update of node features says how many edges the log held before it.
+    if len(batch.node_F):
+        rows = np.zeros(len(batch.node_F), feature_row(schema.node_feature_dim))
+        rows["seq"] = seq
+        rows["row"] = batch.node_row_F
+        rows["node"] = batch.node_F
+        rows["edge"] = batch.node_edge_F + state.num_edges
+        rows["values"] = batch.node_values_F
+        out.append((FEATURES, rows.tobytes()))
+
+    # Late edges stand in the segment at the watermark; their own times go here.
+    if batch.late_edge:
+        rows = np.zeros(len(batch.late_edge), LATE_ROW)
+        rows["edge"] = np.array(batch.late_edge) + state.num_edges
+        rows["time"] = batch.late_time
+        out.append((LATE, rows.tobytes()))
+    if len(batch.deletions_X):
+        rows = batch.deletions_X.copy()
+        rows["seq"] = seq
+        rows["edge"] += state.num_edges
+        out.append((DELETIONS, rows.tobytes()))
+    return out
+
+
+def segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[str, Any]:
+    """The journal's entry for the rows that a batch is about to append to a segment.
+
+    first: event id of the segment's first edge. The CRC32C runs over the columns in the order of
+    the file's sections, as `streamd.segments.verify.rows_crc` reads them back.
+    """
+    crc = 0
+    for column in (
+        batch.src_E,
+        batch.dst_E,
+        batch.time_E,
+        batch.msg_ED,
+        batch.label_node_L,
+        batch.label_time_L,
+        batch.label_target_L,
+    ):
+        if column.size:
+            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
+    return {
+        "path": SegmentState(first, 0, 0, 0).path,
+        "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
+        "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)],
+        "crc": crc,
+    }
+
+
+def read_deletions(data_dir: Path, state: LogState) -> NDArray[np.void]:
+    """Read all committed `DELETION` rows of a log."""
+    with (data_dir / DELETIONS).open("rb") as file:
+        return np.frombuffer(file.read(state.files.get(DELETIONS, NOTHING).num_bytes), DELETION)

@@ -1,0 +1,397 @@
+"""The settings tree: a frozen branch for each component, each setting with its default, bounds and
+description.
+
+`streamd.settings` reads it. `docs/settings.md` lists every key; a test compares the two.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from streamd.events import Schema
+
+PREFIX = "STREAMD_"
+"""Every variable that begins so must be a setting, so that a misspelt one is an error."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Addresses that only this machine reaches, where the API may be open."""
+# Types of numbers with a bound, and of lengths of time.
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Branch(BaseModel):
+    """A branch of the settings tree: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(Branch):
+    """How ingest reaches Kafka, and what it reads there."""
+
+    bootstrap_servers: str = Field(
+        "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
+    )
+    topics: tuple[str, ...] = Field(
+        ("events",), min_length=1, description="topics to read, all their partitions"
+    )
+    group_id: str = Field(
+        "streamd", description="consumer group under which lag is published; never used to resume"
+    )
+    client: dict[str, Any] = Field(
+        {}, description="further kafka-python client settings (SASL, TLS), passed through"
+    )
+    client_file: Path | None = Field(
+        None,
+        description="YAML or JSON file with more of them, those that are secret: its "
+        "values are never shown",
+    )
+
+
+class StreamSettings(Branch):
+    """What the events look like; the widths are fixed for the life of a log."""
+
+    time_unit: Literal["s", "ms", "us"] = Field("ms", description="unit of `time` in events")
+    edge_feature_dim: Natural = Field(
+        0, description="width of edge features; fixed for the life of a log"
+    )
+    node_feature_dim: Natural = Field(
+        0, description="width of node features; fixed for the life of a log"
+    )
+    label_dim: Natural = Field(
+        0, description="width of label targets, 0 for a stream without labels; fixed likewise"
+    )
+
+
+class IngestSettings(Branch):
+    """How events become commits, and which of them become dead letters."""
+
+    # Where to read, and what to do about losses and late events.
+    start: str = Field(
+        "earliest",
+        description="where a first start reads from: earliest, latest, or an ISO 8601 time",
+    )
+    shard: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d*/[1-9]\d*$",
+        description='"2/4" reads only the second of four parts of the partitions',
+    )
+    on_data_loss: Literal["fail", "continue"] = Field(
+        "fail", description="what to do where Kafka lost what comes next"
+    )
+    late_policy: Literal["clamp", "dead_letter"] = Field(
+        "clamp", description="what becomes of events behind the log"
+    )
+    tombstones: Literal["dead_letter", "delete"] = Field(
+        "dead_letter", description="what a null value with a key does"
+    )
+    # How long to wait.
+    max_ahead_seconds: Seconds = Field(
+        60,
+        description="an event further ahead of the wall clock, its record's timestamp "
+        "or all others of its partition is a dead letter",
+    )
+    merge_wait_seconds: Seconds = Field(
+        0.2, description="how long a live event waits for other partitions"
+    )
+    idle_timeout_seconds: Seconds = Field(
+        60, description="quiet time after which an open window is closed"
+    )
+    commit_interval_seconds: Seconds = Field(
+        0.05, description="least time between two commits under load"
+    )
+    # How much to take: a stream must not be able to fill memory or disk.
+    max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
+    max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
+    max_feature: float = Field(
+        1e15, gt=0, description="largest absolute value of a feature or label target"
+    )
+    max_record_bytes: Positive = Field(4_194_304, description="largest Kafka value that is decoded")
+    max_batch_bytes: Positive = Field(
+        67_108_864, description="largest Kafka batch once decompressed"
+    )
+    max_record_events: Positive = Field(100_000, description="most events in one batched record")
+    segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
+    dead_letter_topic: str | None = Field(
+        None, description="topic for dead letters; local files where absent"
+    )
+    dead_letter_max_bytes: Positive = Field(
+        67_108_864, description="most bytes of local dead letters kept"
+    )
+
+
+class RetentionSettings(Branch):
+    """How much of the log is kept."""
+
+    max_age_seconds: Positive | None = Field(
+        None, description="event time after which segments are dropped; kept if absent"
+    )
+    max_bytes: Positive | None = Field(
+        None, description="disk blocks of segments above which the oldest are dropped"
+    )
+
+
+class WindowSettings(Branch):
+    """How event time is cut into windows, each of which is scored and then learned."""
+
+    width_seconds: Positive = Field(3600, description="width of an event-time window")
+    max_events: Positive = Field(
+        20_000, description="most events of a window that are scored and learned"
+    )
+    merge_after: Natural = Field(
+        24, description="a live trainer more closed windows behind learns so many as one; 0: never"
+    )
+
+
+class GraphSettings(Branch):
+    """How the graph lies in memory."""
+
+    max_block_entries: Positive = Field(
+        64, description="tau: most entries of one block of a node, a power of two"
+    )
+    keep_in_memory_seconds: Natural = Field(
+        0,
+        description="event time whose events stay in the memory of trainer and server; what a "
+        "query needs of older ones is read back from the log; 0: all stay",
+    )
+
+
+class GpuSettings(Branch):
+    """What lies in GPU memory, where a GPU is used."""
+
+    placement: Literal["resident", "hybrid"] = Field(
+        "resident",
+        description="the graph's entries: on the GPU, as long as they fit, or in page-locked host "
+        "memory",
+    )
+    graph_bytes: Natural = Field(
+        0,
+        description="most GPU memory the graph takes before its entries move to the host; "
+        "0: half of what is free at start",
+    )
+    cache_rows: Natural = Field(100_000, description="edge feature rows kept on the GPU; 0: none")
+    cache_policy: Literal["lru", "lfu", "fifo"] = Field(
+        "lru", description="which rows make room for others"
+    )
+    mixed_precision: bool = Field(False, description="learn with matrix products in bfloat16")
+
+
+ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
+"""Rows of the table in `streamd.models.architectures`."""
+
+
+class ModelSettings(Branch):
+    """The architecture of the model; a version learned under other settings is not learned on."""
+
+    # Which layers, features and labels.
+    name: ModelName = Field(
+        "tgn",
+        description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, "
+        "gcn; pair: none",
+    )
+    pair_facts: bool = Field(
+        True, description="false: the graph layers alone, as their papers have them"
+    )
+    labels: Literal["none", "classification", "regression"] = Field(
+        "none",
+        description="what the targets of label events are, for a head that learns them; none: "
+        "they are stored only",
+    )
+    # Widths of the layers.
+    dim: Positive = Field(64, description="width of memory and embeddings")
+    time_dim: Positive = Field(32, description="width of the time encoding")
+    heads: Positive = Field(2, description="attention heads")
+    # What of the past they see.
+    direction: Literal["both", "out", "in"] = Field(
+        "both",
+        description="whom a node's neighbours are: both ends' others, out: its events' "
+        "destinations where it is the source, in: the sources of events it is the destination of",
+    )
+    neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
+    id_rows: Natural = Field(
+        0,
+        description="learned vectors per node id, ids modulo this; 0 for none (new nodes have "
+        "none)",
+    )
+    snapshots: Positive = Field(3, description="windows of time that dysat looks at")
+    snapshot_seconds: Positive = Field(86_400, description="width of each of them")
+    memory_chunk: Positive = Field(200, description="edges per canonical chunk of memory")
+    max_pairs: Positive = Field(
+        2_000_000, description="most recently touched pairs whose facts are kept"
+    )
+    half_lives_seconds: tuple[float, float, float, float, float] = Field(
+        (90, 1800, 8640, 43200, 691200), description="half-lives of a destination's popularity"
+    )
+
+
+class TrainingSettings(Branch):
+    """How the trainer learns a window, and what of the past it replays."""
+
+    epochs: Positive = Field(2, description="passes over each window")
+    learning_rate: float = Field(
+        1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
+    )
+    replay: Literal["uniform", "recent", "none"] = Field(
+        "uniform",
+        description="what of the past is kept for replay: a uniform sample of all of it, the "
+        "newest, nothing",
+    )
+    replay_events: Natural = Field(200, description="past events replayed per window and epoch")
+    replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
+    tail_share: float = Field(
+        0.1, ge=0, lt=1, description="share of a window held out to check the new version"
+    )
+    seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
+    threads: Positive = Field(1, description="CPU threads of the trainer")
+    nice: Natural = Field(10, description="scheduling niceness of the trainer")
+
+
+class BootstrapSettings(Branch):
+    """How a first start learns a log that has a past."""
+
+    max_events: Natural = Field(
+        100_000,
+        description="newest events of a log with a past that a first start learns at once; 0: "
+        "window by window",
+    )
+    epochs: Positive = Field(5, description="passes over them")
+
+
+class RegistrySettings(Branch):
+    """How many versions are kept, and how they are compared."""
+
+    keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
+    gate_events: Positive = Field(
+        2000, description="events over which champions are compared with the last proven version"
+    )
+
+
+class ServerSettings(Branch):
+    """Where the server listens, who may ask, and how much it takes on."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "cpu", description="where the server runs graph and model; auto: cpu"
+    )
+    host: str = Field(
+        "127.0.0.1", description="address to bind; other than loopback needs api_keys"
+    )
+    port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
+    # Who may ask; files may be rotated while the server runs.
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="keys accepted in `Authorization: Bearer` or `X-API-Key`"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="more of them, one a line; read again when it changes"
+    )
+    admin_keys: tuple[SecretStr, ...] = Field(
+        (), description="keys that also promote and roll back"
+    )
+    admin_keys_file: Path | None = Field(
+        None, description="more of them, one a line; read again when it changes"
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="certificate chain in PEM: the server then speaks HTTPS only"
+    )
+    tls_key_file: Path | None = Field(None, description="its private key")
+    # Limits on requests: what is beyond them is refused at once instead of waiting.
+    max_candidates: Positive = Field(1000, description="most candidates in one request")
+    max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
+    max_batch: Positive = Field(32, description="requests answered in one go")
+    deadline_seconds: Seconds = Field(
+        5, description="a request not answered by then is answered 503"
+    )
+    # Limits on connections, and how the server ends.
+    max_connections: Positive = Field(
+        1000, description="most connections; where none is idle, one more gets 503"
+    )
+    max_connections_per_address: Positive = Field(
+        500, description="most of one address, as a proxy's is for all behind it"
+    )
+    idle_seconds: Seconds = Field(
+        75, description="a connection without a request for so long is closed"
+    )
+    drain_seconds: Seconds = Field(
+        0, description="told to stop, the server is unready but answers for so long"
+    )
+
+
+class TelemetrySettings(Branch):
+    """How logs are written, and where ingest and trainer serve their metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+    log_format: Literal["console", "json"] = Field(
+        "console", description="how log lines are written"
+    )
+    access_log: bool = Field(False, description="a log line per request, but for probes")
+    ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
+    train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
+
+
+class Settings(BaseSettings):
+    """All of streamd's settings, frozen. Build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__"
+    )
+
+    data_dir: Path = Field(
+        Path("streamd-data"), description="directory of log, models and checkpoints"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where the trainer runs graph and model; auto: cpu"
+    )
+    kafka: KafkaSettings = KafkaSettings()
+    stream: StreamSettings = StreamSettings()
+    ingest: IngestSettings = IngestSettings()
+    retention: RetentionSettings = RetentionSettings()
+    windows: WindowSettings = WindowSettings()
+    gpu: GpuSettings = GpuSettings()
+    graph: GraphSettings = GraphSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+    registry: RegistrySettings = RegistrySettings()
+    server: ServerSettings = ServerSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what `load_settings` has read, and nothing else: it knows each value's source."""
+        return (init_settings,)
+
+
+def has_keys(server: ServerSettings) -> bool:
+    """Whether the API asks for a key."""
+    return bool(
+        server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file
+    )
+
+
+def schema_of(settings: Settings) -> Schema:
+    """The schema of a log under these settings."""
+    s = settings.stream
+    return Schema(s.edge_feature_dim, s.node_feature_dim, s.label_dim)
+
+
+def leaves(
+    model: type[BaseModel] = Settings, at: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of all settings, for example ("training", "replay_events")."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Branch):
+            yield from leaves(kind, (*at, name))
+        else:
+            yield (*at, name)
