@@ -99,12 +99,14 @@ def age_text(age: int | None) -> str:
 
 def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
     """Event-weighted means of one regime or rule over windows; nan where nothing counts."""
-    found = {}
+    averages = {}
     for measure in MEASURES:
         weight = [w.num_known if measure == "mrr_known" else w.num_scored for w in windows]
         scores = [w.scores[name].get(measure, 0.0) for w in windows]
-        found[measure] = float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
-    return found
+        averages[measure] = (
+            float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
+        )
+    return averages
 
 
 def backtest(
@@ -128,10 +130,10 @@ def backtest(
     windows = _run(
         "fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress
     )
-    late = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
-    if not late:
+    reported = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
+    if not reported:
         return None
-    stale: dict[int | None, Measures] = {0: means(late, "live")}
+    stale: dict[int | None, Measures] = {0: means(reported, "live")}
     for age in plan.stale:
         if age != 0:
             regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
@@ -140,7 +142,7 @@ def backtest(
                 [w for w in older if w.window.first_edge >= cut and w.num_scored], "live"
             )
     first = log.first_edge
-    return Result(late, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
+    return Result(reported, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
 
 
 def _run(
@@ -154,11 +156,11 @@ def _run(
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
     out: list[RegimeWindow] = []
     at_once = [w for w in windows if regimes.is_initial(w)]
-    for said, part in ((reading, at_once), (title, windows[len(at_once) :])):
+    for title_of_part, part in ((reading, at_once), (title, windows[len(at_once) :])):
         for window in part:
             out.append(regimes.window(window) or _learned_at_once(window))
             first, end = part[0].first_edge, part[-1].end_edge
-            progress(said, window.end_edge - first, end - first, "events")
+            progress(title_of_part, window.end_edge - first, end - first, "events")
     return out
 
 

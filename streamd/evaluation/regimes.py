@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
+from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
 from streamd.events import Bools, Float32
 from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
@@ -74,11 +74,11 @@ class Regimes:
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
-        self._moving = Recorder(settings, log)
+        self._recorder = Recorder(settings, log)
         if stale_events != 0:
-            fresh = FreshSight(self._moving.live)
-            self._moving.sight = StaleSight(fresh, self._moving.live, stale_events)
-        self._standing = Recorder(settings, log) if "nightly" in names else None
+            fresh = FreshSight(self._recorder.live)
+            self._recorder.sight = StaleSight(fresh, self._recorder.live, stale_events)
+        self._nightly_recorder = Recorder(settings, log) if "nightly" in names else None
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(
             update={
@@ -92,7 +92,7 @@ class Regimes:
             for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
         }
         self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
-        self._nightly_stands = False
+        self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
         """Told (steps, in all) while what lies before the cut is learned at once."""
@@ -106,7 +106,7 @@ class Regimes:
         before the cut that is learned at once."""
         if self._base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in prefetch(self._moving.chunks(window, first_recorded=shown)):
+            for chunk in prefetch(self._recorder.chunks(window, first_recorded=shown)):
                 self._base.score(chunk)
             return None
         if self._base is not None:
@@ -115,22 +115,22 @@ class Regimes:
         self._midnight(window)
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
-        if self._nightly_stands and self._standing is not None:
-            pool = self._moving.sight.pool_of(window)
-            self._standing.sight = StandingSight(self._standing.live, pool)
+        if self._nightly_is_stale and self._nightly_recorder is not None:
+            pool = self._recorder.sight.pool_of(window)
+            self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in prefetch(self._moving.chunks(window)):
+        for chunk in prefetch(self._recorder.chunks(window)):
             for name in self._learners:
-                if name != "nightly" or not self._nightly_stands:
+                if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
-        if self._nightly_stands and self._standing is not None:
-            for chunk in self._standing.chunks(window):
+        if self._nightly_is_stale and self._nightly_recorder is not None:
+            for chunk in self._nightly_recorder.chunks(window):
                 self._add(parts, "nightly", chunk)
         if "live" in self._learners:
             self._learn("live", window.first_edge)
@@ -168,10 +168,10 @@ class Regimes:
             if self._day is not None and name in self._learners:
                 self._learn(name, self._day_edge)
                 self._learners[name].begin()
-        if self._day is not None and self._standing is not None:
-            self._learners["nightly"].memory_step = standing_still
-            self._nightly_stands = True
-            self._standing.rebuild(window.first_edge)
+        if self._day is not None and self._nightly_recorder is not None:
+            self._learners["nightly"].memory_step = nightly_memory_step
+            self._nightly_is_stale = True
+            self._nightly_recorder.rebuild(window.first_edge)
         self._day = day
         self._day_edge = window.first_edge
 

@@ -87,11 +87,13 @@ def _table(result: Result) -> str:
 def _stale(result: Result) -> str:
     """From facts as of each event to a model that stands still for a day, and one that has not
     learned since the cut."""
-    found = {"fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()}
-    found |= {
+    mrr_by_age = {
+        "fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()
+    }
+    mrr_by_age |= {
         TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()
     }
-    return _plot(list(range(len(found))), {"MRR": list(found.values())}, list(found))
+    return _plot(list(range(len(mrr_by_age))), {"MRR": list(mrr_by_age.values())}, list(mrr_by_age))
 
 
 def _plot(
@@ -101,7 +103,7 @@ def _plot(
     top = max((v for line in lines.values() for v in line), default=1.0) or 1.0
     low, high = min(xs), max(xs)
 
-    def place(x: float, y: float) -> str:
+    def at_pixel(x: float, y: float) -> str:
         across = (WIDTH - LEFT - 10) * ((x - low) / (high - low or 1))
         return f"{LEFT + across:.1f},{TOP + HEIGHT * (1 - y / top):.1f}"
 
@@ -113,16 +115,16 @@ def _plot(
             f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>'
         )
     for at in sorted({0, len(xs) // 2, len(xs) - 1}) if labels is None else range(len(labels)):
-        said = (
+        label = (
             labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")
         )
-        x = place(xs[at], 0).split(",")[0]
+        x = at_pixel(xs[at], 0).split(",")[0]
         out.append(
-            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(said)}</text>'
+            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(label)}</text>'
         )
     keys = []
     for (name, values), color in zip(lines.items(), COLORS, strict=False):
-        points = " ".join(place(x, y) for x, y in zip(xs, values, strict=True))
+        points = " ".join(at_pixel(x, y) for x, y in zip(xs, values, strict=True))
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
         keys.append(f'<span class="key" style="background:{color}"></span>{escape(name)}')
     return "".join([*out, "</svg><p>", *keys, "</p>"])

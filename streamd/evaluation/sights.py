@@ -53,7 +53,7 @@ class StaleSight:
             self._live.advance(rows.src_E, rows.dst_E, rows.time_E)
 
 
-class StandingSight:
+class NightlySight:
     """Facts, neighbours and features stay as they are: a nightly model's view of its day. Nothing
     moves."""
 
@@ -79,7 +79,7 @@ class StandingSight:
 
 
 @contextmanager
-def standing_still(
+def nightly_memory_step(
     model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
 ) -> Iterator[Tensor]:
     """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's."""

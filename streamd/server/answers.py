@@ -31,7 +31,7 @@ class Moment:
     served: LoadedVersion | None
     as_of_us: int
 
-    def answer(self, source: int, **found: Any) -> Answer:
+    def answer(self, source: int, **results: Any) -> Answer:
         """What every answer says, and what was found. source: its id, or UNKNOWN."""
         view = self.view
         served = self.served
@@ -44,7 +44,7 @@ class Moment:
             newest_us=view.newest_us,
             memory_edge=served.memory.edge if served else view.edge,
             src_known=is_known,
-            **found,
+            **results,
         )
 
 
@@ -65,9 +65,9 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
     Raises: NotFinite."""
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
-        places = [i for i, m in enumerate(moments) if m.served is served]
-        group = _one_pass([requests[i] for i in places], [moments[i] for i in places])
-        answers.update(zip(places, group, strict=True))
+        indices = [i for i, m in enumerate(moments) if m.served is served]
+        group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
+        answers.update(zip(indices, group, strict=True))
     return [answers[i] for i in range(len(requests))]
 
 
@@ -149,8 +149,8 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
     view = moment.view
     if isinstance(request, Score):
         return view.ids(list(request.dst))
-    found = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
-    return view.candidates.unseen(found, source) if request.exclude_seen else found
+    candidates = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
+    return view.candidates.unseen(candidates, source) if request.exclude_seen else candidates
 
 
 def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:

@@ -64,8 +64,8 @@ class Candidates:
 
         # Take turns between the lists, so that none crowds out another.
         table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
-        for column, found in enumerate(lists):
-            table[: len(found), column] = found
+        for column, nodes in enumerate(lists):
+            table[: len(nodes), column] = nodes
         ranked = np.concatenate([close, table.ravel()])
         ranked = ranked[ranked >= 0]
         return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
@@ -83,16 +83,16 @@ class Candidates:
     def _popular(self, kind: str | None, pool: Int64, as_of_us: int) -> list[Int64]:
         """The most popular of a pool, most popular first, for each half-life; as of up to a second
         ago."""
-        made, found = self._most_popular.get(kind, (0.0, []))
-        if time.monotonic() - made < POPULAR_SECONDS:
-            return found
+        made_at, most_popular = self._most_popular.get(kind, (0.0, []))
+        if time.monotonic() - made_at < POPULAR_SECONDS:
+            return most_popular
         share = self._live.facts.log_shares(pool, as_of_us)
         count = min(self.limit, len(pool) - 1)
-        found = []
+        most_popular = []
         for column in -share.T:
             top = np.argpartition(column, count)[:count]
-            found.append(pool[top[np.argsort(column[top], kind="stable")]])
+            most_popular.append(pool[top[np.argsort(column[top], kind="stable")]])
         if len(self._most_popular) > MAX_KINDS:
             self._most_popular.clear()
-        self._most_popular[kind] = (time.monotonic(), found)
-        return found
+        self._most_popular[kind] = (time.monotonic(), most_popular)
+        return most_popular

@@ -28,18 +28,19 @@ def store_memory(folder: Path, version: str, memory: Memory) -> None:
     """Write it durably in place of the one before. folder: of the role. memory: a copy of the
     caller's."""
     path = folder / MEMORY
-    told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
-    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **told))
+    metadata = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
+    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **metadata))
 
 
 def stored_memory(folder: Path) -> StoredMemory | None:
     """The one stored last; None where there is none that can be read."""
     path = folder / MEMORY
     try:
-        arrays, told = unpack(path)
+        arrays, metadata = unpack(path)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
         return StoredMemory(
-            told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"]))
+            metadata["version"],
+            Memory.restored(tensors, int(metadata["edge"]), int(metadata["now_us"])),
         )
     except FileNotFoundError:
         return None

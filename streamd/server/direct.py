@@ -64,5 +64,5 @@ def parsed(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        found = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
-        raise RequestValidationError(found) from None
+        details = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+        raise RequestValidationError(details) from None

@@ -23,7 +23,7 @@ from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.loaded_version import LoadedVersion
-from streamd.server.queue import RequestQueue, Waiting
+from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
 from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
 from streamd.server.search import Searches
@@ -86,7 +86,7 @@ class Engine:
         self._searches = Searches(settings.server)
         self._rate = EventRate()
         self._freshness = Freshness()
-        self._kept = 0.0
+        self._kept_at = 0.0
         self._stopping = False
 
     def stop(self) -> None:
@@ -128,12 +128,12 @@ class Engine:
     def _step(self, view: ServerGraph) -> bool:
         """One slice of all but answering. Returns: whether more of it waits."""
         self.status.beat = time.monotonic()
-        took = self._follow_log(view)
+        num_taken = self._follow_log(view)
         view = self._follow_versions(view)
-        self._say_whether_ready(view)
+        self._update_ready(view)
         self._report(view)
         self._keep(view)
-        return took > 0 or isinstance(self._swap.state, CatchingUp)
+        return num_taken > 0 or isinstance(self._swap.state, CatchingUp)
 
     # The log and the versions
 
@@ -149,7 +149,7 @@ class Engine:
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
         view = ServerGraph(self._settings, reader, model, self._beat.name)
-        self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
+        self._rebuild = Rebuild(None if manifest is None else view.retention.memory_edge(manifest))
         return view
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
@@ -165,14 +165,14 @@ class Engine:
 
     def _follow_log(self, view: ServerGraph) -> int:
         """Returns: edges taken in."""
-        took, deleted = view.follow()
+        num_taken, deleted = view.follow()
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
         if self._served is not None:
             if deleted:
                 self._served.forget_embeddings()
             self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
-        return took
+        return num_taken
 
     def _follow_versions(self, view: ServerGraph) -> ServerGraph:
         """Returns: the view that answers from now on."""
@@ -196,13 +196,13 @@ class Engine:
 
     def _keep(self, view: ServerGraph) -> None:
         """Now and then let the view store what a restart needs."""
-        if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
-            self._kept = time.monotonic()
-            view.keeping.keep(self._served)
+        if view.caught_up and time.monotonic() - self._kept_at >= KEEP_SECONDS:
+            self._kept_at = time.monotonic()
+            view.retention.keep(self._served)
 
     # What is said of it
 
-    def _say_whether_ready(self, view: ServerGraph) -> None:
+    def _update_ready(self, view: ServerGraph) -> None:
         status = self.status
         if status.ready:
             return
@@ -256,7 +256,7 @@ class Engine:
         except NotFinite as error:
             self._stop_serving(str(error))
 
-    def _answer_now(self, view: ServerGraph, taken: list[Waiting]) -> None:
+    def _answer_now(self, view: ServerGraph, taken: list[PendingBatch]) -> None:
         begun = time.monotonic()
         try:
             answers: list[Answer] | Exception = self._compute(

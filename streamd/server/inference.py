@@ -255,10 +255,12 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
         )
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
-    for wish in body.outputs or ():
-        if wish.name not in {o.name for o in OUTPUTS}:
-            raise HTTPException(400, f"there is no output {wish.name!r}; there are score and known")
-        _refuse_unserved(wish.name, wish.parameters)
+    for output_request in body.outputs or ():
+        if output_request.name not in {o.name for o in OUTPUTS}:
+            raise HTTPException(
+                400, f"there is no output {output_request.name!r}; there are score and known"
+            )
+        _refuse_unserved(output_request.name, output_request.parameters)
     return await state.engine.ask_all(
         [
             Score(s, tuple(dst[i * columns : (i + 1) * columns]), times[i] if times else None)
@@ -270,31 +272,35 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
 def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
     """The outputs that were wished for, in that order, each in JSON or as bytes behind it."""
     all_binary = (body.parameters or {}).get("binary_data_output") is True
-    wishes = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
+    requested = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
     outputs = []
-    behind = b""
-    for wish in wishes:
-        values = [x for a in answers for x in (a.scores if wish.name == "score" else a.known)]
-        datatype = next(o.datatype for o in OUTPUTS if o.name == wish.name)
+    tensor_bytes = b""
+    for output_request in requested:
+        values = [
+            x for a in answers for x in (a.scores if output_request.name == "score" else a.known)
+        ]
+        datatype = next(o.datatype for o in OUTPUTS if o.name == output_request.name)
         output: dict[str, Any] = {
-            "name": wish.name,
+            "name": output_request.name,
             "shape": [len(answers), columns],
             "datatype": datatype,
         }
-        if (wish.parameters or {}).get("binary_data", all_binary) is True:
+        if (output_request.parameters or {}).get("binary_data", all_binary) is True:
             raw = binary.encode(datatype, values)
             output["parameters"] = {binary.SIZE: len(raw)}
-            behind += raw
+            tensor_bytes += raw
         else:
             output["data"] = values
         outputs.append(output)
-    said = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
+    header = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
     if body.id is not None:
-        said["id"] = body.id
-    text = msgspec.json.encode(said)
-    if not behind:
+        header["id"] = body.id
+    text = msgspec.json.encode(header)
+    if not tensor_bytes:
         return Response(text, media_type="application/json")
-    return Response(text + behind, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))})
+    return Response(
+        text + tensor_bytes, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))}
+    )
 
 
 def check(state: ServerState, name: str, version: str | None = None) -> str:

@@ -21,7 +21,7 @@ from streamd.server.checkpoint import StoredMemory
 from streamd.windows import closed_chunks
 
 UNKNOWN = -1
-FEW = 256
+MAX_FAST_NODES = 256
 """Nodes up to which numpy embeds quicker than torch: one in 0.2 ms for 0.7, 100 in 1.3 for 2, but
 1,000 in 18 for 10."""
 
@@ -36,15 +36,15 @@ class LoadedVersion:
     fast: FastInference | None = None
     """What embeds a few nodes and scores in the model's stead, where its architecture has that and
     it is on a CPU."""
-    _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
+    _embeddings: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
     """By node id + 1: the embedding, and what the head makes of it as a source and as a
     destination."""
-    _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
-    _ahead: "LoadedVersion | None" = None
+    _has_embedding: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
     """End of the edges and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
-    _closed_for: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
+    _closed_by_query: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: ((-1, -1, -1), [])
     )
     """What a query closes, and for which memory, events and time: most queries are of the same."""
@@ -84,7 +84,7 @@ class LoadedVersion:
             rows = EdgeRows.of(log, first + a, first + b)
             self.model.advance(self.memory, rows, log.deletions.of_nodes)
         if chunks:
-            self._ahead = None
+            self._at_query = None
             self.forget_embeddings()
 
     def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
@@ -95,17 +95,17 @@ class LoadedVersion:
         Returns: itself where that changes nothing, else a copy, kept until the log goes on.
         """
         asked = (self.memory.edge, until_event, as_of_us)
-        if asked != self._closed_for[0]:
-            self._closed_for = asked, self._closed_by(log, until_event, as_of_us)
-        closed = self._closed_for[1]
+        if asked != self._closed_by_query[0]:
+            self._closed_by_query = asked, self._closed_by(log, until_event, as_of_us)
+        closed = self._closed_by_query[1]
         if not closed:
             return self
         first = self.memory.edge
-        if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
-            twin = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
-            twin._advance(log, first, closed)
-            self._ahead = twin
-        return self._ahead
+        if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
+            at_query = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
+            at_query._advance(log, first, closed)
+            self._at_query = at_query
+        return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
         """Chunks behind memory's cut that a query closes."""
@@ -134,21 +134,23 @@ class LoadedVersion:
     def forget_embeddings(self) -> None:
         """Compute embeddings anew when they are next asked for: memory moved, or something was
         deleted."""
-        self._is_kept[:] = False
+        self._has_embedding[:] = False
         self._updated = None
-        if self._ahead is not None:
-            self._ahead.forget_embeddings()
+        if self._at_query is not None:
+            self._at_query.forget_embeddings()
 
     @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
         """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a
         node never seen."""
         top = int(nodes.max()) + 2
-        if top > len(self._is_kept):
-            size = max(top, 2 * len(self._is_kept), 1024)
-            self._kept = torch.zeros(3, size, self.model.settings.dim, device=self.model.device)
-            self._is_kept = np.zeros(size, np.bool_)
-        missing = nodes[~self._is_kept[nodes + 1]]
+        if top > len(self._has_embedding):
+            size = max(top, 2 * len(self._has_embedding), 1024)
+            self._embeddings = torch.zeros(
+                3, size, self.model.settings.dim, device=self.model.device
+            )
+            self._has_embedding = np.zeros(size, np.bool_)
+        missing = nodes[~self._has_embedding[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
             around = sample_neighborhood(
@@ -160,20 +162,20 @@ class LoadedVersion:
                 self.memory.now_us,
                 self.model.plan,
             )
-            if self.fast is not None and len(missing) <= FEW:
-                self._kept.numpy()[:, missing + 1] = self.fast.embed(
+            if self.fast is not None and len(missing) <= MAX_FAST_NODES:
+                self._embeddings.numpy()[:, missing + 1] = self.fast.embed(
                     self.memory, self._pending(), around
                 )
             else:
-                self._kept[:, self._to_device(missing + 1)] = self._embed(around)
-            self._is_kept[missing + 1] = True
+                self._embeddings[:, self._to_device(missing + 1)] = self._embed(around)
+            self._has_embedding[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
         """float32[D]; empty where nodes have none."""
         if not self._by_vectors:
             return torch.zeros(0)
         self.embed(np.array([node]), live)
-        return self._kept[0, node + 1]
+        return self._embeddings[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """Of the nodes of a pool whose embedding is at hand, those most like a node's by their
@@ -181,24 +183,24 @@ class LoadedVersion:
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
-        known = pool[pool + 1 < len(self._is_kept)]
-        known = known[self._is_kept[known + 1]]
-        z_PD = self._kept[0, self._to_device(known + 1)]
+        known = pool[pool + 1 < len(self._has_embedding)]
+        known = known[self._has_embedding[known + 1]]
+        z_PD = self._embeddings[0, self._to_device(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
-        found: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
-        return found
+        nearest: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
+        return nearest
 
     def _embed(self, around: Neighborhood) -> Tensor:
         """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and
         as destinations."""
         none = np.zeros((0, 1), np.int64)
-        inputs = self._there(
+        inputs = self._inputs_to_device(
             link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
         )
         z_UD = self.model.embed(inputs, self._states(inputs.node_M))
         return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
 
-    def _there(self, inputs: LinkInputs) -> LinkInputs:
+    def _inputs_to_device(self, inputs: LinkInputs) -> LinkInputs:
         """Inputs on the model's device."""
         device = self.model.device
         return (
@@ -237,7 +239,7 @@ class LoadedVersion:
         )
         inputs = dataclasses.replace(
             inputs,
-            around=self._there(inputs.around),
+            around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
         )
@@ -250,13 +252,13 @@ class LoadedVersion:
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
         if self.fast is not None:
-            kept = self._kept.numpy()
+            kept = self._embeddings.numpy()
             return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
         out = self.model.pair_logits(self._to_device(facts_RF))
         if self._by_vectors:
             src, dst = self._to_device(src_R + 1), self._to_device(dst_R + 1)
             out = out + self.model.residual_of(
-                embedding(src, self._kept[1]), embedding(dst, self._kept[2])
+                embedding(src, self._embeddings[1]), embedding(dst, self._embeddings[2])
             )
-        found: Float32 = out.cpu().numpy()
-        return found
+        logits_R: Float32 = out.cpu().numpy()
+        return logits_R

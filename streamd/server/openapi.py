@@ -33,12 +33,12 @@ KEYS = {
 def describe(app: FastAPI) -> None:
     """Let `app.openapi()` tell of keys, and of the errors that all routes share, which FastAPI does
     not know of."""
-    made = app.openapi
+    default = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
-        schema = made()
+        schema = default()
         schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         schema["components"]["schemas"]["InferenceError"] = {
             "type": "object",
@@ -55,11 +55,11 @@ def describe(app: FastAPI) -> None:
             for operation in routes.values():
                 if path not in OPEN:
                     operation["security"] = [{name: []} for name in KEYS]
-                for status, said in ERRORS.items():
+                for status, description in ERRORS.items():
                     if path in PLAIN and status == "503":
                         continue
                     operation["responses"][status] = {
-                        "description": said,
+                        "description": description,
                         "content": {kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}},
                     }
         for unused in ("HTTPValidationError", "ValidationError"):

@@ -25,7 +25,7 @@ LINGER_SECONDS = 5.0
 """For the rest of a body that nobody wants: a connection closed at once would take the answer with
 it."""
 UNREAD_SECONDS = 30.0
-SAY_SECONDS = 60.0
+WARN_SECONDS = 60.0
 SPARE_FILES = 128
 """File numbers that connections leave to the log, the models and Kafka."""
 REFUSAL = (
@@ -38,12 +38,12 @@ class Connections:
     """Who is connected, and who may. Owner: the loop of the server."""
 
     def __init__(self, server: ServerSettings) -> None:
-        self._most = server.max_connections
-        self._most_of_one = server.max_connections_per_address
-        self._of: Counter[str] = Counter()
+        self._limit = server.max_connections
+        self._limit_of_address = server.max_connections_per_address
+        self._num_open: Counter[str] = Counter()
         self._idle: dict[BoundedProtocol, None] = {}
         """Those without a request under way, the longest first."""
-        self._said = -SAY_SECONDS
+        self._warned_at = -WARN_SECONDS
 
     def admit(self, address: str, number: int) -> bool:
         """Whether one more may come; where there is no room for it, the one that is idle for
@@ -55,14 +55,17 @@ class Connections:
         reason = self._full(address, number)
         if reason is not None:
             metrics.connections_refused.labels(reason).inc()
-            if time.monotonic() - self._said > SAY_SECONDS:
-                self._said = time.monotonic()
+            if time.monotonic() - self._warned_at > WARN_SECONDS:
+                self._warned_at = time.monotonic()
                 logger.warning(
-                    "connections_refused", reason=reason, address=address, open=self._of.total()
+                    "connections_refused",
+                    reason=reason,
+                    address=address,
+                    open=self._num_open.total(),
                 )
             return False
-        self._of[address] += 1
-        metrics.connections.set(self._of.total())
+        self._num_open[address] += 1
+        metrics.connections.set(self._num_open.total())
         return True
 
     def _full(self, address: str, number: int) -> str | None:
@@ -70,20 +73,20 @@ class Connections:
         if number >= file_limit() - SPARE_FILES:
             self._close_idle(None)  # too late for this one, whose number is what it is
             return "files"
-        if self._of[address] >= self._most_of_one and not self._close_idle(address):
+        if self._num_open[address] >= self._limit_of_address and not self._close_idle(address):
             return "address"
-        if self._of.total() >= self._most and not self._close_idle(None):
+        if self._num_open.total() >= self._limit and not self._close_idle(None):
             return "all"
         return None
 
     def _close_idle(self, address: str | None) -> bool:
         """Close the connection of an address, or of any, that is idle for longest. Returns: whether
         there was one."""
-        found = next((c for c in self._idle if address in (None, c.address)), None)
-        if found is not None:
-            self.leave(found)
-            found.close()
-        return found is not None
+        idle = next((c for c in self._idle if address in (None, c.address)), None)
+        if idle is not None:
+            self.leave(idle)
+            idle.close()
+        return idle is not None
 
     def rest(self, connection: "BoundedProtocol") -> None:
         """It is idle from now on."""
@@ -97,11 +100,11 @@ class Connections:
         """It is closed, or will be; said twice, it counts once."""
         self.work(connection)
         if connection.address is not None:
-            self._of[connection.address] -= 1
-            if not self._of[connection.address]:
-                del self._of[connection.address]
+            self._num_open[connection.address] -= 1
+            if not self._num_open[connection.address]:
+                del self._num_open[connection.address]
             connection.address = None
-            metrics.connections.set(self._of.total())
+            metrics.connections.set(self._num_open.total())
 
 
 class BoundedProtocol(HttpToolsProtocol):

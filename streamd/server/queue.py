@@ -11,7 +11,7 @@ from streamd.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingBatch:
     """Requests that one version answers together. since, deadline: of the monotonic clock."""
 
     requests: Sequence[Request]
@@ -31,7 +31,7 @@ class RequestQueue:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingBatch] = deque()
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -54,15 +54,15 @@ class RequestQueue:
                 future.set_result(result)
 
         now = time.monotonic()
-        patience = self._settings.deadline_seconds
-        self._waiting.append(Waiting(requests, now, now + patience, done))
+        deadline_seconds = self._settings.deadline_seconds
+        self._waiting.append(PendingBatch(requests, now, now + deadline_seconds, done))
         self._wake.set()
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(deadline_seconds):
             return await future
 
-    def take(self) -> list[Waiting]:
+    def take(self) -> list[PendingBatch]:
         """The next pass: some `server.max_batch` requests, less those whose callers gave up."""
-        batch: list[Waiting] = []
+        batch: list[PendingBatch] = []
         while self._waiting and sum(len(w.requests) for w in batch) < self._settings.max_batch:
             batch.append(self._waiting.popleft())
         now = time.monotonic()

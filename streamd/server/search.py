@@ -35,33 +35,33 @@ class Searches:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._slice = settings.max_candidates
-        self._patience = settings.deadline_seconds
-        self._waiting: list[_Search] = []
+        self._deadline_seconds = settings.deadline_seconds
+        self._searches: list[_Search] = []
         self._recommended = 0
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._searches)
 
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
         """Search for several requests that are answered together, once all are done."""
-        found: list[Answer] = []
+        answers: list[Answer] = []
 
         def one_done(result: list[Answer] | BaseException) -> None:
             if isinstance(result, BaseException):
                 done(result)
                 return
-            found.extend(result)
-            if len(found) == len(requests):
-                done(found)
+            answers.extend(result)
+            if len(answers) == len(requests):
+                done(answers)
 
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
             pool = view.candidates.of_kind(request.kind)
             if request.exclude_seen:
                 pool = view.candidates.unseen(pool, int(view.ids([request.src])[0]))
-            self._waiting.append(_Search(moment, request, pool, deadline, one_done))
+            self._searches.append(_Search(moment, request, pool, deadline, one_done))
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
         """Now and then compare a recommendation among likely candidates with the same from all
@@ -70,7 +70,7 @@ class Searches:
         if len(candidates.of_kind(request.kind)) <= candidates.limit:
             return
         self._recommended += 1
-        if self._recommended % MEASURE_EVERY != 1 or self._waiting or not answer.dst:
+        if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
             return
 
         def done(result: list[Answer] | BaseException) -> None:
@@ -79,18 +79,18 @@ class Searches:
                     len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst))
                 )
 
-        self.begin([request], [moment], time.monotonic() + self._patience, done)
+        self.begin([request], [moment], time.monotonic() + self._deadline_seconds, done)
 
     def step(self) -> int:
         """One slice of the oldest. Returns: how many requests that answered. Raises: NotFinite."""
-        if not self._waiting:
+        if not self._searches:
             return 0
-        search = self._waiting[0]
+        search = self._searches[0]
         moment = search.moment
         request = search.request
         part = search.pool[search.at : search.at + self._slice]
         if time.monotonic() > search.deadline:
-            self._waiting.pop(0).done(
+            self._searches.pop(0).done(
                 TimeoutError("the search took longer than server.deadline_seconds")
             )
             return 0
@@ -100,16 +100,16 @@ class Searches:
                 search.scores += scores_of([moment], source, [part])
                 search.at += len(part)
         except NotFinite:
-            self._waiting.pop(0).done(NotReady("the version that was asked cannot be served"))
+            self._searches.pop(0).done(NotReady("the version that was asked cannot be served"))
             raise
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             logger.exception("answer_failed", error=str(error))
-            self._waiting.pop(0).done(error)
+            self._searches.pop(0).done(error)
             return 0
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        self._waiting.pop(0).done(
+        self._searches.pop(0).done(
             [recommended(moment, request, int(source[0]), search.pool, scores)]
         )
         return 1

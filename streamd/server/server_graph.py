@@ -36,7 +36,7 @@ class ServerGraph:
         self.live = LiveGraph(
             reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000
         )
-        self.keeping = RetentionHold(settings.data_dir, name, self.live)
+        self.retention = RetentionHold(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
         self._began = False

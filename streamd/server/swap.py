@@ -82,7 +82,7 @@ class Swap:
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Versions that cannot be served, as far as was tried."""
-        self._looked = 0.0
+        self._looked_at = 0.0
 
     @property
     def is_under_way(self) -> bool:
@@ -92,7 +92,7 @@ class Swap:
         """Move on by one slice. serving: name of the version that answers. Returns: the state."""
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
-            state = self._looked_up(view, serving)
+            state = self._look_up(view, serving)
         if isinstance(state, Loading):
             state = self._loaded(state)
         if isinstance(state, CatchingUp):
@@ -112,11 +112,11 @@ class Swap:
         self._refused.add(name)
         return Refused(name, error)
 
-    def _looked_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
+    def _look_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
         now = time.monotonic()
-        if now - self._looked < REGISTRY_SECONDS:
+        if now - self._looked_at < REGISTRY_SECONDS:
             return Idle()
-        self._looked = now
+        self._looked_at = now
         name = self._wanted()
         if name is None or name == serving:
             return Idle()
@@ -137,10 +137,10 @@ class Swap:
                 served = LoadedVersion.restored(
                     self._registry.load(name), view.log.state.schema, device
                 )
-                served.take_memory(view.keeping.memory(), view.log.num_edges)
+                served.take_memory(view.retention.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
                 future.set_result(
-                    (served, view if suits else self._other_view(served, view.keeping.name))
+                    (served, view if suits else self._other_view(served, view.retention.name))
                 )
             except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
                 future.set_exception(error)

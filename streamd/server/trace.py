@@ -38,8 +38,8 @@ class Trace:
 def trace_of(values: Sequence[str]) -> Trace | None:
     """The trace that the headers `traceparent` of a request name; None where there is none,
     several, or a wrong one."""
-    found = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
-    if found is None or (found["version"] == "00" and found["more"] is not None):
+    match = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
+    if match is None or (match["version"] == "00" and match["more"] is not None):
         return None
-    flags = int(found["flags"], 16) & KNOWN_FLAGS
-    return Trace(found["trace_id"], found["parent"], secrets.token_hex(8), f"{flags:02x}")
+    flags = int(match["flags"], 16) & KNOWN_FLAGS
+    return Trace(match["trace_id"], match["parent"], secrets.token_hex(8), f"{flags:02x}")

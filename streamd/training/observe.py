@@ -1,4 +1,4 @@
-"""What a finished window tells the outside: metrics and a log line."""
+"""Metrics and a log line of each finished window."""
 
 import math
 
@@ -13,7 +13,11 @@ logger = structlog.get_logger()
 
 
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
-    """Metrics and a log line of a window."""
+    """Set the metrics of a finished window and log it.
+
+    compared: the contest's comparison after the window.
+    """
+    # The window's own measures.
     metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
     for phase, seconds in record.seconds.items():
         metrics.window_seconds.labels(phase).observe(seconds)
@@ -28,6 +32,8 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         metrics.window_ap.labels(name).set(values["ap"])
     if record.loss is not None:
         metrics.window_loss.set(record.loss)
+
+    # The state that it leaves.
     metrics.trained_until.set(record.end_us / 1e6)
     metrics.gate_events.set(compared.num_events)
     metrics.gate_difference.set(compared.mean if compared.num_events else math.nan)

@@ -1,6 +1,6 @@
 
 from streamd.registry import Registry
-from streamd.server import view
+from streamd.server import server_graph
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
@@ -49,7 +49,7 @@ def held_after(monkeypatch, slices):
         slices[0] -= 1
         return follow(self)
 
-    monkeypatch.setattr(view, "SLICE_EDGES", 40)
+    monkeypatch.setattr(server_graph, "SLICE_EDGES", 40)
     monkeypatch.setattr(ServerGraph, "follow", held)
 
 

@@ -7,7 +7,7 @@ import pytest
 from streamd import doctor
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
 from streamd.segments.holds import read_holds
-from streamd.server import keeping
+from streamd.server import retention_hold
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.test_server import SCHEMA, World, ask, wait
@@ -16,7 +16,7 @@ from tests.server.test_server import SCHEMA, World, ask, wait
 @pytest.fixture
 def two(tmp_path, monkeypatch):
     """Servers `serve` and `serve-2` of a log of several segments, with a version."""
-    monkeypatch.setattr(keeping, "MEMORY_EVERY", 50)
+    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR, segment_edges=200)
     chosen = settings(tmp_path, stream__edge_feature_dim=2)
     first, second = (World.of(tmp_path, chosen, name) for name in ("serve", "serve-2"))

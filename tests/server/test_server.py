@@ -377,10 +377,10 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
 
 def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
     from streamd.roles import MEMORY, folder_of
-    from streamd.server import keeping
+    from streamd.server import retention_hold
     from streamd.server.checkpoint import stored_memory
 
-    monkeypatch.setattr(keeping, "MEMORY_EVERY", 50)
+    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
     world.train(2)
     world.start()
     version, folder = world.registry.champion(), folder_of(world.path, "serve")

@@ -3,14 +3,14 @@ import numpy as np
 from streamd.events import Progress, Schema
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.server import view
+from streamd.server import server_graph
 from streamd.server.server_graph import ServerGraph
 from tests.builders import batch, settings, stream, write_log
 from tests.graph.drawing import recent
 
 
 def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(view, "SLICE_EDGES", 50)
+    monkeypatch.setattr(server_graph, "SLICE_EDGES", 50)
     src, dst, time = stream(400)
     write_log(tmp_path, src[:300], dst[:300], time[:300], segment_edges=64)
     s = settings(tmp_path)
@@ -25,7 +25,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     before = opened()
     read(before)
-    before.keeping.store_facts(before.facts.copy())
+    before.retention.store_facts(before.facts.copy())
     restarted = opened()
     assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
     writer = LogWriter(tmp_path, Schema(), 64)
