@@ -1,4 +1,4 @@
-"""Answers, computed for many requests in one pass."""
+"""Answers are computed for many requests in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,15 +24,18 @@ from streamd.server.server_graph import ServerGraph
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an answer is computed from. served: with its memory as of then, None for the rule.
-    as_of_us: the time of the query, behind every event there is."""
+    """What an answer is computed from.
+
+    view: the server's graph. served: the version with its memory at that time, None for the rule.
+    as_of_us: time of the query in microseconds, after every event in the graph.
+    """
 
     view: ServerGraph
     served: LoadedVersion | None
     as_of_us: int
 
     def answer(self, source: int, **results: Any) -> Answer:
-        """What every answer says, and what was found. source: its id, or UNKNOWN."""
+        """Make an answer from what all answers say and from `results`. source: id, or UNKNOWN."""
         view = self.view
         served = self.served
         is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
@@ -51,8 +54,10 @@ class Moment:
 def moments_of(
     view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request]
 ) -> list[Moment]:
-    """When each request is answered: at its own time, or now. A chunk of memory that its time
-    closes is closed for it."""
+    """The moment of each request: its own time, or now.
+
+    Memory advances over a chunk that the query's time closes, for that query only.
+    """
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
     by_time = {
         t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)
@@ -61,8 +66,10 @@ def moments_of(
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Answers in order, by one version. Those that see memory at different cuts are a pass each.
-    Raises: NotFinite."""
+    """Compute answers, in order, by one version. Raises: NotFinite.
+
+    Requests that see memory at different cuts are computed in a pass each.
+    """
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
         indices = [i for i, m in enumerate(moments) if m.served is served]
@@ -72,12 +79,16 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 
 
 def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64]) -> list[Float32]:
-    """Scores of each source's targets, by one version with its memory at one cut. Raises:
-    NotFinite."""
+    """Score each source's targets, by one version with its memory at one cut.
+
+    sources: int64[S]. targets: int64 a source. Returns: float32 a source. Raises: NotFinite.
+    """
     if not len(targets):
         return []
     view = moments[0].view
     served = moments[0].served
+
+    # Facts of all pairs, each at its request's time.
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
@@ -85,6 +96,8 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
             for s, m, d in zip(sources, moments, targets, strict=True)
         ]
     )
+
+    # One call of the model or the rule for all of them.
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
@@ -99,7 +112,10 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
 def recommended(
     moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
-    """The best of a pool that was scored."""
+    """Make the answer of a recommendation: the best `k` nodes of a pool that was scored.
+
+    Equal scores are ordered by node id.
+    """
     best = np.lexsort((pool, -scores))[: request.k]
     view = moment.view
     nodes = pool[best]
@@ -112,7 +128,7 @@ def recommended(
 
 
 def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
-    """All moments are of one version with its memory at one cut."""
+    """Answer requests whose moments are of one version with its memory at one cut."""
     view = moments[0].view
     sources = view.ids([_node_of(r) for r in requests])
 
@@ -130,6 +146,7 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
         )
     )
 
+    # Each kind of request makes its own answer.
     answers = []
     for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
         source = int(sources[i])

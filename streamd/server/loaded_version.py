@@ -1,4 +1,4 @@
-"""A version as it serves: weights, and memory carried along the log; swapped as one reference."""
+"""A loaded version serves: it holds weights, and memory that advances with the log."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -21,53 +21,64 @@ from streamd.server.checkpoint import StoredMemory
 from streamd.windows import closed_chunks
 
 UNKNOWN = -1
+"""Node id of a key never seen. Embeddings are stored at node id + 1, so it has a row too."""
 MAX_FAST_NODES = 256
-"""Nodes up to which numpy embeds quicker than torch: one in 0.2 ms for 0.7, 100 in 1.3 for 2, but
-1,000 in 18 for 10."""
+"""Nodes up to which numpy embeds faster than torch: 1 node in 0.2 instead of 0.7 ms, 100 in 1.3
+instead of 2, but 1,000 in 18 instead of 10."""
 
 
 @dataclass
 class LoadedVersion:
-    """Owner: the engine. Embeddings are as of memory's cut and kept until it moves."""
+    """A version with its model and memory. The engine swaps it as one reference. Owner: the engine.
+
+    Embeddings are as of memory's cut and kept until memory advances.
+    """
 
     manifest: Manifest
     model: LinkModel
     memory: Memory
     fast: FastInference | None = None
-    """What embeds a few nodes and scores in the model's stead, where its architecture has that and
-    it is on a CPU."""
+    """Embeds a few nodes and scores in place of the model, on a CPU and where the architecture has
+    such an implementation."""
     _embeddings: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
-    """By node id + 1: the embedding, and what the head makes of it as a source and as a
-    destination."""
+    """float32[3, N, D] by node id + 1: the embedding, and the head's vectors of it as a source and
+    as a destination."""
     _has_embedding: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
-    """End of the edges and watermark at which no chunk was closed any more."""
+    """End of the events and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
+    """States of the nodes with pending messages at memory's cut, None until they are computed."""
     _closed_by_query: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: ((-1, -1, -1), [])
     )
-    """What a query closes, and for which memory, events and time: most queries are of the same."""
+    """The chunks that a query closes, and for which memory, events and time. Most queries share
+    them."""
 
     @classmethod
     def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "LoadedVersion":
-        """Build model and memory, on a device, from what the registry holds. schema: of the log.
-        Raises: VersionError."""
+        """Build model and memory on a device from a version of the registry.
+
+        schema: of the log. Raises: VersionError.
+        """
         model, memory = restored(version, schema, device)
         make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
         fast = None if make_fast is None else make_fast(model)
         return cls(version.manifest, model, memory, fast)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
-        """Go on from stored memory where it is this version's, and further than the version's own."""
+        """Replace memory by the stored one, if that is this version's and has seen more events."""
         own = stored is not None and stored.version == self.manifest.name
         if stored is not None and own and self.memory.edge < stored.memory.edge <= num_edges:
             kept = stored.memory
             self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
 
     def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
-        """Advance memory over chunks that are closed among edges below `until_event`. Returns: how
-        many it advanced."""
+        """Advance memory over at most `max_chunks` closed chunks of the events below `until_event`.
+
+        watermark: event time up to which events are complete, microseconds.
+        Returns: number of chunks.
+        """
         first = self.memory.edge
         if until_event <= first or (until_event, watermark) == self._followed:
             return 0
@@ -88,11 +99,12 @@ class LoadedVersion:
             self.forget_embeddings()
 
     def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
-        """This version as a query at `as_of_us` sees it, a time behind every event there is: a
-        chunk that is open only because the next event might be of the same time, or of the same
-        window, is closed for it.
+        """This version as a query at `as_of_us` sees it, a time after every event in the graph.
 
-        Returns: itself where that changes nothing, else a copy, kept until the log goes on.
+        A chunk may be open only because the next event might have the same time or fall in the same
+        window. The query's time closes such a chunk, so memory advances over it for the query.
+
+        Returns: this object where no chunk is closed, else a copy, kept until the log goes on.
         """
         asked = (self.memory.edge, until_event, as_of_us)
         if asked != self._closed_by_query[0]:
@@ -108,7 +120,7 @@ class LoadedVersion:
         return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
-        """Chunks behind memory's cut that a query closes."""
+        """The chunks after memory's cut that a query closes, as ranges of rows from the cut on."""
         first = self.memory.edge
         times = log.edges(first, until_event)[2] if until_event > first else np.zeros(0, np.int64)
         if not len(times) or as_of_us <= times[-1]:
@@ -120,7 +132,7 @@ class LoadedVersion:
 
     @property
     def _by_vectors(self) -> bool:
-        """Whether a pair is scored by an embedding of each end, which are kept and searched by."""
+        """Whether a pair is scored by embeddings of its ends, which can be kept and searched."""
         return self.model.architecture.score == "vectors"
 
     @property
@@ -132,8 +144,7 @@ class LoadedVersion:
         return self.model.settings.memory_chunk
 
     def forget_embeddings(self) -> None:
-        """Compute embeddings anew when they are next asked for: memory moved, or something was
-        deleted."""
+        """Drop all embeddings, because memory advanced or nodes were deleted."""
         self._has_embedding[:] = False
         self._updated = None
         if self._at_query is not None:
@@ -141,8 +152,11 @@ class LoadedVersion:
 
     @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
-        """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a
-        node never seen."""
+        """Compute the embeddings of nodes, as of memory's cut, that are not kept yet.
+
+        nodes: int64 ids or UNKNOWN.
+        """
+        # Room for the highest id. Growing drops what was kept, which happens seldom.
         top = int(nodes.max()) + 2
         if top > len(self._has_embedding):
             size = max(top, 2 * len(self._has_embedding), 1024)
@@ -150,6 +164,8 @@ class LoadedVersion:
                 3, size, self.model.settings.dim, device=self.model.device
             )
             self._has_embedding = np.zeros(size, np.bool_)
+
+        # All missing nodes in one pass.
         missing = nodes[~self._has_embedding[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
@@ -171,15 +187,17 @@ class LoadedVersion:
             self._has_embedding[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
-        """float32[D]; empty where nodes have none."""
+        """The embedding of a node, float32[D]; empty where the model makes none."""
         if not self._by_vectors:
             return torch.zeros(0)
         self.embed(np.array([node]), live)
         return self._embeddings[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
-        """Of the nodes of a pool whose embedding is at hand, those most like a node's by their
-        cosine; at most `count`."""
+        """The nodes of a pool whose embedding is most similar to a node's by cosine.
+
+        At most `count`, most similar first. Only nodes whose embedding is kept are compared.
+        """
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
@@ -191,8 +209,8 @@ class LoadedVersion:
         return nearest
 
     def _embed(self, around: Neighborhood) -> Tensor:
-        """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and
-        as destinations."""
+        """Embed the roots of neighbourhoods, float32[3, U, D]: their embeddings, and the head's
+        vectors of them as sources and as destinations."""
         none = np.zeros((0, 1), np.int64)
         inputs = self._inputs_to_device(
             link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
@@ -201,7 +219,7 @@ class LoadedVersion:
         return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
 
     def _inputs_to_device(self, inputs: LinkInputs) -> LinkInputs:
-        """Inputs on the model's device."""
+        """The inputs on the model's device."""
         device = self.model.device
         return (
             inputs
@@ -213,19 +231,18 @@ class LoadedVersion:
         return torch.from_numpy(array).to(self.model.device)
 
     def _states(self, node_M: Tensor) -> Tensor:
-        """Memory of nodes with pending messages applied."""
+        """Memory of nodes with pending messages applied, float32[M, D]."""
         return self.memory.gather(node_M, self._pending())
 
     def _pending(self) -> Tensor:
-        """States of the nodes with pending messages, which are applied once for each cut of the
-        memory."""
+        """States of the nodes with pending messages, computed once for each cut of the memory."""
         if self._updated is None:
             self._updated = self.model.updated(self.memory)
         return self._updated
 
     @torch.no_grad()
     def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
-        """What the label head predicts of a node now, None where the model has none."""
+        """The label head's prediction for a node now, None where the model has no such head."""
         if self.model.label_head is None:
             return None
         inputs = label_inputs(
@@ -248,7 +265,10 @@ class LoadedVersion:
 
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
-        """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
+        """Score pairs, float32[R] logits.
+
+        facts_RF: float32[R, 19]. src_R, dst_R: int64 node ids or UNKNOWN.
+        """
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
         if self.fast is not None:

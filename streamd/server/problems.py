@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details; on `/v2` as the Open Inference Protocol has them."""
+"""Errors are answered as RFC 9457 problem details, on `/v2` as the Open Inference Protocol asks."""
 
 from http import HTTPStatus
 
@@ -12,12 +12,13 @@ from streamd.server.requests import NotReady, Overloaded
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
+"""Header of errors that pass within a second or so."""
 
 
 def problem(
     path: str, status: int, detail: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """The answer to a request for `path` that failed."""
+    """Make the answer to a request for `path` that failed."""
     if path.startswith("/v2/"):
         return JSONResponse({"error": detail}, status, headers)
     return JSONResponse(
@@ -34,7 +35,7 @@ def problem(
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Give every error of the routes its answer."""
+    """Register the handler of every error that a route may raise."""
     for kind, handler in (
         (Overloaded, _overloaded),
         (NotReady, _not_ready),

@@ -1,4 +1,4 @@
-"""How far a server is with graph, facts and memory until it can answer."""
+"""The progress of a server's start: graph, facts and memory, until it can answer."""
 
 from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import CatchingUp, State
@@ -7,16 +7,19 @@ from streamd.telemetry.progress import Reading, RoleProgress
 
 
 class Rebuild:
-    """Counts edges in graph and facts, and edges that memory was carried over. Owner: the engine."""
+    """Counts the events in graph and facts, and those that memory advanced over.
+
+    Owner: the engine.
+    """
 
     def __init__(self, memory_edge: int | None) -> None:
-        """memory_edge: where the first version's memory will go on, as far as known; None without
-        one."""
+        """memory_edge: event id at which the first version's memory is expected to go on; None
+        without a version."""
         self._memory_edge = memory_edge
         self._progress = RoleProgress("rebuilding", metrics.rebuild_ratio)
 
     def at(self, view: ServerGraph, swap: State) -> Reading:
-        """Say where it is."""
+        """The progress now. swap: state of the swap of versions."""
         done, total = view.taken_in
         if isinstance(swap, CatchingUp):
             self._memory_edge = swap.from_edge
@@ -29,5 +32,5 @@ class Rebuild:
         return self._progress.at(done, total)
 
     def done(self) -> None:
-        """Say that it is over."""
+        """Set the metric to done."""
         metrics.rebuild_ratio.set(1)

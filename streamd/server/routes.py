@@ -1,4 +1,4 @@
-"""The `/v1` routes: each translates a request for the engine and its answer back."""
+"""The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
 
 from typing import Annotated, Any
 
@@ -114,6 +114,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
     the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
     refused here, and none is sent."""
+    # As producers write them, keyed by source so that a node's events stay in one partition.
     rows = [event.model_dump(exclude_none=True) for event in body.events]
     keyed = [
         (str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row))
@@ -257,8 +258,8 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
 
 
 def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
-    """A `ScoreResponse`, not yet one: making and checking a hundred small models took longer than
-    scoring them."""
+    """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
+    models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
     return {
         "src": src,

@@ -1,4 +1,4 @@
-"""Recommendations from all nodes: scored exactly, a slice at a time between other requests."""
+"""Exact recommendations score all nodes, a slice at a time between other requests."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,12 +14,13 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MEASURE_EVERY = 50
-"""Of so many recommendations among likely nodes one is compared with the exact one."""
+"""One in so many recommendations among likely nodes is compared with the exact one: often enough
+for a metric, seldom enough to cost little."""
 
 
 @dataclass
 class _Search:
-    """A request that is under way. at: nodes of the pool that are scored."""
+    """A request under way. pool: int64 ids of all nodes to score. at: how many are scored."""
 
     moment: Moment
     request: Recommend
@@ -31,7 +32,7 @@ class _Search:
 
 
 class Searches:
-    """Those under way, oldest first. Owner: the engine."""
+    """The exact recommendations under way, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._slice = settings.max_candidates
@@ -45,7 +46,7 @@ class Searches:
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Search for several requests that are answered together, once all are done."""
+        """Begin the searches of several requests, which are answered together at the end."""
         answers: list[Answer] = []
 
         def one_done(result: list[Answer] | BaseException) -> None:
@@ -64,8 +65,7 @@ class Searches:
             self._searches.append(_Search(moment, request, pool, deadline, one_done))
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
-        """Now and then compare a recommendation among likely candidates with the same from all
-        nodes."""
+        """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
         candidates = moment.view.candidates
         if len(candidates.of_kind(request.kind)) <= candidates.limit:
             return
@@ -82,7 +82,10 @@ class Searches:
         self.begin([request], [moment], time.monotonic() + self._deadline_seconds, done)
 
     def step(self) -> int:
-        """One slice of the oldest. Returns: how many requests that answered. Raises: NotFinite."""
+        """Do one slice of the oldest search. Returns: number of requests answered by it.
+
+        Raises: NotFinite.
+        """
         if not self._searches:
             return 0
         search = self._searches[0]
@@ -94,6 +97,8 @@ class Searches:
                 TimeoutError("the search took longer than server.deadline_seconds")
             )
             return 0
+
+        # Score the next part of its nodes.
         source = moment.view.ids([request.src])
         try:
             if len(part):
@@ -106,6 +111,8 @@ class Searches:
             logger.exception("answer_failed", error=str(error))
             self._searches.pop(0).done(error)
             return 0
+
+        # Answer once all nodes are scored.
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
