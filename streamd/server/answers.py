@@ -58,7 +58,9 @@ def moments_of(
 
     Memory advances over a chunk that the query's time closes, for that query only.
     """
+    # An answer is never as of a time before the newest event: the graph has seen that one.
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
+    # Requests of one time share a moment, and so a pass.
     by_time = {
         t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)
     }
@@ -70,6 +72,7 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 
     Requests that see memory at different cuts are computed in a pass each.
     """
+    # The same object holds memory at the same cut.
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
         indices = [i for i, m in enumerate(moments) if m.served is served]

@@ -90,8 +90,11 @@ def _add_pages(app: FastAPI) -> None:
     )
     def prometheus(state: State, request: Request) -> Response:
         """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
+        # Metrics that are only known when somebody asks.
         state.refusals()
         metrics.ready.set(state.ready()[0])
+
+        # The form and the compression that the scraper accepts.
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         content = encode(metrics.exported_by("serve"))
         headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}

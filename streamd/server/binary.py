@@ -75,6 +75,8 @@ def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
         raise HTTPException(
             400, f"{name}: {datatype} is not taken as bytes, only BYTES and integers are"
         )
+
+    # Integers have a fixed size, so their number is known from the bytes.
     dtype = np.dtype(DTYPES[datatype])
     if len(raw) != count * dtype.itemsize:
         raise HTTPException(
@@ -97,6 +99,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
     while at < len(raw):
         begin = at + PREFIX_BYTES
         end = begin + int.from_bytes(raw[at:begin], "little")
+        # A length, or what it counts, may be cut off.
         if end > len(raw) or begin > len(raw):
             raise HTTPException(
                 400, f"{name}: value {len(values)} ends behind its tensor's {len(raw)} bytes"

@@ -32,6 +32,8 @@ class Candidates:
         """Ids of nodes whose key begins with `kind:`; None: of all that were a destination."""
         if kind is None:
             return self._live.destinations()
+
+        # Sort only the keys that came since the last call; node ids are rows of the keys.
         keys = self._live.log.keys
         for node in range(self._keys_sorted, len(keys)):
             key = keys[node]
@@ -71,6 +73,8 @@ class Candidates:
         table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
         for column, nodes in enumerate(lists):
             table[: len(nodes), column] = nodes
+
+        # Each node once, at its best rank; ascending, as facts and embeddings are gathered.
         ranked = np.concatenate([close, table.ravel()])
         ranked = ranked[ranked >= 0]
         return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
@@ -96,12 +100,16 @@ class Candidates:
         made_at, most_popular = self._most_popular.get(kind, (0.0, []))
         if time.monotonic() - made_at < POPULAR_SECONDS:
             return most_popular
+
+        # A partial sort per half-life: a pool may have millions of nodes.
         share = self._live.facts.log_shares(pool, as_of_us)
         count = min(self.limit, len(pool) - 1)
         most_popular = []
         for column in -share.T:
             top = np.argpartition(column, count)[:count]
             most_popular.append(pool[top[np.argsort(column[top], kind="stable")]])
+
+        # Forgetting all of them is simple, and they are found again within a second.
         if len(self._most_popular) > MAX_KINDS:
             self._most_popular.clear()
         self._most_popular[kind] = (time.monotonic(), most_popular)

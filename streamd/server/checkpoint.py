@@ -45,6 +45,7 @@ def stored_memory(folder: Path) -> StoredMemory | None:
             Memory.restored(tensors, int(metadata["edge"]), int(metadata["now_us"])),
         )
     except FileNotFoundError:
+        # A first start, or a restart soon after one.
         return None
     except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
         logger.error(

@@ -28,6 +28,8 @@ def expanded(body: bytes, coding: str) -> bytes:
         raise HTTPException(
             400, f"content-encoding {coding[:64]!r} is not understood; send gzip, deflate or none"
         )
+
+    # Expand no more than a body may have: a few bytes may stand for gigabytes.
     stream = zlib.decompressobj(WINDOW_BITS[coding])
     try:
         plain = stream.decompress(body, MAX_BODY_BYTES + 1)
@@ -35,6 +37,8 @@ def expanded(body: bytes, coding: str) -> bytes:
         raise HTTPException(400, f"the body is not {coding}: {error}") from None
     if len(plain) > MAX_BODY_BYTES:
         raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes, expanded too")
+
+    # Cut off, or followed by something else.
     if not stream.eof or stream.unused_data:
         raise HTTPException(400, f"the body is not one whole {coding} stream")
     return plain
@@ -45,6 +49,8 @@ def compressed(response: Response, accepted: str) -> Response:
     coding = _coding(accepted)
     if coding is None or response.status_code != 200 or len(response.body) < MIN_COMPRESSED_BYTES:
         return response
+
+    # The fastest level: the engine shares this thread. No time stamp, so equal answers are equal.
     plain = bytes(response.body)
     response.body = (
         gzip.compress(plain, 1, mtime=0) if coding == "gzip" else zlib.compress(plain, 1)

@@ -121,6 +121,7 @@ class Engine:
         torch.set_num_threads(1)
         try:
             while not self._stopping or self._queue or self._searches:
+                # Wait for a log, then follow it and answer, in turn.
                 if self._view is None:
                     self._view = await asyncio.to_thread(self._open)
                 busy = self._view is not None and self._step(self._view)
@@ -130,6 +131,7 @@ class Engine:
                     0.0 if busy or self._queue or self._searches else IDLE_SECONDS
                 )
         except Exception as error:
+            # No request can be answered any more, so the process ends and is started again.
             logger.exception("engine_failed", error=str(error))
             self.status.ready = False
             self.status.why = f"the engine failed: {error}"
@@ -159,6 +161,8 @@ class Engine:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None
+
+        # The champion's settings decide which facts are kept.
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
         view = ServerGraph(self._settings, reader, model, self._beat.name)
@@ -184,6 +188,8 @@ class Engine:
         num_taken, deleted = view.follow()
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
+
+        # Memory follows the graph; embeddings may be of what was deleted.
         if self._served is not None:
             if deleted:
                 self._served.forget_embeddings()
@@ -195,6 +201,8 @@ class Engine:
         state = self._swap.step(view, self._served.manifest.name if self._served else None)
         if not isinstance(state, Swapped):
             return view
+
+        # One assignment each, between two passes of answers: no request sees half a swap.
         self._served = state.served
         self._view = state.view
         manifest = state.served.manifest
@@ -263,6 +271,8 @@ class Engine:
         taken = self._queue.take()
         if not taken or self._view is None:
             return
+
+        # Searches are spread over many slices; the rest is answered at once.
         for waiting in taken:
             if searches := waiting.searches:
                 moments = moments_of(self._view, self._served, searches)

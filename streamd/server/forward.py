@@ -50,17 +50,21 @@ class Forwarder:
         Raises: BadEvent naming the first event that ingest would refuse, before any is sent;
         KafkaError.
         """
+        # Decode them as ingest will, and refuse all where one is refused.
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, (_, value) in enumerate(events)]
         _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us)
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
+
+        # The client blocks, so it runs in another thread.
         return await asyncio.to_thread(self._send, events)
 
     def _send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
         topic = self._settings.kafka.topics[0]
         timeout = ACKNOWLEDGED_SECONDS
         try:
+            # All are sent before the first is waited for.
             producer = self._made()
             sent = [producer.send(topic, key=key, value=value) for key, value in events]
             producer.flush(timeout)

@@ -21,6 +21,8 @@ class EventRate:
         if self._samples and now - self._samples[-1][0] < 1.0:
             return
         self._samples.append((now, edge))
+
+        # Against the oldest sample, which the deque drops after RATE_SECONDS.
         then, before = self._samples[0]
         self.per_second = round((edge - before) / (now - then), 1) if now > then else 0.0
 

@@ -230,14 +230,17 @@ async def infer_version(body: InferRequest, state: State, name: Name, version: V
 async def _infer(
     body: InferRequest, state: ServerState, name: str, version: str | None
 ) -> Response:
+    """Answer an infer request, and count it for the version that answered."""
     served = check(state, name, version)
     begun = time.perf_counter_ns()
     try:
         answers, columns = await _answers(body, state)
+        # A swap may have come between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns)
     except BaseException:
+        # Also where the caller went away, which cancels this.
         state.inferences.of(served).add_failure(time.perf_counter_ns() - begun)
         raise
     state.inferences.of(answers[0].version).add_answer(len(answers), time.perf_counter_ns() - begun)
@@ -339,6 +342,7 @@ def _fill(inputs: list[InputTensor], rest: bytes) -> None:
     for tensor in inputs:
         parameters = tensor.parameters or {}
         _refuse_unserved(tensor.name, parameters)
+        # Either bytes, in the order of the inputs, or data in the JSON.
         if binary.SIZE in parameters:
             if tensor.data is not None:
                 raise HTTPException(400, f"{tensor.name} has both data and {binary.SIZE}; send one")
@@ -361,6 +365,7 @@ def _flat(tensor: InputTensor) -> list[Any]:
 
     Raises: HTTPException where their number is not that of the shape.
     """
+    # Nested data is flattened a dimension at a time.
     values: list[Any] = tensor.data or []
     for _ in range(len(tensor.shape) - 1):
         if values and all(isinstance(v, list) for v in values):
@@ -377,6 +382,8 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
         raise HTTPException(
             400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
         )
+
+    # Texts or integers, within what the log takes as a key; bool is an int in Python, not here.
     values = _flat(tensor)
     if tensor.datatype == "BYTES" and all(
         isinstance(v, str) and 0 < len(v) <= 1024 for v in values

@@ -82,8 +82,12 @@ class LoadedVersion:
         first = self.memory.edge
         if until_event <= first or (until_event, watermark) == self._followed:
             return 0
+
+        # Look at no more events than the chunks could have.
         end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
         times = log.edges(first, end)[2]
+
+        # Before the end of the log, the last event looked at tells up to when all are known.
         known = watermark if end == until_event else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
         self._advance(log, first, closed)
@@ -106,12 +110,15 @@ class LoadedVersion:
 
         Returns: this object where no chunk is closed, else a copy, kept until the log goes on.
         """
+        # The chunks that the query closes, remembered for the next query.
         asked = (self.memory.edge, until_event, as_of_us)
         if asked != self._closed_by_query[0]:
             self._closed_by_query = asked, self._closed_by(log, until_event, as_of_us)
         closed = self._closed_by_query[1]
         if not closed:
             return self
+
+        # A copy of memory advances over them; this version's own stays at its cut.
         first = self.memory.edge
         if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
             at_query = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
@@ -165,7 +172,7 @@ class LoadedVersion:
             )
             self._has_embedding = np.zeros(size, np.bool_)
 
-        # All missing nodes in one pass.
+        # All missing nodes in one pass, by numpy where they are few.
         missing = nodes[~self._has_embedding[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
@@ -201,8 +208,12 @@ class LoadedVersion:
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
+
+        # Those of the pool that have an embedding by now.
         known = pool[pool + 1 < len(self._has_embedding)]
         known = known[self._has_embedding[known + 1]]
+
+        # Cosine up to the node's own norm, which is the same for all.
         z_PD = self._embeddings[0, self._to_device(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
         nearest: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
@@ -245,6 +256,8 @@ class LoadedVersion:
         """The label head's prediction for a node now, None where the model has no such head."""
         if self.model.label_head is None:
             return None
+
+        # The inputs of one label without a target, as of memory's cut.
         inputs = label_inputs(
             live,
             self.model.plan,
@@ -260,6 +273,7 @@ class LoadedVersion:
             node_L=inputs.node_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
         )
+
         state = self._states(inputs.around.node_M)
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
@@ -274,6 +288,8 @@ class LoadedVersion:
         if self.fast is not None:
             kept = self._embeddings.numpy()
             return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+
+        # The pair's facts, and what embeddings add to them.
         out = self.model.pair_logits(self._to_device(facts_RF))
         if self._by_vectors:
             src, dst = self._to_device(src_R + 1), self._to_device(dst_R + 1)

@@ -48,6 +48,9 @@ def add_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handler)
 
 
+# One handler an error. Those that pass by themselves tell the client to come again.
+
+
 async def _overloaded(request: Request, _: Exception) -> JSONResponse:
     return problem(request.url.path, 429, "server.max_queue requests are waiting", AGAIN)
 
@@ -79,6 +82,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    # One error is enough to correct the request, and bounds the answer.
     first = error.errors()[0]
     where = ".".join(str(x) for x in first["loc"])
     return problem(request.url.path, 422, f"{where}: {first['msg']}")

@@ -60,6 +60,7 @@ class Connections:
         """
         reason = self._full(address, number)
         if reason is not None:
+            # Refused: counted always, logged once a minute.
             metrics.connections_refused.labels(reason).inc()
             if time.monotonic() - self._warned_at > WARN_SECONDS:
                 self._warned_at = time.monotonic()
@@ -70,6 +71,8 @@ class Connections:
                     open=self._num_open.total(),
                 )
             return False
+
+        # Admitted.
         self._num_open[address] += 1
         metrics.connections.set(self._num_open.total())
         return True

@@ -21,12 +21,16 @@ class Rebuild:
     def at(self, view: ServerGraph, swap: State) -> Reading:
         """The progress now. swap: state of the swap of versions."""
         done, total = view.taken_in
+
+        # The events that memory advanced over, and those of the version's own graph.
         if isinstance(swap, CatchingUp):
             self._memory_edge = swap.from_edge
             done += swap.served.memory.edge - swap.from_edge
             if swap.view is not view:
                 done = done + swap.view.taken_in[0]
                 total = total + swap.view.taken_in[1]
+
+        # The events that memory has to advance over.
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)

@@ -37,6 +37,9 @@ direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_clas
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
 
+# Answers
+
+
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
 async def score(body: ScoreRequest, state: State) -> Response:
     """Score candidate destinations of a source with the model of this moment."""
@@ -109,6 +112,9 @@ async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsRespons
     ]
 
 
+# Events
+
+
 @router.post("/events", tags=["events"], status_code=202)
 async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
@@ -130,6 +136,9 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
     )
 
 
+# Versions
+
+
 @router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
 def rollback(body: MoveRequest, state: State) -> Moved:
     """Make the last proven version champion; the trainer goes on from it."""
@@ -149,6 +158,7 @@ def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, sta
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
     """All versions kept, oldest first, and which one serves."""
+    # The journal says who serves, the manifests what each version is.
     last = state.registry.journal.last()
     scale = _scale(state)
     return ModelsResponse(
@@ -170,6 +180,9 @@ def models(state: State) -> ModelsResponse:
     )
 
 
+# From a body to a request for the engine
+
+
 def _to_score(state: ServerState, body: ScoreRequest) -> Score:
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
@@ -188,6 +201,9 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
         exact=body.exact,
         time_us=_time_us(state, body.time),
     )
+
+
+# From an answer of the engine to a body
 
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:

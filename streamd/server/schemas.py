@@ -16,6 +16,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+# Bodies of requests. A field that does not exist is an error.
+
+
 class ScoreRequest(Body):
     """Candidates to be scored for a source."""
 
@@ -84,6 +87,9 @@ class EventsRequest(Body):
     """Events, sent in their order."""
 
     events: list[Event] = Field(min_length=1, max_length=1000)
+
+
+# Bodies of answers, and of requests about versions.
 
 
 class Produced(BaseModel):

@@ -47,6 +47,7 @@ class Searches:
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
         """Begin the searches of several requests, which are answered together at the end."""
+        # Answers are collected until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
         def one_done(result: list[Answer] | BaseException) -> None:
@@ -57,6 +58,7 @@ class Searches:
             if len(answers) == len(requests):
                 done(answers)
 
+        # A search a request, over all nodes of its kind.
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
             pool = view.candidates.of_kind(request.kind)
@@ -69,6 +71,8 @@ class Searches:
         candidates = moment.view.candidates
         if len(candidates.of_kind(request.kind)) <= candidates.limit:
             return
+
+        # Not while callers' own searches wait.
         self._recommended += 1
         if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
             return

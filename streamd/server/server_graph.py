@@ -90,6 +90,8 @@ class ServerGraph:
         self._began = True
         deleted = self.live.hide_deleted()
         took = self.live.step(self.log.num_edges, SLICE_EDGES)
+
+        # Node features as of the newest event that was taken in.
         if took:
             self.newest_us = int(self.log.time_of(np.array([self.edge - 1]))[0])
         self.live.take_features(self.edge)

@@ -57,6 +57,7 @@ class ServerState:
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be answered now, and why not, in words."""
+        # A draining server still answers; a stalled one cannot.
         alive, why = self.alive()
         if self.draining:
             return False, "told to stop"

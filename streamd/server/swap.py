@@ -97,6 +97,7 @@ class Swap:
 
         Returns: the new state.
         """
+        # Several states may pass in one step, so that nothing waits without need.
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
             state = self._look_up(view, serving)
@@ -134,6 +135,7 @@ class Swap:
 
         Returns: None where neither can.
         """
+        # The metric tells operators that something else than the champion answers.
         names = [self._registry.champion(), self._registry.shadow()]
         metrics.champion_not_served.set(names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
@@ -186,8 +188,12 @@ class Swap:
         """
         served = state.served
         own = state.view
+
+        # Retention, or another log, may have come while it was loaded.
         if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
             return self.refuse(served.manifest.name, "the log does not hold its place")
+
+        # Not served before graph, facts and memory are at the log's end.
         if own is not view and (own.follow()[0] or not own.caught_up):
             return state
         if (

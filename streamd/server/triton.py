@@ -96,6 +96,7 @@ class IndexEntry(BaseModel):
     reason: str
 
 
+# Triton asks for each of these with and without a version.
 router = APIRouter(prefix="/v2", tags=[TAG], dependencies=[Depends(require_key)])
 
 

@@ -1,15 +1,62 @@
-"""Metrics and a log line of each finished window."""
+"""The record, the metrics and the log line of each finished window."""
 
 import math
 
 import structlog
 
+from streamd.models.rule import NAME as RULE
+from streamd.registry.candidate import PublishResult, TrainResult
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
+from streamd.training.ledger import Step
 from streamd.training.shadow import Comparison
+from streamd.training.tally import ScoredWindow
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
+
+
+def records_of(
+    step: Step,
+    scored: list[ScoredWindow],
+    outcome: PublishResult,
+    learned: TrainResult | None,
+    seconds: dict[str, float],
+    finished_at: float,
+) -> list[WindowRecord]:
+    """Make the record of each window of a step.
+
+    Windows merged into the last one name the version that scored them.
+
+    scored: an entry a window. outcome, learned: of the step. seconds: phase -> wall time a window.
+    finished_at: seconds since 1970.
+    """
+    scored_by = step.version or RULE
+    merged = PublishResult(scored_by, False, "learned as one with those behind it")
+    records = []
+    for window, part in zip(step.windows, scored, strict=True):
+        # What was learned and published belongs to the last window.
+        is_last = window is step.windows[-1]
+        own = outcome if is_last else merged
+        records.append(
+            WindowRecord(
+                start_us=window.start_us,
+                end_us=window.end_us,
+                first_edge=window.first_edge,
+                end_edge=window.end_edge,
+                num_scored=part.num_scored,
+                version=own.version,
+                scored_by=scored_by,
+                promoted=own.promoted,
+                reason=own.reason,
+                scores=part.table,
+                loss=learned.loss if is_last and learned and learned.finite else None,
+                seconds=seconds,
+                finished_at=finished_at,
+                num_known=part.num_known,
+            )
+        )
+    return records
 
 
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:

@@ -25,7 +25,7 @@ from streamd.training.attempts import MAX_FAILURES
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
-from streamd.training.observe import report
+from streamd.training.observe import records_of, report
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures
@@ -166,7 +166,8 @@ class Trainer:
             "score": (learning - begun) / len(scored),
             "learn": (done - learning) / len(scored),
         }
-        records = self._records(step, scored, outcome, learned, seconds)
+        finished_at = self._clock.now_us() / 1e6
+        records = records_of(step, scored, outcome, learned, seconds, finished_at)
         for record in records:
             self._ledger.record(record)
 
@@ -285,44 +286,6 @@ class Trainer:
             learner.refuse()
         self._ledger.prove(self.contest.after(outcome))
         return outcome
-
-    def _records(
-        self,
-        step: Step,
-        scored: list[ScoredWindow],
-        outcome: PublishResult,
-        learned: TrainResult | None,
-        seconds: dict[str, float],
-    ) -> list[WindowRecord]:
-        """Make the record of each window of a step.
-
-        Windows merged into the last one name the version that scored them.
-        """
-        scored_by = step.version or RULE
-        merged = PublishResult(scored_by, False, "learned as one with those behind it")
-        records = []
-        for window, part in zip(step.windows, scored, strict=True):
-            is_last = window is step.windows[-1]
-            own = outcome if is_last else merged
-            records.append(
-                WindowRecord(
-                    start_us=window.start_us,
-                    end_us=window.end_us,
-                    first_edge=window.first_edge,
-                    end_edge=window.end_edge,
-                    num_scored=part.num_scored,
-                    version=own.version,
-                    scored_by=scored_by,
-                    promoted=own.promoted,
-                    reason=own.reason,
-                    scores=part.table,
-                    loss=learned.loss if is_last and learned and learned.finite else None,
-                    seconds=seconds,
-                    finished_at=self._clock.now_us() / 1e6,
-                    num_known=part.num_known,
-                )
-            )
-        return records
 
     def bootstrap(self) -> None:
         """At a first start on a log with a past, learn its newest windows at once and publish.
