@@ -4,6 +4,7 @@ import math
 
 import structlog
 
+from streamd.clock import Clock
 from streamd.models.rule import NAME as RULE
 from streamd.registry.candidate import PublishResult, TrainResult
 from streamd.telemetry import metrics
@@ -22,14 +23,14 @@ def records_of(
     outcome: PublishResult,
     learned: TrainResult | None,
     seconds: dict[str, float],
-    finished_at: float,
+    clock: Clock,
 ) -> list[WindowRecord]:
     """Make the record of each window of a step.
 
     Windows merged into the last one name the version that scored them.
 
     scored: an entry a window. outcome, learned: of the step. seconds: phase -> wall time a window.
-    finished_at: seconds since 1970.
+    clock: says when each was finished.
     """
     scored_by = step.version or RULE
     merged = PublishResult(scored_by, False, "learned as one with those behind it")
@@ -52,7 +53,7 @@ def records_of(
                 scores=part.table,
                 loss=learned.loss if is_last and learned and learned.finite else None,
                 seconds=seconds,
-                finished_at=finished_at,
+                finished_at=clock.now_us() / 1e6,
                 num_known=part.num_known,
             )
         )

@@ -166,8 +166,7 @@ class Trainer:
             "score": (learning - begun) / len(scored),
             "learn": (done - learning) / len(scored),
         }
-        finished_at = self._clock.now_us() / 1e6
-        records = records_of(step, scored, outcome, learned, seconds, finished_at)
+        records = records_of(step, scored, outcome, learned, seconds, self._clock)
         for record in records:
             self._ledger.record(record)
 
