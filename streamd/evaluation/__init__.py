@@ -1,2 +1,1 @@
-"""A recorded log to a table: ways of keeping a model up to date beside each other, and their
-report."""
+"""Evaluation compares ways of keeping a model up to date on a recorded log."""

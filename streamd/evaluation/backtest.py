@@ -1,5 +1,4 @@
-"""The trainer's loop over a recorded log, faster than time: what a user would have got, window by
-window."""
+"""A backtest runs the trainer's loop over a recorded log, to tell what a user would have got."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from streamd.settings import Settings
 from streamd.training.scores import Measures
 from streamd.windows import Window, recorded_windows
 
+# Regimes and rules in the order of the report, with the names that it prints.
 TITLES = {
     "live": "live",
     "nightly": "nightly",
@@ -23,15 +23,19 @@ TITLES = {
 }
 MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
 COLUMNS = ("", "MRR", "MRR, known", "Hits@10", "AP", "AUC", "s a window")
-"""Of `Result.table`."""
+"""Head of `Result.table`; the middle five are MEASURES."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """initial: share of the events before what is reported on; learned at once for
-    `initial_epochs`, or, where that is 0, window by window like the rest. stale: ages in events
-    (None: a window) at which the live model is also run with facts that old. from_cut: a window
-    begins with the first event that is reported on, as published protocols have it."""
+    """What a backtest runs.
+
+    initial: share of the log's events before those that are reported on.
+    initial_epochs: epochs in which that share is learned at once; 0 learns it window by window.
+    stale: ages in events (None: a window) at which the live model is also run with facts that old.
+    from_cut: whether a window begins with the first event that is reported on, as in published
+    protocols.
+    """
 
     initial: float = 0.3
     initial_epochs: int = 0
@@ -41,9 +45,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """windows: those reported on, of the run with fresh facts. half_life: number of the popularity
-    half-life chosen on what lies before them. stale: age of facts -> event-weighted means of the
-    live model, the fresh run included."""
+    """What a backtest found.
+
+    windows: the windows that are reported on, of the run with fresh facts.
+    half_life: number of the popularity half-life, chosen on the windows before them.
+    stale: age of facts -> event-weighted means of the live model, the fresh run included.
+    """
 
     windows: list[RegimeWindow]
     half_life: int
@@ -51,10 +58,11 @@ class Result:
 
     @property
     def num_events(self) -> int:
+        """Number of scored events in the windows."""
         return sum(w.num_scored for w in self.windows)
 
     def table(self) -> list[list[str]]:
-        """A row for each regime and rule, then one for each age of facts; cells as text."""
+        """The report's table as text: a row a regime and rule, then one an age of facts."""
         rows = []
         for name in self.names():
             seconds = self.seconds(name)
@@ -76,15 +84,15 @@ class Result:
         return [n for n in TITLES if self.name_of(n) in self.windows[0].scores]
 
     def name_of(self, name: str) -> str:
-        """As the windows call it."""
+        """The name of a regime or rule in the windows' scores."""
         return f"popularity_{self.half_life}" if name == "popularity" else name
 
     def mean(self, name: str) -> Measures:
-        """Event-weighted means over the windows."""
+        """Event-weighted means of a regime or rule over the windows."""
         return means(self.windows, self.name_of(name))
 
     def seconds(self, name: str) -> float | None:
-        """Mean wall time a window to score and learn it; None for a rule."""
+        """Mean wall time in seconds to score and learn a window; None for a rule."""
         own = [w.seconds[name] for w in self.windows if name in w.seconds]
         return float(np.mean(own)) if own else None
 
@@ -94,17 +102,20 @@ def _cells(mean: Measures) -> list[str]:
 
 
 def age_text(age: int | None) -> str:
+    """An age of facts in words. age: in events, None for a window."""
     return "a window" if age is None else f"{age} events"
 
 
 def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
-    """Event-weighted means of one regime or rule over windows; nan where nothing counts."""
-    found = {}
+    """Event-weighted means of one regime or rule over windows; NaN where no event counts."""
+    averages = {}
     for measure in MEASURES:
         weight = [w.num_known if measure == "mrr_known" else w.num_scored for w in windows]
         scores = [w.scores[name].get(measure, 0.0) for w in windows]
-        found[measure] = float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
-    return found
+        averages[measure] = (
+            float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
+        )
+    return averages
 
 
 def backtest(
@@ -113,25 +124,31 @@ def backtest(
     plan: Plan,
     progress: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> Result | None:
-    """Run all regimes with fresh facts, and the live one once for each older age. None where no
-    window could be scored.
+    """Run all regimes with fresh facts, and the live one once for each older age of facts.
 
-    A window is never merged with another, however long it takes. progress: told the part of the
-    work, done, in all, and the unit of these.
+    A window is never merged with another, however long it takes.
+
+    progress: called with (part of the work, done, in all, unit).
+    Returns: None where no window could be scored.
     """
+    # Windows, and the first event that is reported on.
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
     cut = log.lower_bound(origin) if plan.from_cut else cut
     parts = list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
+
+    # All regimes with fresh facts. A nightly model needs windows shorter than a day.
     daily = settings.windows.width_seconds * 1_000_000 < DAY_US
     names = LEARNED if daily else tuple(n for n in LEARNED if not n.startswith("nightly"))
     windows = _run(
         "fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress
     )
-    late = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
-    if not late:
+    reported = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
+    if not reported:
         return None
-    stale: dict[int | None, Measures] = {0: means(late, "live")}
+
+    # The live one with older facts.
+    stale: dict[int | None, Measures] = {0: means(reported, "live")}
     for age in plan.stale:
         if age != 0:
             regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
@@ -139,8 +156,10 @@ def backtest(
             stale[age] = means(
                 [w for w in older if w.window.first_edge >= cut and w.num_scored], "live"
             )
+
+    # The half-life of popularity is chosen on the last third before the cut.
     first = log.first_edge
-    return Result(late, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
+    return Result(reported, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
 
 
 def _run(
@@ -149,18 +168,20 @@ def _run(
     windows: Sequence[Window],
     progress: Callable[[str, int, int, str], None],
 ) -> list[RegimeWindow]:
+    """Run regimes over windows, and say how far they are. title: of the run, for the progress."""
     reading = f"{title}, reading the first part"
     learning = f"{title}, learning the first part"
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
     out: list[RegimeWindow] = []
     at_once = [w for w in windows if regimes.is_initial(w)]
-    for said, part in ((reading, at_once), (title, windows[len(at_once) :])):
+    for title_of_part, part in ((reading, at_once), (title, windows[len(at_once) :])):
         for window in part:
             out.append(regimes.window(window) or _learned_at_once(window))
             first, end = part[0].first_edge, part[-1].end_edge
-            progress(said, window.end_edge - first, end - first, "events")
+            progress(title_of_part, window.end_edge - first, end - first, "events")
     return out
 
 
 def _learned_at_once(window: Window) -> RegimeWindow:
+    """The entry of a window that was learned at once with others and not scored."""
     return RegimeWindow(window=window, num_scored=0, num_known=0, scores={}, seconds={})

@@ -1,16 +1,17 @@
-"""Ways of keeping a model up to date, side by side over the same windows and negatives.
+"""Regimes are ways of keeping a model up to date, compared over the same windows and negatives.
 
 All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
-- frozen: learns like the live one until a cut, then its weights stand still while graph, facts,
-  memory and the running statistics of its inputs move on;
+- frozen: learns like the live one until a cut. Then its weights are fixed, while graph, facts,
+  memory and the running statistics of its inputs advance;
 - nightly weights, live state: learns each midnight (of event time) over the day before, from
   inputs as of each event;
-- nightly: the same, but weights and state stand still for the day, and it learns from inputs of
-  that staleness. On the first day, with no day before to stand on, it is the twin above.
+- nightly: the same, but its weights, graph, facts and memory are fixed for the day, and it learns
+  from inputs of that staleness. On the first day, with no day before it, it equals the one above.
 
-And rules that cost nothing: EdgeBank, popularity at each half-life, partners + popularity.
+Rules that learn nothing are scored too: EdgeBank, popularity at each half-life, and partners +
+popularity.
 """
 
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.evaluation.sights import StaleSight, StandingSight, standing_still
+from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
 from streamd.events import Bools, Float32
 from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
@@ -33,14 +34,21 @@ from streamd.training.scores import Measures, measures
 from streamd.windows import Window
 
 DAY_US = 86_400_000_000
+"""A day in microseconds."""
 SKIPPED = 0.05
+"""Share of the events before the cut that is not learned: it only fills graph, facts and memory."""
 LEARNED = ("live", "nightly", "nightly_live", "frozen")
+"""The regimes, which learn; rules do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegimeWindow:
-    """Scores of one window: regime or rule -> measures; popularity once per half-life. num_known:
-    scored events whose destination was one before. seconds: regime -> wall time."""
+    """The scores of one window.
+
+    num_scored: scored events. num_known: those whose destination was one before.
+    scores: regime or rule -> measures; popularity once per half-life.
+    seconds: regime -> wall time to score and learn.
+    """
 
     window: Window
     num_scored: int
@@ -50,7 +58,10 @@ class RegimeWindow:
 
 
 class Regimes:
-    """Owner of a learner per regime and of up to two recorders; one thread."""
+    """Runs regimes over windows. It owns a learner per regime and up to two recorders.
+
+    Owner: one thread.
+    """
 
     def __init__(
         self,
@@ -61,12 +72,14 @@ class Regimes:
         initial_epochs: int = 0,
         stale_events: int | None = 0,
     ) -> None:
-        """names: of LEARNED. cut: the edge from which the frozen one stands still.
+        """names: of LEARNED. cut: id of the event from which the frozen weights are fixed.
 
-        initial_epochs: where above 0, what lies before the cut is not scored but learned at once,
-        for so many epochs, by one model that all begin as; its first twentieth only fills the
-        state. stale_events: how many events old facts are; None: a window.
+        initial_epochs: where above 0, events before the cut are not scored. One model learns them
+        at once, for so many epochs, and all regimes begin as copies of it. The first twentieth only
+        fills graph, facts and memory.
+        stale_events: age of facts in events; None: a window.
         """
+        # Where windows lie.
         self._settings = settings
         self._cut = cut
         self._epochs = initial_epochs
@@ -74,11 +87,15 @@ class Regimes:
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
-        self._moving = Recorder(settings, log)
+
+        # One recorder for the regimes whose state moves, one for the nightly model.
+        self._recorder = Recorder(settings, log)
         if stale_events != 0:
-            fresh = FreshSight(self._moving.live)
-            self._moving.sight = StaleSight(fresh, self._moving.live, stale_events)
-        self._standing = Recorder(settings, log) if "nightly" in names else None
+            fresh = FreshSight(self._recorder.live)
+            self._recorder.sight = StaleSight(fresh, self._recorder.live, stale_events)
+        self._nightly_recorder = Recorder(settings, log) if "nightly" in names else None
+
+        # A learner per regime. A night replays as much as the windows of its day together.
         hours = max(1, DAY_US // self._width_us)
         daily = settings.model_copy(
             update={
@@ -92,52 +109,64 @@ class Regimes:
             for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
         }
         self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
-        self._nightly_stands = False
+        self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
-        """Told (steps, in all) while what lies before the cut is learned at once."""
+        """Called with (steps done, in all) while the events before the cut are learned at once."""
 
     def is_initial(self, window: Window) -> bool:
-        """Whether a window is learned at once with those before it, and not scored."""
+        """Whether a window is learned at once with others, and not scored."""
         return self._epochs > 0 and window.first_edge < self._cut
 
     def window(self, window: Window) -> RegimeWindow | None:
-        """Score a window under every regime, then let those learn whose turn it is. None for one
-        before the cut that is learned at once."""
+        """Score a window under every regime, then let the regimes learn whose turn it is.
+
+        Returns: None for a window that is learned at once with others.
+        """
+        # Before the cut: read the window for the one model that learns at once.
         if self._base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in prefetch(self._moving.chunks(window, first_recorded=shown)):
+            for chunk in prefetch(self._recorder.chunks(window, first_recorded=shown)):
                 self._base.score(chunk)
             return None
+
+        # Whoever learns at the cut or at midnight does so before the window is scored.
         if self._base is not None:
             self._begin_alike(window.first_edge)
         self._seconds = dict.fromkeys(self._learners, 0.0)
         self._midnight(window)
+
+        # Score the window chunk by chunk, under regimes whose state moves and by the rules.
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
-        if self._nightly_stands and self._standing is not None:
-            pool = self._moving.sight.pool_of(window)
-            self._standing.sight = StandingSight(self._standing.live, pool)
+        if self._nightly_is_stale and self._nightly_recorder is not None:
+            pool = self._recorder.sight.pool_of(window)
+            self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
         for name in ("live", "frozen"):
             if name in self._learners:
                 self._learners[name].begin()
-        for chunk in prefetch(self._moving.chunks(window)):
+        for chunk in prefetch(self._recorder.chunks(window)):
             for name in self._learners:
-                if name != "nightly" or not self._nightly_stands:
+                if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
-        if self._nightly_stands and self._standing is not None:
-            for chunk in self._standing.chunks(window):
+
+        # Score it under the nightly model, from its own recorder.
+        if self._nightly_is_stale and self._nightly_recorder is not None:
+            for chunk in self._nightly_recorder.chunks(window):
                 self._add(parts, "nightly", chunk)
+
+        # Learn. A frozen model's statistics of inputs move on.
         if "live" in self._learners:
             self._learn("live", window.first_edge)
         if "frozen" in self._learners and window.first_edge < self._cut:
             self._learn("frozen", window.first_edge)
         elif "frozen" in self._learners:
             self._learners["frozen"].observe()
+
         known_E = np.concatenate(known)
         table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
         return RegimeWindow(
@@ -149,7 +178,7 @@ class Regimes:
         )
 
     def _begin_alike(self, edge: int) -> None:
-        """Learn all before the cut, and let every regime begin as the model that did."""
+        """Learn all events before the cut, and let every regime begin as a copy of that model."""
         assert self._base is not None
         self._base.on_progress = self.on_initial
         self._base.learn(edge, epochs=self._epochs)
@@ -159,8 +188,7 @@ class Regimes:
         self._base = None
 
     def _midnight(self, window: Window) -> None:
-        """When a window begins another day, the nightly ones learn the day before and catch up with
-        it."""
+        """Where a window begins another day, let the nightly models learn the day before it."""
         day = window.start_us // DAY_US
         if day == self._day:
             return
@@ -168,19 +196,21 @@ class Regimes:
             if self._day is not None and name in self._learners:
                 self._learn(name, self._day_edge)
                 self._learners[name].begin()
-        if self._day is not None and self._standing is not None:
-            self._learners["nightly"].memory_step = standing_still
-            self._nightly_stands = True
-            self._standing.rebuild(window.first_edge)
+        if self._day is not None and self._nightly_recorder is not None:
+            self._learners["nightly"].memory_step = nightly_memory_step
+            self._nightly_is_stale = True
+            self._nightly_recorder.rebuild(window.first_edge)
         self._day = day
         self._day_edge = window.first_edge
 
     def _learn(self, name: str, edge: int) -> None:
+        """Let a regime learn what it scored, and add to its wall time. edge: the first event."""
         begun = time.perf_counter()
         self._learners[name].learn(edge)
         self._seconds[name] += time.perf_counter() - begun
 
     def _add(self, parts: dict[str, list[Float32]], name: str, chunk: Chunk) -> None:
+        """Score a chunk under a regime, by the rule before it learned anything; add the scores."""
         begun = time.perf_counter()
         learner = self._learners[name]
         logits = learner.score(chunk)
@@ -191,14 +221,17 @@ class Regimes:
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:
+    """Scores by each rule, float32[E, C]."""
     return {"edgebank": edgebank_scores(facts_ECF), RULE: rule_scores(facts_ECF)} | {
         f"popularity_{h}": facts_ECF[..., LOG_SHARES][..., h] for h in range(NUM_HALF_LIVES)
     }
 
 
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:
-    """Number of the popularity half-life with the best MRR over scored windows that begin in edges
-    [first, cut); the third where there are none."""
+    """Number of the popularity half-life with the best MRR before the cut.
+
+    The scored windows that begin in the events [first, cut) decide; without any it is the third.
+    """
     tuning = [w for w in windows if first <= w.window.first_edge < cut and w.num_scored]
     if not tuning:
         return 2

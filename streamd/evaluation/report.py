@@ -1,4 +1,4 @@
-"""A backtest as one HTML file: a table and plots, nothing loaded from elsewhere."""
+"""The report of a backtest is one HTML file with a table and plots. It loads nothing else."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,7 +8,9 @@ import numpy as np
 
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
 
+# Colours of the lines of a plot, in their order: seven, as many as TITLES has names.
 COLORS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280", "#0891b2")
+# Pixels of a plot and of its margins; MAX_POINTS keeps about seven pixels between two points.
 WIDTH = 860
 HEIGHT = 280
 LEFT = 56
@@ -27,7 +29,8 @@ p.small { opacity: .7; font-size: 13px; }
 
 
 def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
-    """The page. settings: name -> value, shown at the end."""
+    """Returns: the page as HTML. settings: name -> value, shown at the end."""
+    # What is plotted.
     names = result.names()
     points = _points(result)
     scores = {TITLES[n]: [_mean(result, n, part) for part in points] for n in names}
@@ -37,6 +40,8 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
         for n in learned
     }
     times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
+
+    # The page, from top to bottom.
     parts = [
         f"<h1>{escape(title)}</h1>",
         _table(result),
@@ -60,7 +65,7 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
 
 
 def _points(result: Result) -> list[list[int]]:
-    """Numbers of the windows behind each point of a plot: neighbours share one where there are
+    """Numbers of the windows of each point of a plot. Neighbours share a point where there are
     many."""
     count = min(MAX_POINTS, len(result.windows))
     return [part.tolist() for part in np.array_split(np.arange(len(result.windows)), count)]
@@ -85,26 +90,28 @@ def _table(result: Result) -> str:
 
 
 def _stale(result: Result) -> str:
-    """From facts as of each event to a model that stands still for a day, and one that has not
-    learned since the cut."""
-    found = {"fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()}
-    found |= {
+    """Plot MRR by staleness: facts of each age, then the nightly and the frozen model."""
+    mrr_by_age = {
+        "fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()
+    }
+    mrr_by_age |= {
         TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()
     }
-    return _plot(list(range(len(found))), {"MRR": list(found.values())}, list(found))
+    return _plot(list(range(len(mrr_by_age))), {"MRR": list(mrr_by_age.values())}, list(mrr_by_age))
 
 
 def _plot(
     xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] | None = None
 ) -> str:
-    """Lines over xs as SVG; xs are seconds of event time unless labels are given."""
+    """Plot lines over `xs` as SVG. `xs` are seconds of event time unless labels are given."""
     top = max((v for line in lines.values() for v in line), default=1.0) or 1.0
     low, high = min(xs), max(xs)
 
-    def place(x: float, y: float) -> str:
+    def at_pixel(x: float, y: float) -> str:
         across = (WIDTH - LEFT - 10) * ((x - low) / (high - low or 1))
         return f"{LEFT + across:.1f},{TOP + HEIGHT * (1 - y / top):.1f}"
 
+    # Horizontal lines with the scale.
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 40}" role="img">']
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = TOP + HEIGHT * (1 - share)
@@ -112,17 +119,21 @@ def _plot(
             f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}" stroke="#8884"/>'
             f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>'
         )
+
+    # First, middle and last time, or every label.
     for at in sorted({0, len(xs) // 2, len(xs) - 1}) if labels is None else range(len(labels)):
-        said = (
+        label = (
             labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")
         )
-        x = place(xs[at], 0).split(",")[0]
+        x = at_pixel(xs[at], 0).split(",")[0]
         out.append(
-            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(said)}</text>'
+            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(label)}</text>'
         )
+
+    # The lines, and the key of their colours.
     keys = []
     for (name, values), color in zip(lines.items(), COLORS, strict=False):
-        points = " ".join(place(x, y) for x, y in zip(xs, values, strict=True))
+        points = " ".join(at_pixel(x, y) for x, y in zip(xs, values, strict=True))
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
         keys.append(f'<span class="key" style="background:{color}"></span>{escape(name)}')
     return "".join([*out, "</svg><p>", *keys, "</p>"])

@@ -1,5 +1,4 @@
-"""What events see in experiments instead of all that lies before them: old facts, or a standing
-day."""
+"""Sights for backtests: events see old facts, or the state of the last midnight."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,13 @@ from streamd.windows import Window
 
 
 class StaleSight:
-    """Facts lag: they move every so many events of a chunk, or only with the window. The rest is
-    fresh."""
+    """Facts lag: they advance every so many events of a chunk, or only with the window.
+
+    Neighbours and features are fresh.
+    """
 
     def __init__(self, fresh: FreshSight, live: LiveGraph, every: int | None) -> None:
-        """every: events; None: a window."""
+        """every: number of events after which facts advance; None: a window."""
         self._fresh = fresh
         self._live = live
         self._every = every
@@ -35,7 +36,7 @@ class StaleSight:
         return self._fresh.edge_before(part)
 
     def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
-        """As of the first event of each group of `every`, or of the window."""
+        """Facts as of the first event of each group of `every` events, or of the window."""
         facts = self._live.facts
         if self._every is None:
             return facts.compute(part.src_E[asked], part.time_E[asked], candidates)
@@ -53,12 +54,12 @@ class StaleSight:
             self._live.advance(rows.src_E, rows.dst_E, rows.time_E)
 
 
-class StandingSight:
-    """Facts, neighbours and features stay as they are: a nightly model's view of its day. Nothing
-    moves."""
+class NightlySight:
+    """Facts, neighbours and features stay as of midnight, as a nightly model sees its day."""
 
     def __init__(self, live: LiveGraph, pool: Pool) -> None:
-        """pool: what the window's negatives are drawn from, by a recorder that moves."""
+        """pool: of the window, from a recorder whose facts advance, so that all regimes draw the
+        same negatives."""
         self._live = live
         self._pool = pool
 
@@ -79,8 +80,11 @@ class StandingSight:
 
 
 @contextmanager
-def standing_still(
+def nightly_memory_step(
     model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
 ) -> Iterator[Tensor]:
-    """Instead of `LinkModel.over`: memory moves from window to window only, as a nightly model's."""
+    """Use memory without advancing it over the chunk, in place of `LinkModel.over`.
+
+    A nightly model's memory advances at midnight only.
+    """
     yield model.updated(memory)

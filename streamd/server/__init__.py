@@ -1,2 +1,4 @@
-"""Versions to answers: one engine owns graph, facts and memory; FastAPI asks it, on the same
-thread."""
+"""The server turns versions into answers.
+
+One engine owns graph, facts and memory. FastAPI asks it, on the same thread.
+"""

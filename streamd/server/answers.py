@@ -1,4 +1,4 @@
-"""Answers, computed for many requests in one pass."""
+"""Answers are computed for many requests in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,15 +24,18 @@ from streamd.server.server_graph import ServerGraph
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an answer is computed from. served: with its memory as of then, None for the rule.
-    as_of_us: the time of the query, behind every event there is."""
+    """What an answer is computed from.
+
+    view: the server's graph. served: the version with its memory at that time, None for the rule.
+    as_of_us: time of the query in microseconds, after every event in the graph.
+    """
 
     view: ServerGraph
     served: LoadedVersion | None
     as_of_us: int
 
-    def answer(self, source: int, **found: Any) -> Answer:
-        """What every answer says, and what was found. source: its id, or UNKNOWN."""
+    def answer(self, source: int, **results: Any) -> Answer:
+        """Make an answer from what all answers say and from `results`. source: id, or UNKNOWN."""
         view = self.view
         served = self.served
         is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
@@ -44,16 +47,20 @@ class Moment:
             newest_us=view.newest_us,
             memory_edge=served.memory.edge if served else view.edge,
             src_known=is_known,
-            **found,
+            **results,
         )
 
 
 def moments_of(
     view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request]
 ) -> list[Moment]:
-    """When each request is answered: at its own time, or now. A chunk of memory that its time
-    closes is closed for it."""
+    """The moment of each request: its own time, or now.
+
+    Memory advances over a chunk that the query's time closes, for that query only.
+    """
+    # An answer is never as of a time before the newest event: the graph has seen that one.
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
+    # Requests of one time share a moment, and so a pass.
     by_time = {
         t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)
     }
@@ -61,23 +68,30 @@ def moments_of(
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Answers in order, by one version. Those that see memory at different cuts are a pass each.
-    Raises: NotFinite."""
+    """Compute answers, in order, by one version. Raises: NotFinite.
+
+    Requests that see memory at different cuts are computed in a pass each.
+    """
+    # The same object holds memory at the same cut.
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
-        places = [i for i, m in enumerate(moments) if m.served is served]
-        group = _one_pass([requests[i] for i in places], [moments[i] for i in places])
-        answers.update(zip(places, group, strict=True))
+        indices = [i for i, m in enumerate(moments) if m.served is served]
+        group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
+        answers.update(zip(indices, group, strict=True))
     return [answers[i] for i in range(len(requests))]
 
 
 def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64]) -> list[Float32]:
-    """Scores of each source's targets, by one version with its memory at one cut. Raises:
-    NotFinite."""
+    """Score each source's targets, by one version with its memory at one cut.
+
+    sources: int64[S]. targets: int64 a source. Returns: float32 a source. Raises: NotFinite.
+    """
     if not len(targets):
         return []
     view = moments[0].view
     served = moments[0].served
+
+    # Facts of all pairs, each at its request's time.
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
@@ -85,6 +99,8 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
             for s, m, d in zip(sources, moments, targets, strict=True)
         ]
     )
+
+    # One call of the model or the rule for all of them.
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
@@ -99,7 +115,10 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
 def recommended(
     moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
-    """The best of a pool that was scored."""
+    """Make the answer of a recommendation: the best `k` nodes of a pool that was scored.
+
+    Equal scores are ordered by node id.
+    """
     best = np.lexsort((pool, -scores))[: request.k]
     view = moment.view
     nodes = pool[best]
@@ -112,7 +131,7 @@ def recommended(
 
 
 def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
-    """All moments are of one version with its memory at one cut."""
+    """Answer requests whose moments are of one version with its memory at one cut."""
     view = moments[0].view
     sources = view.ids([_node_of(r) for r in requests])
 
@@ -130,6 +149,7 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
         )
     )
 
+    # Each kind of request makes its own answer.
     answers = []
     for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
         source = int(sources[i])
@@ -149,8 +169,8 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
     view = moment.view
     if isinstance(request, Score):
         return view.ids(list(request.dst))
-    found = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
-    return view.candidates.unseen(found, source) if request.exclude_seen else found
+    candidates = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
+    return view.candidates.unseen(candidates, source) if request.exclude_seen else candidates
 
 
 def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:

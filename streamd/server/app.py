@@ -1,5 +1,7 @@
-"""The web application: routes, health, metrics, docs and the status page, none of which needs the
-internet."""
+"""The web application: routes, health, metrics, docs and the status page.
+
+None of them loads anything from the internet.
+"""
 
 import asyncio
 import gzip
@@ -24,12 +26,13 @@ from streamd.server.state import ServerState, State, require_key
 from streamd.telemetry import metrics
 
 STATIC = Path(__file__).parent / "static"
+"""The status page and the docs' scripts."""
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application and its engine, which runs in the application's loop from its start to its
-    end."""
+    """Make the application. The state's engine runs in its event loop from its start to its end."""
 
+    # The engine answers what waits before the application ends.
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(state.engine.run(), name="engine")
@@ -38,6 +41,7 @@ def create_app(state: ServerState) -> FastAPI:
         await asyncio.wait([running])
         state.forwarder.close()
 
+    # The docs are a page of our own, since FastAPI's loads its scripts from a CDN.
     app = FastAPI(
         title="streamd",
         version=__version__,
@@ -48,6 +52,8 @@ def create_app(state: ServerState) -> FastAPI:
         description="Answers from a temporal graph model that learns while events arrive.",
     )
     app.state.streamd = state
+
+    # Routes, then what is around all of them.
     app.include_router(direct)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
@@ -61,6 +67,9 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def _add_pages(app: FastAPI) -> None:
+    """Add health checks, metrics, the status page and the docs."""
+
+    # Health: liveness is about the loop, readiness about answers.
     @app.get("/livez", tags=["health"], responses={503: {}})
     async def livez(state: State) -> JSONResponse:
         """Whether the engine's loop turns."""
@@ -75,13 +84,17 @@ def _add_pages(app: FastAPI) -> None:
         content = {"ready": ready, "why": why, **state.rebuild(), **refused}
         return JSONResponse(content, 200 if ready else 503)
 
+    # What operators read.
     @app.get(
         "/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)]
     )
     def prometheus(state: State, request: Request) -> Response:
         """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
+        # Metrics that are only known when somebody asks.
         state.refusals()
         metrics.ready.set(state.ready()[0])
+
+        # The form and the compression that the scraper accepts.
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         content = encode(metrics.exported_by("serve"))
         headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
@@ -94,6 +107,7 @@ def _add_pages(app: FastAPI) -> None:
         """The content of the status page."""
         return state.page.content()
 
+    # Pages, which hold no data themselves.
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(STATIC / "index.html")

@@ -1,6 +1,7 @@
-"""Tensors as bytes behind the JSON of a request or an answer: the extension `binary_tensor_data`.
+"""Tensors as bytes after the JSON of a request or an answer: the extension `binary_tensor_data`.
 
-Little-endian, row-major, nothing between them; before an element of BYTES its length, in 4 bytes.
+They are little-endian and row-major, with nothing between them. An element of BYTES follows its
+length in 4 bytes.
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
 
@@ -14,6 +15,7 @@ from fastapi import HTTPException
 JSON_LENGTH = "Inference-Header-Content-Length"
 """The header that says how many bytes of the body are JSON."""
 SIZE = "binary_data_size"
+"""The parameter of a tensor that says how many bytes it has."""
 DTYPES = {
     "INT8": "<i1",
     "INT16": "<i2",
@@ -28,11 +30,15 @@ DTYPES = {
 }
 INTEGERS = tuple(name for name in DTYPES if "INT" in name)
 PREFIX_BYTES = 4
+"""Length of an element's length, as the extension has it."""
 
 
 def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """A body's JSON and what is behind it. json_length: the header, None where there is none.
-    Raises: HTTPException where it is no length within the body."""
+    """Split a body into its JSON and the bytes after it.
+
+    json_length: value of the header JSON_LENGTH, None where there is none.
+    Raises: HTTPException where it is no length within the body.
+    """
     if json_length is None:
         return body, b""
     # Nine digits are more than any body has, and few enough to be read as a number.
@@ -44,8 +50,11 @@ def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
-    """The bytes of an input, and those behind them. size: as the request says.
-    Raises: HTTPException where that many are not there."""
+    """Split off the bytes of an input. Returns: them, and the bytes after them.
+
+    name: of the input. size: as the request says.
+    Raises: HTTPException where fewer are left.
+    """
     if type(size) is not int or not 0 <= size <= len(rest):
         raise HTTPException(
             400,
@@ -56,14 +65,18 @@ def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
 
 
 def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
-    """The values of an input. count: how many its shape has.
-    Raises: HTTPException where the bytes are not that many of such values."""
+    """Decode the values of an input. count: number of values that its shape has.
+
+    Raises: HTTPException where the bytes are not that many values of the datatype.
+    """
     if datatype == "BYTES":
         return _texts(name, count, raw)
     if datatype not in INTEGERS:
         raise HTTPException(
             400, f"{name}: {datatype} is not taken as bytes, only BYTES and integers are"
         )
+
+    # Integers have a fixed size, so their number is known from the bytes.
     dtype = np.dtype(DTYPES[datatype])
     if len(raw) != count * dtype.itemsize:
         raise HTTPException(
@@ -76,7 +89,7 @@ def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
 
 
 def encode(datatype: str, values: Sequence[float]) -> bytes:
-    """An output's values as bytes."""
+    """Encode an output's values as bytes."""
     return np.asarray(values, DTYPES[datatype]).tobytes()
 
 
@@ -86,6 +99,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
     while at < len(raw):
         begin = at + PREFIX_BYTES
         end = begin + int.from_bytes(raw[at:begin], "little")
+        # A length, or what it counts, may be cut off.
         if end > len(raw) or begin > len(raw):
             raise HTTPException(
                 400, f"{name}: value {len(values)} ends behind its tensor's {len(raw)} bytes"

@@ -1,4 +1,4 @@
-"""Which nodes may be recommended, and which of them are likely enough to be scored."""
+"""Candidates are the nodes that may be recommended, and those likely enough to be scored."""
 
 import time
 
@@ -9,19 +9,19 @@ from streamd.graph.live import LiveGraph
 from streamd.server.loaded_version import LoadedVersion
 
 POPULAR_SECONDS = 1.0
-"""For so long the most popular nodes of a kind are not looked for again: it takes a pass over all
-of them."""
+"""Time for which the most popular nodes of a kind are remembered: finding them takes a pass over
+all of them."""
 MAX_KINDS = 1000
 """Kinds whose most popular nodes are remembered: a caller may name as many as it likes."""
 MAX_SECOND = 256
-"""Nodes two hops away from which a third hop is taken."""
+"""Most nodes two hops away from which a third hop is taken: it bounds the time of a request."""
 
 
 class Candidates:
-    """Nodes by kind, less deleted ones. Owner: the view of the log that it belongs to."""
+    """Finds nodes by kind, without deleted ones. Owner: the server's graph that it belongs to."""
 
     def __init__(self, live: LiveGraph, limit: int) -> None:
-        """limit: most nodes that `likely` gives."""
+        """limit: most nodes that `likely` returns."""
         self._live = live
         self.limit = limit
         self._kinds: dict[str, list[int]] = {}
@@ -29,9 +29,11 @@ class Candidates:
         self._most_popular: dict[str | None, tuple[float, list[Int64]]] = {}
 
     def of_kind(self, kind: str | None) -> Int64:
-        """Ids of nodes whose key begins with `kind:`, or of all that were a destination."""
+        """Ids of nodes whose key begins with `kind:`; None: of all that were a destination."""
         if kind is None:
             return self._live.destinations()
+
+        # Sort only the keys that came since the last call; node ids are rows of the keys.
         keys = self._live.log.keys
         for node in range(self._keys_sorted, len(keys)):
             key = keys[node]
@@ -42,19 +44,24 @@ class Candidates:
         return nodes[~self._live.log.deletions.is_gone(nodes)]
 
     def unseen(self, nodes: Int64, source: int) -> Int64:
-        """Of some nodes those that are not among a source's last partners, ascending."""
+        """The nodes that are not among a source's last partners, ascending."""
         return np.setdiff1d(nodes, self._live.facts.partners(source))
 
     def likely(
         self, source: int, kind: str | None, as_of_us: int, served: LoadedVersion | None
     ) -> Int64:
-        """At most `limit` nodes worth scoring for a source: all, or its partners, what is three
-        hops away, the popular ones of each half-life, and those with an embedding like its own.
-        as_of_us: just after the newest event."""
+        """At most `limit` nodes worth scoring for a source, ascending.
+
+        These are all nodes of the kind, or, of too many, the source's partners, nodes three hops
+        away, the most popular ones at each half-life, and those whose embedding is like its own.
+        as_of_us: time just after the newest event, microseconds.
+        """
         pool = self.of_kind(kind)
         limit = self.limit
         if len(pool) <= limit:
             return pool
+
+        # Near nodes get half of the limit at most; the rest are lists, best first.
         near = self._live.facts.partners(source)
         close = np.concatenate([near, self._three_hops_away(near)])
         close = close[np.isin(close, pool)][: limit // 2]
@@ -64,14 +71,19 @@ class Candidates:
 
         # Take turns between the lists, so that none crowds out another.
         table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
-        for column, found in enumerate(lists):
-            table[: len(found), column] = found
+        for column, nodes in enumerate(lists):
+            table[: len(nodes), column] = nodes
+
+        # Each node once, at its best rank; ascending, as facts and embeddings are gathered.
         ranked = np.concatenate([close, table.ravel()])
         ranked = ranked[ranked >= 0]
         return np.sort(ranked[np.sort(np.unique(ranked, return_index=True)[1])[:limit]])
 
     def _three_hops_away(self, near: Int64) -> Int64:
-        """Partners of those who met the same partners, those with the most paths to them first."""
+        """Partners of nodes that share a partner with the source, those with most paths first.
+
+        near: the source's partners.
+        """
         if not len(near):
             return near
         partners = self._live.facts.partners
@@ -81,18 +93,24 @@ class Candidates:
         return third[np.argsort(-paths, kind="stable")]
 
     def _popular(self, kind: str | None, pool: Int64, as_of_us: int) -> list[Int64]:
-        """The most popular of a pool, most popular first, for each half-life; as of up to a second
-        ago."""
-        made, found = self._most_popular.get(kind, (0.0, []))
-        if time.monotonic() - made < POPULAR_SECONDS:
-            return found
+        """The most popular nodes of a pool at each half-life, most popular first.
+
+        They may be as of POPULAR_SECONDS ago.
+        """
+        made_at, most_popular = self._most_popular.get(kind, (0.0, []))
+        if time.monotonic() - made_at < POPULAR_SECONDS:
+            return most_popular
+
+        # A partial sort per half-life: a pool may have millions of nodes.
         share = self._live.facts.log_shares(pool, as_of_us)
         count = min(self.limit, len(pool) - 1)
-        found = []
+        most_popular = []
         for column in -share.T:
             top = np.argpartition(column, count)[:count]
-            found.append(pool[top[np.argsort(column[top], kind="stable")]])
+            most_popular.append(pool[top[np.argsort(column[top], kind="stable")]])
+
+        # Forgetting all of them is simple, and they are found again within a second.
         if len(self._most_popular) > MAX_KINDS:
             self._most_popular.clear()
-        self._most_popular[kind] = (time.monotonic(), found)
-        return found
+        self._most_popular[kind] = (time.monotonic(), most_popular)
+        return most_popular

@@ -1,5 +1,5 @@
-"""The memory of the version that serves, stored now and then, so that a restart replays little
-where one serves for long."""
+"""The server stores the memory of the version that serves, so that a restart replays little of the
+log even where one version serves for long."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,30 +18,34 @@ logger = structlog.get_logger()
 
 @dataclass(frozen=True)
 class StoredMemory:
-    """Of a version, as of an edge."""
+    """The memory of a version, as of the event `memory.edge`."""
 
     version: str
     memory: Memory
 
 
 def store_memory(folder: Path, version: str, memory: Memory) -> None:
-    """Write it durably in place of the one before. folder: of the role. memory: a copy of the
-    caller's."""
+    """Write a version's memory durably, in place of the one before.
+
+    folder: of the role. memory: a copy that nobody changes meanwhile.
+    """
     path = folder / MEMORY
-    told = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
-    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **told))
+    metadata = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
+    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **metadata))
 
 
 def stored_memory(folder: Path) -> StoredMemory | None:
-    """The one stored last; None where there is none that can be read."""
+    """Read the memory that was stored last; None where there is none that can be read."""
     path = folder / MEMORY
     try:
-        arrays, told = unpack(path)
+        arrays, metadata = unpack(path)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
         return StoredMemory(
-            told["version"], Memory.restored(tensors, int(told["edge"]), int(told["now_us"]))
+            metadata["version"],
+            Memory.restored(tensors, int(metadata["edge"]), int(metadata["now_us"])),
         )
     except FileNotFoundError:
+        # A first start, or a restart soon after one.
         return None
     except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
         logger.error(
@@ -54,5 +58,5 @@ def stored_memory(folder: Path) -> StoredMemory | None:
 
 
 def forget_memory(folder: Path) -> None:
-    """Remove it: it may hold what was deleted."""
+    """Remove the stored memory, which may hold what was deleted."""
     (folder / MEMORY).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Bodies that are sent compressed, both ways; a request's is bounded by what it expands to."""
+"""Compressed bodies of requests and answers. A request's is bounded by what it expands to."""
 
 import gzip
 import re
@@ -9,15 +9,18 @@ from fastapi import HTTPException, Response
 from streamd.server.protocol import MAX_BODY_BYTES
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-"""As zlib numbers the two forms; `deflate` has zlib's head and checksum (RFC 9110, 8.4.1)."""
+"""zlib's numbers of the two forms. `deflate` has zlib's head and checksum (RFC 9110, 8.4.1)."""
 MIN_COMPRESSED_BYTES = 1024
 """A smaller answer fits one packet as it is."""
+# A weight of 0, which refuses a form (RFC 9110, 12.4.2).
 NEVER = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)
 
 
 def expanded(body: bytes, coding: str) -> bytes:
-    """A request's body as it was before `content-encoding`. Raises: HTTPException where it is no
-    such thing, or larger than a body may be."""
+    """Undo the `content-encoding` of a request's body.
+
+    Raises: HTTPException where the body is not encoded so, or expands to more than MAX_BODY_BYTES.
+    """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return body
@@ -25,6 +28,8 @@ def expanded(body: bytes, coding: str) -> bytes:
         raise HTTPException(
             400, f"content-encoding {coding[:64]!r} is not understood; send gzip, deflate or none"
         )
+
+    # Expand no more than a body may have: a few bytes may stand for gigabytes.
     stream = zlib.decompressobj(WINDOW_BITS[coding])
     try:
         plain = stream.decompress(body, MAX_BODY_BYTES + 1)
@@ -32,16 +37,20 @@ def expanded(body: bytes, coding: str) -> bytes:
         raise HTTPException(400, f"the body is not {coding}: {error}") from None
     if len(plain) > MAX_BODY_BYTES:
         raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes, expanded too")
+
+    # Cut off, or followed by something else.
     if not stream.eof or stream.unused_data:
         raise HTTPException(400, f"the body is not one whole {coding} stream")
     return plain
 
 
 def compressed(response: Response, accepted: str) -> Response:
-    """The answer, compressed where `accept-encoding` allows it and it is large enough to gain."""
+    """Compress an answer where `accept-encoding` allows it and the answer gains by it."""
     coding = _coding(accepted)
     if coding is None or response.status_code != 200 or len(response.body) < MIN_COMPRESSED_BYTES:
         return response
+
+    # The fastest level: the engine shares this thread. No time stamp, so equal answers are equal.
     plain = bytes(response.body)
     response.body = (
         gzip.compress(plain, 1, mtime=0) if coding == "gzip" else zlib.compress(plain, 1)
@@ -52,7 +61,7 @@ def compressed(response: Response, accepted: str) -> Response:
 
 
 def _coding(accepted: str) -> str | None:
-    """The first form that is accepted and that we know, gzip before deflate."""
+    """The form to answer in, gzip before deflate; None where neither is accepted."""
     names = set()
     for one in accepted.lower().split(","):
         name, _, weight = one.partition(";")

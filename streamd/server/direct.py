@@ -1,5 +1,5 @@
-"""A route of one JSON body whose function is called directly: FastAPI's general way took as long as
-most answers."""
+"""Direct routes read one JSON body and call their function without FastAPI's dependency injection,
+which took as long as most answers."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, get_type_hints
@@ -16,15 +16,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class DirectRoute(APIRoute):
-    """For `async def route(body: SomeModel, state: State, ...) -> Response`, its other arguments
-    texts of the path, behind `require_key` and no other dependency; in the API's description, and
-    in what it refuses, as any other route."""
+    """A route of the form `async def route(body: SomeModel, state: State, ...) -> Response`.
+
+    Its other arguments are texts of the path, and `require_key` is its only dependency. In the
+    API's description and in what it refuses it is like any other route.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         route = self.endpoint
         model = get_type_hints(self.endpoint)["body"]
         assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
+        # What FastAPI would do, in the same order: the key, the body, the function.
         async def handle(request: Request) -> Response:
             await require_key(request)
             body = await self.read(request, model)
@@ -34,25 +37,25 @@ class DirectRoute(APIRoute):
         return handle
 
     async def read(self, request: Request, model: type[Model]) -> Model:
-        """The request's body as a model. Raises: RequestValidationError, HTTPException."""
+        """Read the request's body as a model. Raises: RequestValidationError, HTTPException."""
         if not is_json(media_type(request)):
             raise HTTPException(422, "body: not sent as JSON; set content-type: application/json")
         return parsed(model, await whole(request))
 
 
 def media_type(request: Request) -> str:
-    """What the body is said to be, empty where nothing is said."""
+    """The media type in the request's content-type, empty where it has none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def is_json(kind: str) -> bool:
-    """Whether a media type is JSON, or a form of it."""
+    """Whether a media type is JSON, or a form of it such as `application/problem+json`."""
     is_form = kind.startswith("application/") and kind.endswith("+json")
     return kind == "application/json" or is_form
 
 
 async def whole(request: Request) -> bytes:
-    """The body. Raises: HTTPException where its sender went away."""
+    """Read the whole body. Raises: HTTPException where its sender went away."""
     try:
         return await request.body()
     except ClientDisconnect:
@@ -60,9 +63,10 @@ async def whole(request: Request) -> bytes:
 
 
 def parsed(model: type[Model], body: bytes) -> Model:
-    """The body as a model. Raises: RequestValidationError."""
+    """Parse a body as a model. Raises: RequestValidationError."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        found = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
-        raise RequestValidationError(found) from None
+        # With the place that FastAPI gives to errors of a body.
+        details = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+        raise RequestValidationError(details) from None

@@ -1,9 +1,8 @@
-"""The engine: follows the log, follows the versions, answers requests in batches; nothing waits for
-a swap.
+"""The engine follows the log and the versions, and answers requests in batches.
 
-It shares the event loop's thread with HTTP and lets it run between two slices of work. In a thread
-of its own each of its many small torch calls gave the interpreter's lock away and waited to get it
-back: an answer of 0.8 ms took 4.
+No request waits for a swap of versions. The engine shares the event loop's thread with HTTP and
+lets it run between two slices of work. In a thread of its own, each of its many small torch calls
+would release the interpreter's lock and wait to get it back: an answer of 0.8 ms takes 4 so.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.loaded_version import LoadedVersion
-from streamd.server.queue import RequestQueue, Waiting
+from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
 from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
 from streamd.server.search import Searches
@@ -36,14 +35,19 @@ from streamd.telemetry.progress import Reading
 
 logger = structlog.get_logger()
 IDLE_SECONDS = 0.01
-"""Rest where nothing waits: how stale an answer may be after a commit."""
+"""Rest while nothing waits. An answer may be this stale after a commit."""
 KEEP_SECONDS = 1.0
-"""Between two looks at what should be stored."""
+"""Time between two looks at what should be stored: each reads whether compaction was asked for."""
 
 
 @dataclass
 class EngineStatus:
-    """What the status page and health checks read; written by the engine only."""
+    """The state that the status page and the health checks read. Owner: the engine.
+
+    edge: id of the next event to take in. newest_us: event time of the newest one, microseconds.
+    memory_edge: event id up to which memory has seen. answered: requests so far.
+    beat: monotonic time of the last slice.
+    """
 
     ready: bool = False
     why: str = "starting"
@@ -55,13 +59,12 @@ class EngineStatus:
     answered: int = 0
     events_per_second: float = 0.0
     rebuild: Reading | None = None
-    """How far it is with graph, facts and memory, until it is ready."""
+    """Progress with graph, facts and memory, until the engine is ready."""
     beat: float = field(default_factory=time.monotonic)
 
 
 class Engine:
-    """Owner of the server's graph, facts, memory and model, all on the thread of the loop that
-    `run` runs in."""
+    """Owns the server's graph, facts, memory and model, on the thread of `run`'s event loop."""
 
     def __init__(
         self,
@@ -71,10 +74,13 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """on_failure: called when `run` ends by an error, so that the process can end with it."""
+        # What it reads and reports to.
         self._settings = settings
         self._registry = registry
         self._beat = beat
         self._on_failure = on_failure
+
+        # What answers, and what is to answer next.
         self.status = EngineStatus()
         self._view: ServerGraph | None = None
         """None until ingest has made a log."""
@@ -82,34 +88,40 @@ class Engine:
         """None while the rule answers."""
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
+
+        # What is asked, and what is measured of it.
         self._queue = RequestQueue(settings.server)
         self._searches = Searches(settings.server)
         self._rate = EventRate()
         self._freshness = Freshness()
-        self._kept = 0.0
+        self._kept_at = 0.0
         self._stopping = False
 
     def stop(self) -> None:
-        """Let `run` answer what waits, then end."""
+        """Let `run` answer the requests that wait, then end."""
         self._stopping = True
         self._queue.wake()
 
     async def ask(self, request: Request) -> Answer:
-        """Put a request and wait. Raises: Overloaded, NotReady, TimeoutError."""
+        """Queue a request and wait for its answer. Raises: Overloaded, NotReady, TimeoutError."""
         return (await self.ask_all([request]))[0]
 
     async def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """Put requests that one version answers, and wait. Raises: Overloaded, NotReady,
-        TimeoutError."""
+        """Queue requests that one version is to answer, and wait for the answers, in order.
+
+        Raises: Overloaded, NotReady, TimeoutError.
+        """
         if not self.status.ready:
             raise NotReady(self.status.why)
         return await self._queue.answers(requests)
 
     async def run(self) -> None:
-        """Until `stop`."""
+        """Follow log and versions and answer requests, until `stop`."""
+        # The matrices are small: more threads gain nothing.
         torch.set_num_threads(1)
         try:
             while not self._stopping or self._queue or self._searches:
+                # Wait for a log, then follow it and answer, in turn.
                 if self._view is None:
                     self._view = await asyncio.to_thread(self._open)
                 busy = self._view is not None and self._step(self._view)
@@ -119,6 +131,7 @@ class Engine:
                     0.0 if busy or self._queue or self._searches else IDLE_SECONDS
                 )
         except Exception as error:
+            # No request can be answered any more, so the process ends and is started again.
             logger.exception("engine_failed", error=str(error))
             self.status.ready = False
             self.status.why = f"the engine failed: {error}"
@@ -126,35 +139,42 @@ class Engine:
             self._on_failure()
 
     def _step(self, view: ServerGraph) -> bool:
-        """One slice of all but answering. Returns: whether more of it waits."""
+        """Do one slice of all work but answering. Returns: whether more of it waits."""
         self.status.beat = time.monotonic()
-        took = self._follow_log(view)
+        num_taken = self._follow_log(view)
         view = self._follow_versions(view)
-        self._say_whether_ready(view)
+        self._update_ready(view)
         self._report(view)
         self._keep(view)
-        return took > 0 or isinstance(self._swap.state, CatchingUp)
+        return num_taken > 0 or isinstance(self._swap.state, CatchingUp)
 
     # The log and the versions
 
     def _open(self) -> ServerGraph | None:
-        """The log, once ingest has made it, with the facts that were stored of it: read aside, it
-        can take seconds."""
+        """Open the log, once ingest has made it, and the facts that were stored of it.
+
+        It runs in another thread, since it can take seconds. Returns: None before there is a log.
+        """
         self.status.beat = time.monotonic()
         reader = LogReader.open(self._settings.data_dir)
         if reader is None:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None
+
+        # The champion's settings decide which facts are kept.
         self.status.why = "opening the log and what is stored of it"
         manifest, model = self._champion()
         view = ServerGraph(self._settings, reader, model, self._beat.name)
-        self._rebuild = Rebuild(None if manifest is None else view.keeping.memory_edge(manifest))
+        self._rebuild = Rebuild(None if manifest is None else view.retention.memory_edge(manifest))
         return view
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
-        """With its settings, so that its facts are not made twice; where it cannot be read, loading
-        it will say so."""
+        """The champion's manifest and model settings, so that its facts are not made twice.
+
+        Returns: None and this server's settings where there is no champion that can be read;
+        loading it reports the error again.
+        """
         name = self._registry.champion()
         try:
             manifest = self._registry.manifest(name) if name else None
@@ -164,21 +184,25 @@ class Engine:
             return None, self._settings.model
 
     def _follow_log(self, view: ServerGraph) -> int:
-        """Returns: edges taken in."""
-        took, deleted = view.follow()
+        """Take in a slice of the log, and advance memory over it. Returns: events taken in."""
+        num_taken, deleted = view.follow()
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
+
+        # Memory follows the graph; embeddings may be of what was deleted.
         if self._served is not None:
             if deleted:
                 self._served.forget_embeddings()
             self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
-        return took
+        return num_taken
 
     def _follow_versions(self, view: ServerGraph) -> ServerGraph:
-        """Returns: the view that answers from now on."""
+        """Move the swap of versions on by a slice. Returns: the graph that answers from now on."""
         state = self._swap.step(view, self._served.manifest.name if self._served else None)
         if not isinstance(state, Swapped):
             return view
+
+        # One assignment each, between two passes of answers: no request sees half a swap.
         self._served = state.served
         self._view = state.view
         manifest = state.served.manifest
@@ -195,14 +219,15 @@ class Engine:
         self.status.trained_until_us = None
 
     def _keep(self, view: ServerGraph) -> None:
-        """Now and then let the view store what a restart needs."""
-        if view.caught_up and time.monotonic() - self._kept >= KEEP_SECONDS:
-            self._kept = time.monotonic()
-            view.keeping.keep(self._served)
+        """Let the graph store what a restart needs, once every KEEP_SECONDS."""
+        if view.caught_up and time.monotonic() - self._kept_at >= KEEP_SECONDS:
+            self._kept_at = time.monotonic()
+            view.retention.keep(self._served)
 
-    # What is said of it
+    # Readiness and status
 
-    def _say_whether_ready(self, view: ServerGraph) -> None:
+    def _update_ready(self, view: ServerGraph) -> None:
+        """Become ready once log and version have caught up, and stay so until `run` ends."""
         status = self.status
         if status.ready:
             return
@@ -211,13 +236,16 @@ class Engine:
             status.why = "answering"
             status.rebuild = None
             self._rebuild.done()
-            gc.freeze()  # what lives as long as the server; a full collection through it took 0.2 s without an answer
+            # What lives as long as the server: a full collection through it takes 0.2 s in which
+            # nothing is answered.
+            gc.freeze()
             logger.info("server_ready", edges=view.edge, version=status.version)
         else:
             status.rebuild = self._rebuild.at(view, self._swap.state)
             status.why = f"reading the log, {status.rebuild.text('edges')}"
 
     def _report(self, view: ServerGraph) -> None:
+        """Bring status, metrics and heartbeat up to date."""
         status = self.status
         status.edge = view.edge
         status.newest_us = view.newest_us
@@ -239,10 +267,12 @@ class Engine:
     # Requests
 
     def _answer(self) -> None:
-        """One pass over what waits; requests from all nodes only begin here."""
+        """Answer the requests that wait, in one pass. Searches of all nodes only begin here."""
         taken = self._queue.take()
         if not taken or self._view is None:
             return
+
+        # Searches are spread over many slices; the rest is answered at once.
         for waiting in taken:
             if searches := waiting.searches:
                 moments = moments_of(self._view, self._served, searches)
@@ -250,13 +280,15 @@ class Engine:
         self._answer_now(self._view, [w for w in taken if not w.searches])
 
     def _search(self) -> None:
-        """One slice of the searches over all nodes."""
+        """Do one slice of the searches of all nodes."""
         try:
             self.status.answered += self._searches.step()
         except NotFinite as error:
             self._stop_serving(str(error))
 
-    def _answer_now(self, view: ServerGraph, taken: list[Waiting]) -> None:
+    def _answer_now(self, view: ServerGraph, taken: list[PendingBatch]) -> None:
+        """Answer batches in one pass, and hand each its share of the answers."""
+        # All requests of all batches at once.
         begun = time.monotonic()
         try:
             answers: list[Answer] | Exception = self._compute(
@@ -265,6 +297,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             logger.exception("answer_failed", error=str(error))
             answers = error
+
+        # Each batch gets its own answers, or the error.
         at = 0
         took = time.monotonic() - begun
         for waiting in taken:
@@ -279,7 +313,7 @@ class Engine:
         self.status.answered += at
 
     def _compute(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
-        """By the version that serves, or by the rule where that says what is no number."""
+        """Answer by the version that serves, or by the rule where the version is not finite."""
         try:
             return self._computed(view, requests)
         except NotFinite as error:

@@ -1,5 +1,8 @@
-"""Around every request: what may come in, its id, its measure, its line in the log, the headers of
-a careful server."""
+"""The envelope is the middleware around every request.
+
+It bounds what comes in, checks where it comes from, gives it an id, measures and logs it, and adds
+the security headers.
+"""
 
 import asyncio
 import re
@@ -22,24 +25,32 @@ from streamd.settings import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
+# Scripts and styles of this server only, and no page may frame it. Inline ones are the docs'.
 POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 )
 SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+# Prefixes of the routes that are counted in metrics, and of the paths that are never logged, since
+# probes ask for them every few seconds.
 MEASURED = ("/v1/", "/v2/models")
 QUIET = ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
+# Checked before a body is read.
 KEY_CHECKS = (require_key, require_admin_key)
+# Methods that change nothing, so a web page of another site may use them.
 READING = ("GET", "HEAD", "OPTIONS")
 PORTS = {"http": 80, "https": 443}
 TOO_LARGE = f"a body has a length of at most {MAX_BODY_BYTES} bytes"
+# A caller's id is taken over only if it cannot break a line of the log.
 REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Envelope:
-    """Refuses what is too large, too slow, sent by a web page of another site, or, where no key
-    protects the server, addressed to another name than this machine's (such a page could have been
-    resolved to it)."""
+    """Refuses requests that are too large, too slow, or sent by a web page of another site.
+
+    Where no key protects the server, it also refuses those addressed to another name than this
+    machine's: such a name could have been resolved to this machine by a web page (DNS rebinding).
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -51,6 +62,8 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
+        # The request's id and trace, which go into the answer and into every line of the log.
         headers = Headers(scope=scope)
         begun = time.perf_counter()
         status = 500
@@ -70,6 +83,7 @@ class Envelope:
                 MutableHeaders(scope=message).update(added)
             await send(message)
 
+        # Refuse it or hand it on; account for it either way.
         refused = self._refusal(scope, headers)
         with structlog.contextvars.bound_contextvars(**named):
             try:
@@ -81,6 +95,7 @@ class Envelope:
                 self._account(scope, status, time.perf_counter() - begun, request_id)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to a request that is refused by its headers, None for one that is not."""
         path = scope["path"]
         size = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
@@ -99,11 +114,10 @@ class Envelope:
         return None
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive`, where the key opens the route, as long as the body is small enough and arrives
-        within the deadline.
+        """Wrap `receive` so that it checks keys and bounds the size and the time of the body.
 
-        Keys come first, because FastAPI reads a body before it looks at what a route depends on.
-        Bytes are counted as they come, whatever the headers said.
+        Keys are checked first, because FastAPI reads a body before it calls a route's dependencies.
+        Bytes are counted as they come, whatever the headers say.
         """
         until = time.monotonic() + self._deadline
         began = False
@@ -114,11 +128,15 @@ class Envelope:
             nonlocal began, whole, num_bytes
             if whole:
                 return await receive()
+
+            # Keys, before the first byte of the body.
             if not began:
                 began = True
                 for needed in getattr(scope.get("route"), "dependencies", ()):
                     if needed.dependency in KEY_CHECKS:
                         await needed.dependency(Request(scope))
+
+            # The next part, within the deadline of the whole.
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
@@ -126,6 +144,8 @@ class Envelope:
                 raise HTTPException(
                     408, "the body did not arrive within server.deadline_seconds"
                 ) from None
+
+            # The size, as it came.
             num_bytes += len(message.get("body", b""))
             if num_bytes > MAX_BODY_BYTES:
                 raise HTTPException(413, TOO_LARGE)
@@ -135,7 +155,7 @@ class Envelope:
         return receive_within_bounds
 
     def _account(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        """Metrics and a log line by route, not by path: a path may name a person."""
+        """Count and log a request by its route, not by its path: a path may name a person."""
         route = _route_of(scope)
         if route is not None and route.startswith(MEASURED):
             metrics.request_seconds.labels(route).observe(seconds)
@@ -153,16 +173,20 @@ class Envelope:
 
 
 def _route_of(scope: Scope) -> str | None:
-    """The route that answered, whole; newer FastAPI names it in `scope["route"]` without the prefix
-    of an outer router."""
+    """Path template of the route that answered, with all prefixes.
+
+    Newer FastAPI names the route in `scope["route"]` without the prefix of an outer router.
+    """
     effective = scope.get("fastapi", {}).get("effective_route_context")
     path: str | None = getattr(effective or scope.get("route"), "path", None)
     return path
 
 
 def _host_of(headers: Headers) -> tuple[str, int | None]:
-    """Name, in lower case, and port that a request is addressed to; an empty name where that cannot
-    be read."""
+    """Host name, in lower case, and port that a request is addressed to.
+
+    The name is empty where the header cannot be read.
+    """
     try:
         parts = urlsplit(f"//{headers.get('host', '')}")
         return parts.hostname or "", parts.port
@@ -173,16 +197,19 @@ def _host_of(headers: Headers) -> tuple[str, int | None]:
 def _is_of_another_site(headers: Headers) -> bool:
     """Whether a browser sent this for a page of another origin.
 
-    It says so in Sec-Fetch-Site, which no page can set, or, where it does not speak of that, by
-    Origin. What sends neither is no browser. A proxy may end TLS before us, so that the scheme is
-    only known from Origin.
+    A browser says so in Sec-Fetch-Site, which no page can set, or, if it does not send that, in
+    Origin. A client that sends neither is no browser. A proxy may end TLS before this server, so
+    the scheme is only known from Origin.
     """
+    # Sec-Fetch-Site decides where it is sent.
     site = headers.get("sec-fetch-site")
     origin = headers.get("origin")
     if site is not None:
         return site.lower() not in ("same-origin", "none")
     if origin is None:
         return False
+
+    # Else Origin must have the name and port that the request is addressed to.
     try:
         parts = urlsplit(origin)
         usual = PORTS.get(parts.scheme)

@@ -1,5 +1,7 @@
-"""Events by REST: checked as ingest will check them, then sent to the topic; the log sees them by
-way of Kafka only."""
+"""Events sent by REST are checked as ingest will check them, then produced to the topic.
+
+They reach the log by way of Kafka only.
+"""
 
 import asyncio
 import threading
@@ -15,11 +17,12 @@ from streamd.ingest.decode import Decoder
 from streamd.settings import Settings, schema_of
 
 ACKNOWLEDGED_SECONDS = 10.0
+"""Longest wait for Kafka's acknowledgement."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record as kafka-python would hand it to the decoder."""
+    """A Kafka record with the fields that the decoder reads, named as kafka-python names them."""
 
     value: bytes
     offset: int
@@ -30,7 +33,10 @@ class Record:
 
 
 class Forwarder:
-    """A producer made with the first event. Safe to use from several threads."""
+    """Produces events to Kafka. The producer is made with the first event.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -39,22 +45,27 @@ class Forwarder:
         self._lock = threading.Lock()
 
     async def send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Send events, key and value each, and wait for all to be acknowledged. Returns: partition
-        and offset of each.
+        """Send events and wait until all are acknowledged.
 
-        Raises: BadEvent naming the first that ingest would refuse, before any is sent; KafkaError.
+        events: key and value of each. Returns: partition and offset of each.
+        Raises: BadEvent naming the first event that ingest would refuse, before any is sent;
+        KafkaError.
         """
+        # Decode them as ingest will, and refuse all where one is refused.
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, (_, value) in enumerate(events)]
         _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us)
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
+
+        # The client blocks, so it runs in another thread.
         return await asyncio.to_thread(self._send, events)
 
     def _send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
         topic = self._settings.kafka.topics[0]
         timeout = ACKNOWLEDGED_SECONDS
         try:
+            # All are sent before the first is waited for.
             producer = self._made()
             sent = [producer.send(topic, key=key, value=value) for key, value in events]
             producer.flush(timeout)
@@ -74,6 +85,6 @@ class Forwarder:
             return self._producer
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection to Kafka."""
         if self._producer is not None:
             self._producer.close(1.0)

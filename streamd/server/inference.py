@@ -1,5 +1,7 @@
-"""The Open Inference Protocol, version 2: the champion as the model `streamd`, for clients of
-inference servers."""
+"""The Open Inference Protocol, version 2, serves the champion as the model `streamd`.
+
+It is for clients of inference servers such as Triton.
+"""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -23,10 +25,12 @@ from streamd.server.state import ServerState, State, require_key
 MODEL = "streamd"
 TAG = "open inference protocol"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
-"""Those served whole; of `model_repository` only the index is."""
+"""The extensions that are served in full. Of `model_repository` only the index is."""
 UNSERVED = ("shared_memory_region", "classification")
-"""Parameters that ask for what we do not give; any other that we do not know changes nothing."""
+"""Parameters that are refused, since they ask for another answer. Any other unknown parameter is
+ignored."""
 OCTETS = "application/octet-stream"
+"""Media type of bodies with tensors after the JSON."""
 Name = Annotated[str, Path(max_length=64, examples=[MODEL])]
 Version = Annotated[str, Path(max_length=64, examples=["rule"])]
 
@@ -115,9 +119,11 @@ OUTPUTS = [
 
 
 class InferRoute(DirectRoute):
-    """A direct route that reads and answers as clients of inference servers do: compressed or not,
-    with bytes behind the JSON or without. A body may have no content-type: a page elsewhere could
-    send such a one through a browser, but infer changes nothing and the page sees no answer."""
+    """A direct route whose bodies may be compressed and may have tensors after the JSON.
+
+    A body may have no content-type. A web page of another site could send such a body through a
+    browser, but infer changes nothing and the page cannot read the answer.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -128,6 +134,7 @@ class InferRoute(DirectRoute):
         return handle_compressed
 
     async def read(self, request: Request, model: type[Model]) -> Model:
+        """Read the body and give each input its values, wherever they are."""
         kind = media_type(request)
         if kind not in ("", OCTETS) and not is_json(kind):
             raise HTTPException(
@@ -223,14 +230,17 @@ async def infer_version(body: InferRequest, state: State, name: Name, version: V
 async def _infer(
     body: InferRequest, state: ServerState, name: str, version: str | None
 ) -> Response:
+    """Answer an infer request, and count it for the version that answered."""
     served = check(state, name, version)
     begun = time.perf_counter_ns()
     try:
         answers, columns = await _answers(body, state)
+        # A swap may have come between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns)
     except BaseException:
+        # Also where the caller went away, which cancels this.
         state.inferences.of(served).add_failure(time.perf_counter_ns() - begun)
         raise
     state.inferences.of(answers[0].version).add_answer(len(answers), time.perf_counter_ns() - begun)
@@ -238,7 +248,8 @@ async def _infer(
 
 
 async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer], int]:
-    """Answers to the N rows of a request, and C."""
+    """Answer the N rows of a request. Returns: the answers, and C, the columns of dst."""
+    # Keys, whose shapes must agree.
     tensors = {t.name: t for t in body.inputs}
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
     rows, columns = tensors["dst"].shape
@@ -253,12 +264,18 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
             f"src has shape [{len(src)}], dst [{rows}, {columns}]: N must agree, at most "
             f"{limit.max_batch} (server.max_batch), and C at most {limit.max_candidates}",
         )
+
+    # Times, in the stream's unit.
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
-    for wish in body.outputs or ():
-        if wish.name not in {o.name for o in OUTPUTS}:
-            raise HTTPException(400, f"there is no output {wish.name!r}; there are score and known")
-        _refuse_unserved(wish.name, wish.parameters)
+
+    # Outputs that do not exist are refused before anything is computed.
+    for output_request in body.outputs or ():
+        if output_request.name not in {o.name for o in OUTPUTS}:
+            raise HTTPException(
+                400, f"there is no output {output_request.name!r}; there are score and known"
+            )
+        _refuse_unserved(output_request.name, output_request.parameters)
     return await state.engine.ask_all(
         [
             Score(s, tuple(dst[i * columns : (i + 1) * columns]), times[i] if times else None)
@@ -268,37 +285,47 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
 
 
 def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
-    """The outputs that were wished for, in that order, each in JSON or as bytes behind it."""
+    """Write the requested outputs in their order, each in the JSON or as bytes after it."""
+    # Both outputs where none is named.
     all_binary = (body.parameters or {}).get("binary_data_output") is True
-    wishes = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
+    requested = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
     outputs = []
-    behind = b""
-    for wish in wishes:
-        values = [x for a in answers for x in (a.scores if wish.name == "score" else a.known)]
-        datatype = next(o.datatype for o in OUTPUTS if o.name == wish.name)
+    tensor_bytes = b""
+    for output_request in requested:
+        values = [
+            x for a in answers for x in (a.scores if output_request.name == "score" else a.known)
+        ]
+        datatype = next(o.datatype for o in OUTPUTS if o.name == output_request.name)
         output: dict[str, Any] = {
-            "name": wish.name,
+            "name": output_request.name,
             "shape": [len(answers), columns],
             "datatype": datatype,
         }
-        if (wish.parameters or {}).get("binary_data", all_binary) is True:
+        if (output_request.parameters or {}).get("binary_data", all_binary) is True:
             raw = binary.encode(datatype, values)
             output["parameters"] = {binary.SIZE: len(raw)}
-            behind += raw
+            tensor_bytes += raw
         else:
             output["data"] = values
         outputs.append(output)
-    said = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
+
+    # The JSON, then the bytes.
+    header = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
     if body.id is not None:
-        said["id"] = body.id
-    text = msgspec.json.encode(said)
-    if not behind:
+        header["id"] = body.id
+    text = msgspec.json.encode(header)
+    if not tensor_bytes:
         return Response(text, media_type="application/json")
-    return Response(text + behind, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))})
+    return Response(
+        text + tensor_bytes, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))}
+    )
 
 
 def check(state: ServerState, name: str, version: str | None = None) -> str:
-    """The version that serves. Raises: HTTPException where another, or no MODEL, was asked for."""
+    """Name of the version that serves.
+
+    Raises: HTTPException where another model or another version is asked for.
+    """
     if name != MODEL:
         raise HTTPException(404, f"there is no model {name!r}, only {MODEL!r}")
     served = state.engine.status.version
@@ -308,11 +335,14 @@ def check(state: ServerState, name: str, version: str | None = None) -> str:
 
 
 def _fill(inputs: list[InputTensor], rest: bytes) -> None:
-    """Give each input its values where they are bytes behind the JSON.
-    Raises: HTTPException where those do not fit."""
+    """Give each input its values where they are bytes after the JSON. rest: those bytes.
+
+    Raises: HTTPException where they do not fit the inputs.
+    """
     for tensor in inputs:
         parameters = tensor.parameters or {}
         _refuse_unserved(tensor.name, parameters)
+        # Either bytes, in the order of the inputs, or data in the JSON.
         if binary.SIZE in parameters:
             if tensor.data is not None:
                 raise HTTPException(400, f"{tensor.name} has both data and {binary.SIZE}; send one")
@@ -331,8 +361,11 @@ def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
-    """Its values in row-major order. Raises: HTTPException where their number is not that of the
-    shape."""
+    """An input's values in row-major order, from flat or nested data.
+
+    Raises: HTTPException where their number is not that of the shape.
+    """
+    # Nested data is flattened a dimension at a time.
     values: list[Any] = tensor.data or []
     for _ in range(len(tensor.shape) - 1):
         if values and all(isinstance(v, list) for v in values):
@@ -349,6 +382,8 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
         raise HTTPException(
             400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
         )
+
+    # Texts or integers, within what the log takes as a key; bool is an int in Python, not here.
     values = _flat(tensor)
     if tensor.datatype == "BYTES" and all(
         isinstance(v, str) and 0 < len(v) <= 1024 for v in values
@@ -359,8 +394,8 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
         return values
     raise HTTPException(
         400,
-        f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES (text of 1 to 1024 "
-        "characters) or integers of 64 bits",
+        f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES "
+        "(text of 1 to 1024 characters) or integers of 64 bits",
     )
 
 

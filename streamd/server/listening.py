@@ -1,4 +1,4 @@
-"""How the application listens: uvicorn, with all that bounds its connections."""
+"""uvicorn's configuration, with the protocol that bounds connections."""
 
 import functools
 
@@ -10,8 +10,10 @@ from streamd.server.state import ServerState
 
 
 def web_config(state: ServerState) -> uvicorn.Config:
-    """For a `uvicorn.Server`. WebSockets are off: they would leave the protocol and its bounds
-    behind."""
+    """Make the configuration of a `uvicorn.Server`.
+
+    WebSockets are off, because they would leave the protocol and its bounds.
+    """
     server = state.settings.server
     bounded = functools.partial(BoundedProtocol, connections=Connections(server))
     return uvicorn.Config(

@@ -1,4 +1,4 @@
-"""A version as it serves: weights, and memory carried along the log; swapped as one reference."""
+"""A loaded version serves: it holds weights, and memory that advances with the log."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -21,58 +21,73 @@ from streamd.server.checkpoint import StoredMemory
 from streamd.windows import closed_chunks
 
 UNKNOWN = -1
-FEW = 256
-"""Nodes up to which numpy embeds quicker than torch: one in 0.2 ms for 0.7, 100 in 1.3 for 2, but
-1,000 in 18 for 10."""
+"""Node id of a key never seen. Embeddings are stored at node id + 1, so it has a row too."""
+MAX_FAST_NODES = 256
+"""Nodes up to which numpy embeds faster than torch: 1 node in 0.2 instead of 0.7 ms, 100 in 1.3
+instead of 2, but 1,000 in 18 instead of 10."""
 
 
 @dataclass
 class LoadedVersion:
-    """Owner: the engine. Embeddings are as of memory's cut and kept until it moves."""
+    """A version with its model and memory. The engine swaps it as one reference. Owner: the engine.
+
+    Embeddings are as of memory's cut and kept until memory advances.
+    """
 
     manifest: Manifest
     model: LinkModel
     memory: Memory
     fast: FastInference | None = None
-    """What embeds a few nodes and scores in the model's stead, where its architecture has that and
-    it is on a CPU."""
-    _kept: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
-    """By node id + 1: the embedding, and what the head makes of it as a source and as a
-    destination."""
-    _is_kept: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
-    _ahead: "LoadedVersion | None" = None
+    """Embeds a few nodes and scores in place of the model, on a CPU and where the architecture has
+    such an implementation."""
+    _embeddings: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
+    """float32[3, N, D] by node id + 1: the embedding, and the head's vectors of it as a source and
+    as a destination."""
+    _has_embedding: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
-    """End of the edges and watermark at which no chunk was closed any more."""
+    """End of the events and watermark at which no chunk was closed any more."""
     _updated: Tensor | None = None
-    _closed_for: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
+    """States of the nodes with pending messages at memory's cut, None until they are computed."""
+    _closed_by_query: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: ((-1, -1, -1), [])
     )
-    """What a query closes, and for which memory, events and time: most queries are of the same."""
+    """The chunks that a query closes, and for which memory, events and time. Most queries share
+    them."""
 
     @classmethod
     def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "LoadedVersion":
-        """Build model and memory, on a device, from what the registry holds. schema: of the log.
-        Raises: VersionError."""
+        """Build model and memory on a device from a version of the registry.
+
+        schema: of the log. Raises: VersionError.
+        """
         model, memory = restored(version, schema, device)
         make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
         fast = None if make_fast is None else make_fast(model)
         return cls(version.manifest, model, memory, fast)
 
     def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
-        """Go on from stored memory where it is this version's, and further than the version's own."""
+        """Replace memory by the stored one, if that is this version's and has seen more events."""
         own = stored is not None and stored.version == self.manifest.name
         if stored is not None and own and self.memory.edge < stored.memory.edge <= num_edges:
             kept = stored.memory
             self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
 
     def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
-        """Advance memory over chunks that are closed among edges below `until_event`. Returns: how
-        many it advanced."""
+        """Advance memory over at most `max_chunks` closed chunks of the events below `until_event`.
+
+        watermark: event time up to which events are complete, microseconds.
+        Returns: number of chunks.
+        """
         first = self.memory.edge
         if until_event <= first or (until_event, watermark) == self._followed:
             return 0
+
+        # Look at no more events than the chunks could have.
         end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
         times = log.edges(first, end)[2]
+
+        # Before the end of the log, the last event looked at tells up to when all are known.
         known = watermark if end == until_event else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
         self._advance(log, first, closed)
@@ -84,31 +99,35 @@ class LoadedVersion:
             rows = EdgeRows.of(log, first + a, first + b)
             self.model.advance(self.memory, rows, log.deletions.of_nodes)
         if chunks:
-            self._ahead = None
+            self._at_query = None
             self.forget_embeddings()
 
     def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
-        """This version as a query at `as_of_us` sees it, a time behind every event there is: a
-        chunk that is open only because the next event might be of the same time, or of the same
-        window, is closed for it.
+        """This version as a query at `as_of_us` sees it, a time after every event in the graph.
 
-        Returns: itself where that changes nothing, else a copy, kept until the log goes on.
+        A chunk may be open only because the next event might have the same time or fall in the same
+        window. The query's time closes such a chunk, so memory advances over it for the query.
+
+        Returns: this object where no chunk is closed, else a copy, kept until the log goes on.
         """
+        # The chunks that the query closes, remembered for the next query.
         asked = (self.memory.edge, until_event, as_of_us)
-        if asked != self._closed_for[0]:
-            self._closed_for = asked, self._closed_by(log, until_event, as_of_us)
-        closed = self._closed_for[1]
+        if asked != self._closed_by_query[0]:
+            self._closed_by_query = asked, self._closed_by(log, until_event, as_of_us)
+        closed = self._closed_by_query[1]
         if not closed:
             return self
+
+        # A copy of memory advances over them; this version's own stays at its cut.
         first = self.memory.edge
-        if self._ahead is None or self._ahead.memory.edge != first + closed[-1][1]:
-            twin = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
-            twin._advance(log, first, closed)
-            self._ahead = twin
-        return self._ahead
+        if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
+            at_query = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
+            at_query._advance(log, first, closed)
+            self._at_query = at_query
+        return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
-        """Chunks behind memory's cut that a query closes."""
+        """The chunks after memory's cut that a query closes, as ranges of rows from the cut on."""
         first = self.memory.edge
         times = log.edges(first, until_event)[2] if until_event > first else np.zeros(0, np.int64)
         if not len(times) or as_of_us <= times[-1]:
@@ -120,7 +139,7 @@ class LoadedVersion:
 
     @property
     def _by_vectors(self) -> bool:
-        """Whether a pair is scored by an embedding of each end, which are kept and searched by."""
+        """Whether a pair is scored by embeddings of its ends, which can be kept and searched."""
         return self.model.architecture.score == "vectors"
 
     @property
@@ -132,23 +151,29 @@ class LoadedVersion:
         return self.model.settings.memory_chunk
 
     def forget_embeddings(self) -> None:
-        """Compute embeddings anew when they are next asked for: memory moved, or something was
-        deleted."""
-        self._is_kept[:] = False
+        """Drop all embeddings, because memory advanced or nodes were deleted."""
+        self._has_embedding[:] = False
         self._updated = None
-        if self._ahead is not None:
-            self._ahead.forget_embeddings()
+        if self._at_query is not None:
+            self._at_query.forget_embeddings()
 
     @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
-        """Make the embeddings of nodes, as of memory's cut, where they are not kept; UNKNOWN is a
-        node never seen."""
+        """Compute the embeddings of nodes, as of memory's cut, that are not kept yet.
+
+        nodes: int64 ids or UNKNOWN.
+        """
+        # Room for the highest id. Growing drops what was kept, which happens seldom.
         top = int(nodes.max()) + 2
-        if top > len(self._is_kept):
-            size = max(top, 2 * len(self._is_kept), 1024)
-            self._kept = torch.zeros(3, size, self.model.settings.dim, device=self.model.device)
-            self._is_kept = np.zeros(size, np.bool_)
-        missing = nodes[~self._is_kept[nodes + 1]]
+        if top > len(self._has_embedding):
+            size = max(top, 2 * len(self._has_embedding), 1024)
+            self._embeddings = torch.zeros(
+                3, size, self.model.settings.dim, device=self.model.device
+            )
+            self._has_embedding = np.zeros(size, np.bool_)
+
+        # All missing nodes in one pass, by numpy where they are few.
+        missing = nodes[~self._has_embedding[nodes + 1]]
         if len(missing):
             missing = np.unique(missing)
             around = sample_neighborhood(
@@ -160,46 +185,52 @@ class LoadedVersion:
                 self.memory.now_us,
                 self.model.plan,
             )
-            if self.fast is not None and len(missing) <= FEW:
-                self._kept.numpy()[:, missing + 1] = self.fast.embed(
+            if self.fast is not None and len(missing) <= MAX_FAST_NODES:
+                self._embeddings.numpy()[:, missing + 1] = self.fast.embed(
                     self.memory, self._pending(), around
                 )
             else:
-                self._kept[:, self._to_device(missing + 1)] = self._embed(around)
-            self._is_kept[missing + 1] = True
+                self._embeddings[:, self._to_device(missing + 1)] = self._embed(around)
+            self._has_embedding[missing + 1] = True
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
-        """float32[D]; empty where nodes have none."""
+        """The embedding of a node, float32[D]; empty where the model makes none."""
         if not self._by_vectors:
             return torch.zeros(0)
         self.embed(np.array([node]), live)
-        return self._kept[0, node + 1]
+        return self._embeddings[0, node + 1]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
-        """Of the nodes of a pool whose embedding is at hand, those most like a node's by their
-        cosine; at most `count`."""
+        """The nodes of a pool whose embedding is most similar to a node's by cosine.
+
+        At most `count`, most similar first. Only nodes whose embedding is kept are compared.
+        """
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
         z_D = self.embedding_of(node, live)
-        known = pool[pool + 1 < len(self._is_kept)]
-        known = known[self._is_kept[known + 1]]
-        z_PD = self._kept[0, self._to_device(known + 1)]
+
+        # Those of the pool that have an embedding by now.
+        known = pool[pool + 1 < len(self._has_embedding)]
+        known = known[self._has_embedding[known + 1]]
+
+        # Cosine up to the node's own norm, which is the same for all.
+        z_PD = self._embeddings[0, self._to_device(known + 1)]
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
-        found: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
-        return found
+        nearest: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
+        return nearest
 
     def _embed(self, around: Neighborhood) -> Tensor:
-        """float32[3, U, D]: the roots' embeddings, and what the head makes of them as sources and
-        as destinations."""
+        """Embed the roots of neighbourhoods, float32[3, U, D]: their embeddings, and the head's
+        vectors of them as sources and as destinations."""
         none = np.zeros((0, 1), np.int64)
-        inputs = self._there(
+        inputs = self._inputs_to_device(
             link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
         )
         z_UD = self.model.embed(inputs, self._states(inputs.node_M))
         return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
 
-    def _there(self, inputs: LinkInputs) -> LinkInputs:
-        """Inputs on the model's device."""
+    def _inputs_to_device(self, inputs: LinkInputs) -> LinkInputs:
+        """The inputs on the model's device."""
         device = self.model.device
         return (
             inputs
@@ -211,21 +242,22 @@ class LoadedVersion:
         return torch.from_numpy(array).to(self.model.device)
 
     def _states(self, node_M: Tensor) -> Tensor:
-        """Memory of nodes with pending messages applied."""
+        """Memory of nodes with pending messages applied, float32[M, D]."""
         return self.memory.gather(node_M, self._pending())
 
     def _pending(self) -> Tensor:
-        """States of the nodes with pending messages, which are applied once for each cut of the
-        memory."""
+        """States of the nodes with pending messages, computed once for each cut of the memory."""
         if self._updated is None:
             self._updated = self.model.updated(self.memory)
         return self._updated
 
     @torch.no_grad()
     def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
-        """What the label head predicts of a node now, None where the model has none."""
+        """The label head's prediction for a node now, None where the model has no such head."""
         if self.model.label_head is None:
             return None
+
+        # The inputs of one label without a target, as of memory's cut.
         inputs = label_inputs(
             live,
             self.model.plan,
@@ -237,26 +269,32 @@ class LoadedVersion:
         )
         inputs = dataclasses.replace(
             inputs,
-            around=self._there(inputs.around),
+            around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
         )
+
         state = self._states(inputs.around.node_M)
         return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
 
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
-        """Logit per row, float32[R]. facts_RF: float32[R, 19]; src_R, dst_R: node ids or UNKNOWN."""
+        """Score pairs, float32[R] logits.
+
+        facts_RF: float32[R, 19]. src_R, dst_R: int64 node ids or UNKNOWN.
+        """
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
         if self.fast is not None:
-            kept = self._kept.numpy()
+            kept = self._embeddings.numpy()
             return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+
+        # The pair's facts, and what embeddings add to them.
         out = self.model.pair_logits(self._to_device(facts_RF))
         if self._by_vectors:
             src, dst = self._to_device(src_R + 1), self._to_device(dst_R + 1)
             out = out + self.model.residual_of(
-                embedding(src, self._kept[1]), embedding(dst, self._kept[2])
+                embedding(src, self._embeddings[1]), embedding(dst, self._embeddings[2])
             )
-        found: Float32 = out.cpu().numpy()
-        return found
+        logits_R: Float32 = out.cpu().numpy()
+        return logits_R

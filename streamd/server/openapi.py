@@ -1,4 +1,4 @@
-"""The API's own description: every error a route may answer with, in the form it has."""
+"""The OpenAPI description gets the keys, and every error that a route may answer with."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from streamd.server.problems import MEDIA_TYPE
 from streamd.server.schemas import Problem
 
+# Status -> description, the same for all routes: the envelope may refuse any request.
 ERRORS = {
     "400": "not understood",
     "401": "a key is needed",
@@ -21,9 +22,10 @@ ERRORS = {
     "429": "too many requests wait; come again",
     "503": "not ready, or too late; come again",
 }
+# Their 503 is an answer of their own form, not an error.
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 OPEN = (*PLAIN, "/v2")
-"""What `require_key` does not guard."""
+"""Paths that `require_key` does not guard."""
 KEYS = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -31,14 +33,15 @@ KEYS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app.openapi()` tell of keys, and of the errors that all routes share, which FastAPI does
-    not know of."""
-    made = app.openapi
+    """Make `app.openapi()` describe keys and shared errors, which FastAPI does not know of."""
+    default = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
-        schema = made()
+
+        # The schemas of errors and keys.
+        schema = default()
         schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         schema["components"]["schemas"]["InferenceError"] = {
             "type": "object",
@@ -46,6 +49,8 @@ def describe(app: FastAPI) -> None:
             "properties": {"error": {"type": "string"}},
         }
         schema["components"]["securitySchemes"] = KEYS
+
+        # Each operation, with the form of errors that its protocol has.
         for path, routes in schema["paths"].items():
             kind, form = (
                 ("application/json", "InferenceError")
@@ -55,13 +60,15 @@ def describe(app: FastAPI) -> None:
             for operation in routes.values():
                 if path not in OPEN:
                     operation["security"] = [{name: []} for name in KEYS]
-                for status, said in ERRORS.items():
+                for status, description in ERRORS.items():
                     if path in PLAIN and status == "503":
                         continue
                     operation["responses"][status] = {
-                        "description": said,
+                        "description": description,
                         "content": {kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}},
                     }
+
+        # FastAPI's own form of a validation error, which no route answers with.
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
         return schema

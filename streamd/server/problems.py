@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details; on `/v2` as the Open Inference Protocol has them."""
+"""Errors are answered as RFC 9457 problem details, on `/v2` as the Open Inference Protocol asks."""
 
 from http import HTTPStatus
 
@@ -12,12 +12,13 @@ from streamd.server.requests import NotReady, Overloaded
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
+"""Header of errors that pass within a second or so."""
 
 
 def problem(
     path: str, status: int, detail: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """The answer to a request for `path` that failed."""
+    """Make the answer to a request for `path` that failed."""
     if path.startswith("/v2/"):
         return JSONResponse({"error": detail}, status, headers)
     return JSONResponse(
@@ -34,7 +35,7 @@ def problem(
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Give every error of the routes its answer."""
+    """Register the handler of every error that a route may raise."""
     for kind, handler in (
         (Overloaded, _overloaded),
         (NotReady, _not_ready),
@@ -45,6 +46,9 @@ def add_handlers(app: FastAPI) -> None:
         (RequestValidationError, _invalid),
     ):
         app.add_exception_handler(kind, handler)
+
+
+# One handler an error. Those that pass by themselves tell the client to come again.
 
 
 async def _overloaded(request: Request, _: Exception) -> JSONResponse:
@@ -78,6 +82,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    # One error is enough to correct the request, and bounds the answer.
     first = error.errors()[0]
     where = ".".join(str(x) for x in first["loc"])
     return problem(request.url.path, 422, f"{where}: {first['msg']}")

@@ -1,5 +1,7 @@
-"""HTTP on the wire: uvicorn's protocol, which by itself takes any head at any pace, from as many as
-come."""
+"""The HTTP protocol on the wire bounds connections, heads, bodies and waiting.
+
+uvicorn's own takes heads of any size at any pace, from any number of connections.
+"""
 
 import asyncio
 import time
@@ -15,19 +17,24 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MAX_HEAD_BYTES = 65_536
+"""Largest head of a request: far more than browsers and proxies send."""
 MAX_BODY_BYTES = 1_048_576
+"""Largest body: it is read whole, and takes several times its bytes once it is parsed."""
 MAX_WIRE_BYTES = 2 * MAX_BODY_BYTES
-"""Of what follows a head, with the frames of its chunks and trailers, which nobody counts as body."""
+"""Most bytes after a head, with the frames of chunks and trailers, which do not count as body."""
 MAX_PIPELINED = 16
-"""Requests that may wait behind the one that is answered; each is kept in memory."""
+"""Most requests that wait behind the one that is answered; each is kept in memory."""
 HEAD_SECONDS = 10.0
+"""Time for a head to arrive whole: it bounds clients that send theirs byte by byte."""
 LINGER_SECONDS = 5.0
-"""For the rest of a body that nobody wants: a connection closed at once would take the answer with
-it."""
+"""Time for the rest of a refused body: closing at once would lose the answer on its way."""
 UNREAD_SECONDS = 30.0
-SAY_SECONDS = 60.0
+"""Time after which a client that reads nothing of its answer is cut off."""
+WARN_SECONDS = 60.0
+"""Time between two warnings: refusals come by the thousand."""
 SPARE_FILES = 128
-"""File numbers that connections leave to the log, the models and Kafka."""
+"""File descriptors that connections leave to the log, the models and Kafka."""
+# The answer to a connection that is refused, before any of its requests is read.
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n"
@@ -35,94 +42,100 @@ REFUSAL = (
 
 
 class Connections:
-    """Who is connected, and who may. Owner: the loop of the server."""
+    """Counts open connections and decides which may be opened. Owner: the server's event loop."""
 
     def __init__(self, server: ServerSettings) -> None:
-        self._most = server.max_connections
-        self._most_of_one = server.max_connections_per_address
-        self._of: Counter[str] = Counter()
+        self._limit = server.max_connections
+        self._limit_of_address = server.max_connections_per_address
+        self._num_open: Counter[str] = Counter()
         self._idle: dict[BoundedProtocol, None] = {}
-        """Those without a request under way, the longest first."""
-        self._said = -SAY_SECONDS
+        """Connections without a request under way, idle for longest first."""
+        self._warned_at = -WARN_SECONDS
 
     def admit(self, address: str, number: int) -> bool:
-        """Whether one more may come; where there is no room for it, the one that is idle for
-        longest makes some.
+        """Whether one more connection may be opened. If there is no room, an idle one is closed.
 
-        number: of its socket. The kernel gives the lowest that is free, so it tells how many files
-        are open.
+        number: file descriptor of its socket. The kernel gives the lowest that is free, so it tells
+        how many files are open.
         """
         reason = self._full(address, number)
         if reason is not None:
+            # Refused: counted always, logged once a minute.
             metrics.connections_refused.labels(reason).inc()
-            if time.monotonic() - self._said > SAY_SECONDS:
-                self._said = time.monotonic()
+            if time.monotonic() - self._warned_at > WARN_SECONDS:
+                self._warned_at = time.monotonic()
                 logger.warning(
-                    "connections_refused", reason=reason, address=address, open=self._of.total()
+                    "connections_refused",
+                    reason=reason,
+                    address=address,
+                    open=self._num_open.total(),
                 )
             return False
-        self._of[address] += 1
-        metrics.connections.set(self._of.total())
+
+        # Admitted.
+        self._num_open[address] += 1
+        metrics.connections.set(self._num_open.total())
         return True
 
     def _full(self, address: str, number: int) -> str | None:
-        """Why one more may not come, or None."""
+        """Why no further connection may be opened, None where one may."""
         if number >= file_limit() - SPARE_FILES:
-            self._close_idle(None)  # too late for this one, whose number is what it is
+            self._close_idle(None)  # makes room for the next connection: this one has its number
             return "files"
-        if self._of[address] >= self._most_of_one and not self._close_idle(address):
+        if self._num_open[address] >= self._limit_of_address and not self._close_idle(address):
             return "address"
-        if self._of.total() >= self._most and not self._close_idle(None):
+        if self._num_open.total() >= self._limit and not self._close_idle(None):
             return "all"
         return None
 
     def _close_idle(self, address: str | None) -> bool:
-        """Close the connection of an address, or of any, that is idle for longest. Returns: whether
-        there was one."""
-        found = next((c for c in self._idle if address in (None, c.address)), None)
-        if found is not None:
-            self.leave(found)
-            found.close()
-        return found is not None
+        """Close the connection that is idle for longest, of an address or of any.
+
+        Returns: whether there was one.
+        """
+        idle = next((c for c in self._idle if address in (None, c.address)), None)
+        if idle is not None:
+            self.leave(idle)
+            idle.close()
+        return idle is not None
 
     def rest(self, connection: "BoundedProtocol") -> None:
-        """It is idle from now on."""
+        """Note that a connection is idle."""
         self._idle[connection] = None
 
     def work(self, connection: "BoundedProtocol") -> None:
-        """It is not idle any more."""
+        """Note that a connection is not idle any more."""
         self._idle.pop(connection, None)
 
     def leave(self, connection: "BoundedProtocol") -> None:
-        """It is closed, or will be; said twice, it counts once."""
+        """Note that a connection is closed, or will be. Calling it again changes nothing."""
         self.work(connection)
         if connection.address is not None:
-            self._of[connection.address] -= 1
-            if not self._of[connection.address]:
-                del self._of[connection.address]
+            self._num_open[connection.address] -= 1
+            if not self._num_open[connection.address]:
+                del self._num_open[connection.address]
             connection.address = None
-            metrics.connections.set(self._of.total())
+            metrics.connections.set(self._num_open.total())
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection when
+    """uvicorn's protocol, which also closes a connection in these cases:
 
-    - there are too many, in all or of its address;
-    - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket), or is not
-    whole HEAD_SECONDS after
-      its first byte or, on a new connection, after it was made;
-    - what follows the head is larger than MAX_WIRE_BYTES, or goes on LINGER_SECONDS after the
-    answer;
-    - of what was answered nothing is read for UNREAD_SECONDS.
+    - there are too many connections, in all or of its address;
+    - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket);
+    - the head is not complete HEAD_SECONDS after its first byte, or after the connection was made;
+    - the bytes after the head are more than MAX_WIRE_BYTES, or go on LINGER_SECONDS after the
+      answer;
+    - the client reads nothing of its answer for UNREAD_SECONDS.
 
-    uvicorn itself closes one that is idle, after its `timeout_keep_alive`.
+    uvicorn itself closes an idle connection after its `timeout_keep_alive`.
     """
 
     def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
         self._connections = connections
         self.address: str | None = None
-        """Counted under this one; None where it is not counted."""
+        """The address that it is counted under; None where it is not counted."""
         self._head_bytes = self._wire_bytes = self._unread_bytes = 0
         self._in_head = True
         self._in_body = False
@@ -215,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.close()
 
     def close(self) -> None:
-        """Close it, also one that does not read."""
+        """Close the connection, also where its client does not read."""
         self.transport.close()
         self._expect_reading()
 
@@ -229,7 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _expect_reading(self) -> None:
-        """Cut the connection off unless what was written goes out, some of it every UNREAD_SECONDS."""
+        """Abort the connection unless some of what was written goes out every UNREAD_SECONDS."""
         if self._unread_timer is None:
             self._unread_bytes = self.transport.get_write_buffer_size()
             self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._cut_unless_read)

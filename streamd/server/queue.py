@@ -1,4 +1,4 @@
-"""Requests that wait for the engine's next pass, which answers many at once."""
+"""The queue holds requests until the engine's next pass, which answers many at once."""
 
 import asyncio
 import time
@@ -11,8 +11,11 @@ from streamd.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Requests that one version answers together. since, deadline: of the monotonic clock."""
+class PendingBatch:
+    """Requests that one version answers together.
+
+    since, deadline: seconds of the monotonic clock. done: called with the answers.
+    """
 
     requests: Sequence[Request]
     since: float
@@ -21,30 +24,33 @@ class Waiting:
 
     @property
     def searches(self) -> list[Recommend]:
-        """All of them, where one asks for the best of all nodes; else none."""
+        """All recommendations of the batch, where one of them asks for all nodes; else none."""
         asked = [r for r in self.requests if isinstance(r, Recommend)]
         return asked if any(r.exact for r in asked) else []
 
 
 class RequestQueue:
-    """Oldest first. Owner: the event loop's thread."""
+    """Batches of requests, oldest first. Owner: the event loop's thread."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingBatch] = deque()
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Number of requests that wait."""
         return sum(len(w.requests) for w in self._waiting)
 
     async def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Put requests and wait. Raises: Overloaded, TimeoutError, and what they are told instead
-        of answers."""
+        """Queue requests as one batch and wait for the answers.
+
+        Raises: Overloaded, TimeoutError, and the error that the engine gives in place of answers.
+        """
         if len(self) >= self._settings.max_queue:
             raise Overloaded
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
+        # The caller may have given up by the time the engine answers.
         def done(result: list[Answer] | BaseException) -> None:
             if future.done():
                 return
@@ -53,16 +59,20 @@ class RequestQueue:
             else:
                 future.set_result(result)
 
+        # Wait no longer than the deadline, which the engine knows too.
         now = time.monotonic()
-        patience = self._settings.deadline_seconds
-        self._waiting.append(Waiting(requests, now, now + patience, done))
+        deadline_seconds = self._settings.deadline_seconds
+        self._waiting.append(PendingBatch(requests, now, now + deadline_seconds, done))
         self._wake.set()
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(deadline_seconds):
             return await future
 
-    def take(self) -> list[Waiting]:
-        """The next pass: some `server.max_batch` requests, less those whose callers gave up."""
-        batch: list[Waiting] = []
+    def take(self) -> list[PendingBatch]:
+        """Take the batches of the next pass: about `server.max_batch` requests in all.
+
+        Batches whose callers gave up are dropped.
+        """
+        batch: list[PendingBatch] = []
         while self._waiting and sum(len(w.requests) for w in batch) < self._settings.max_batch:
             batch.append(self._waiting.popleft())
         now = time.monotonic()
@@ -73,8 +83,7 @@ class RequestQueue:
         self._wake.set()
 
     async def rest(self, seconds: float) -> None:
-        """Let the loop do what else is due; for longer where nothing waits, until something is
-        asked."""
+        """Yield to the event loop, for up to `seconds` while no request waits."""
         await asyncio.sleep(0)
         if seconds and not self._waiting:
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""What can be asked of the engine, and what it answers."""
+"""The requests to the engine, and its answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class NotReady(Exception):
 
 
 class NotFinite(Exception):
-    """A version says what is no number; it must not serve."""
+    """A version's output is not finite; the version must not serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Scores of candidates. time_us: event time of the query, None for now."""
+    """A request for the scores of candidates. time_us: event time of the query, None for now."""
 
     src: Key
     dst: tuple[Key, ...]
@@ -29,8 +29,11 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recommend:
-    """The best `k` destinations: of likely ones, or where exact of all nodes. kind: only nodes of
-    it. time_us: as of `Score`."""
+    """A request for the best `k` destinations of a source.
+
+    kind: only nodes of that kind. exclude_seen: leave out the source's last partners. exact: score
+    all nodes instead of likely ones. time_us: as in `Score`.
+    """
 
     src: Key
     k: int = 10
@@ -42,14 +45,14 @@ class Recommend:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The embedding of a node, now."""
+    """A request for a node's embedding, now."""
 
     node: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is predicted of a node's labels, now."""
+    """A request for the prediction of a node's labels, now."""
 
     node: Key
 
@@ -59,11 +62,14 @@ Request = Score | Recommend | Embedding | Label
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the engine said, and as of when. version: the name, or "rule" before there is one. Times
-    in microseconds.
+    """The engine's answer to a request, and what it was computed from. Times are in microseconds.
 
-    dst, scores, known: of Score and Recommend; embedding: of Embedding, empty without graph layers;
-    labels: of Label, None without a head.
+    version: its name, or "rule" before there is one. trained_until_us: end of its window.
+    edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
+    as_of_us: time of the query. newest_us: time of the newest event.
+    src_known: whether the source was seen.
+    dst, scores, known: of Score and Recommend. embedding: of Embedding, empty without graph layers.
+    labels: of Label, None without a label head.
     """
 
     version: str
@@ -81,4 +87,4 @@ class Answer:
 
 
 Done = Callable[[list[Answer] | BaseException], None]
-"""Told the answers, in the order of what was asked together, or why there are none."""
+"""Called with the answers, in the order of the requests, or with the error in their place."""

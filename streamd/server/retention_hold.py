@@ -1,5 +1,7 @@
-"""What a server stores for its next start: facts, the hold behind them, and the memory of the
-version that serves."""
+"""A server stores facts, the memory of the version that serves, and its hold on the log.
+
+Its next start reads facts and memory, and the log from the hold on.
+"""
 
 import threading
 from pathlib import Path
@@ -17,16 +19,18 @@ from streamd.server.loaded_version import LoadedVersion
 
 logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
-"""Edges: a restart replays no more of them into memory, and a store of a million nodes takes a
-second."""
+"""Events between two stores of memory. A restart replays no more of them, and a store of a million
+nodes takes a second."""
 
 
 class RetentionHold:
-    """Stores from copies by a thread of its own, since requests do not wait for a disk. Owner: the
-    view of the log."""
+    """Stores copies in a thread of its own, since requests must not wait for a disk.
+
+    Owner: the server's graph.
+    """
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
-        """name: of this server. Takes over the facts that were stored last."""
+        """Load the facts that were stored last. name: of this server."""
         self.name = name
         self._live = live
         self._folder = folder_of(data_dir, name)
@@ -37,9 +41,12 @@ class RetentionHold:
         self._storing: threading.Thread | None = None
 
     def keep(self, served: LoadedVersion | None) -> None:
-        """Store what is due, and say what of the log a restart needs: facts once a segment is
-        behind or compaction asks, the memory of what serves every MEMORY_EVERY edges. Not while it
-        still stores."""
+        """Store what is due, and write what of the log a restart needs.
+
+        Facts are due once a segment lies behind them or compaction asks, the memory of the version
+        that serves every MEMORY_EVERY events. Nothing happens while something is still stored.
+        """
+        # Facts first: the hold follows them.
         edge = self._live.edge
         if self._storing is not None and self._storing.is_alive():
             return
@@ -49,6 +56,8 @@ class RetentionHold:
             )
             self._storing.start()
             return
+
+        # Memory that may hold what was deleted goes; else it is stored if due.
         compaction_request = self._restart.compaction_request()
         if compaction_request is not None and self._memory_stored[1] < compaction_request:
             forget_memory(self._folder)
@@ -60,14 +69,15 @@ class RetentionHold:
                 target=self.store_memory, args=(name, memory), name="memory", daemon=True
             )
             self._storing.start()
+
         self._restart.hold(edge, edge)
 
     def memory(self) -> StoredMemory | None:
-        """What was stored last of the version that served then."""
+        """Read the memory that was stored last, with the name of its version."""
         return stored_memory(self._folder)
 
     def memory_edge(self, manifest: Manifest) -> int:
-        """Edge at which a version's memory is stored last: by the version itself, or here since."""
+        """Event id of a version's newest stored memory: the version's own, or stored here since."""
         version, edge = self._memory_stored
         return max(manifest.edge, edge if version == manifest.name else -1)
 
@@ -75,7 +85,7 @@ class RetentionHold:
         return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
 
     def store_memory(self, version: str, memory: Memory) -> None:
-        """Store a copy of a version's memory; what fails is said."""
+        """Store a copy of a version's memory. A failure is logged."""
         try:
             store_memory(self._folder, version, memory)
         except OSError as error:
@@ -88,7 +98,7 @@ class RetentionHold:
             self._memory_stored = (version, memory.edge)
 
     def store_facts(self, facts: PairFacts) -> None:
-        """Store a copy of the facts; what fails is said."""
+        """Store a copy of the facts. A failure is logged."""
         try:
             self._restart.store(facts)
         except OSError as error:

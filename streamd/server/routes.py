@@ -1,4 +1,4 @@
-"""The `/v1` routes: each translates a request for the engine and its answer back."""
+"""The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
 
 from typing import Annotated, Any
 
@@ -35,6 +35,9 @@ from streamd.server.status import passed_over
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
+
+
+# Answers
 
 
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
@@ -109,11 +112,15 @@ async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsRespons
     ]
 
 
+# Events
+
+
 @router.post("/events", tags=["events"], status_code=202)
 async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
     the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
     refused here, and none is sent."""
+    # As producers write them, keyed by source so that a node's events stay in one partition.
     rows = [event.model_dump(exclude_none=True) for event in body.events]
     keyed = [
         (str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row))
@@ -127,6 +134,9 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         topic=state.settings.kafka.topics[0],
         events=[Produced(partition=p, offset=o) for p, o in places],
     )
+
+
+# Versions
 
 
 @router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
@@ -148,6 +158,7 @@ def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, sta
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
     """All versions kept, oldest first, and which one serves."""
+    # The journal says who serves, the manifests what each version is.
     last = state.registry.journal.last()
     scale = _scale(state)
     return ModelsResponse(
@@ -169,6 +180,9 @@ def models(state: State) -> ModelsResponse:
     )
 
 
+# From a body to a request for the engine
+
+
 def _to_score(state: ServerState, body: ScoreRequest) -> Score:
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
@@ -187,6 +201,9 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
         exact=body.exact,
         time_us=_time_us(state, body.time),
     )
+
+
+# From an answer of the engine to a body
 
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
@@ -257,8 +274,8 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
 
 
 def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
-    """A `ScoreResponse`, not yet one: making and checking a hundred small models took longer than
-    scoring them."""
+    """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
+    models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
     return {
         "src": src,

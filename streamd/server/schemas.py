@@ -1,10 +1,11 @@
-"""What the REST API takes and gives. Times are integers in the stream's unit (`stream.time_unit`)."""
+"""The bodies of the REST API. Times are integers in the stream's unit (`stream.time_unit`)."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 INT64 = 2**63 - 1
+"""Largest absolute value of an integer key and of a time."""
 NodeKey = (
     Annotated[StrictInt, Field(ge=-INT64, le=INT64)]
     | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
@@ -13,6 +14,9 @@ NodeKey = (
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+# Bodies of requests. A field that does not exist is an error.
 
 
 class ScoreRequest(Body):
@@ -63,7 +67,7 @@ class NodesRequest(Body):
 
 
 class Event(Body):
-    """An event as producers send it to Kafka; which fields belong to which type is in the README."""
+    """An event as producers send it to Kafka. The README says which fields belong to which type."""
 
     type: Literal["edge", "node", "label", "delete"] = "edge"
     src: NodeKey | None = Field(None, examples=["user:74"])
@@ -83,6 +87,9 @@ class EventsRequest(Body):
     """Events, sent in their order."""
 
     events: list[Event] = Field(min_length=1, max_length=1000)
+
+
+# Bodies of answers, and of requests about versions.
 
 
 class Produced(BaseModel):
@@ -155,7 +162,7 @@ class LabelsResponse(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """A version. scores: model -> measure -> value over its window, measured before it was learned."""
+    """A version. scores: model -> measure -> value over its window, measured before learning it."""
 
     name: str
     parent: str

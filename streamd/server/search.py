@@ -1,4 +1,4 @@
-"""Recommendations from all nodes: scored exactly, a slice at a time between other requests."""
+"""Exact recommendations score all nodes, a slice at a time between other requests."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,12 +14,13 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MEASURE_EVERY = 50
-"""Of so many recommendations among likely nodes one is compared with the exact one."""
+"""One in so many recommendations among likely nodes is compared with the exact one: often enough
+for a metric, seldom enough to cost little."""
 
 
 @dataclass
 class _Search:
-    """A request that is under way. at: nodes of the pool that are scored."""
+    """A request under way. pool: int64 ids of all nodes to score. at: how many are scored."""
 
     moment: Moment
     request: Recommend
@@ -31,46 +32,49 @@ class _Search:
 
 
 class Searches:
-    """Those under way, oldest first. Owner: the engine."""
+    """The exact recommendations under way, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._slice = settings.max_candidates
-        self._patience = settings.deadline_seconds
-        self._waiting: list[_Search] = []
+        self._deadline_seconds = settings.deadline_seconds
+        self._searches: list[_Search] = []
         self._recommended = 0
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._searches)
 
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Search for several requests that are answered together, once all are done."""
-        found: list[Answer] = []
+        """Begin the searches of several requests, which are answered together at the end."""
+        # Answers are collected until the last search is done; an error ends them all.
+        answers: list[Answer] = []
 
         def one_done(result: list[Answer] | BaseException) -> None:
             if isinstance(result, BaseException):
                 done(result)
                 return
-            found.extend(result)
-            if len(found) == len(requests):
-                done(found)
+            answers.extend(result)
+            if len(answers) == len(requests):
+                done(answers)
 
+        # A search a request, over all nodes of its kind.
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
             pool = view.candidates.of_kind(request.kind)
             if request.exclude_seen:
                 pool = view.candidates.unseen(pool, int(view.ids([request.src])[0]))
-            self._waiting.append(_Search(moment, request, pool, deadline, one_done))
+            self._searches.append(_Search(moment, request, pool, deadline, one_done))
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
-        """Now and then compare a recommendation among likely candidates with the same from all
-        nodes."""
+        """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
         candidates = moment.view.candidates
         if len(candidates.of_kind(request.kind)) <= candidates.limit:
             return
+
+        # Not while callers' own searches wait.
         self._recommended += 1
-        if self._recommended % MEASURE_EVERY != 1 or self._waiting or not answer.dst:
+        if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
             return
 
         def done(result: list[Answer] | BaseException) -> None:
@@ -79,37 +83,44 @@ class Searches:
                     len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst))
                 )
 
-        self.begin([request], [moment], time.monotonic() + self._patience, done)
+        self.begin([request], [moment], time.monotonic() + self._deadline_seconds, done)
 
     def step(self) -> int:
-        """One slice of the oldest. Returns: how many requests that answered. Raises: NotFinite."""
-        if not self._waiting:
+        """Do one slice of the oldest search. Returns: number of requests answered by it.
+
+        Raises: NotFinite.
+        """
+        if not self._searches:
             return 0
-        search = self._waiting[0]
+        search = self._searches[0]
         moment = search.moment
         request = search.request
         part = search.pool[search.at : search.at + self._slice]
         if time.monotonic() > search.deadline:
-            self._waiting.pop(0).done(
+            self._searches.pop(0).done(
                 TimeoutError("the search took longer than server.deadline_seconds")
             )
             return 0
+
+        # Score the next part of its nodes.
         source = moment.view.ids([request.src])
         try:
             if len(part):
                 search.scores += scores_of([moment], source, [part])
                 search.at += len(part)
         except NotFinite:
-            self._waiting.pop(0).done(NotReady("the version that was asked cannot be served"))
+            self._searches.pop(0).done(NotReady("the version that was asked cannot be served"))
             raise
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             logger.exception("answer_failed", error=str(error))
-            self._waiting.pop(0).done(error)
+            self._searches.pop(0).done(error)
             return 0
+
+        # Answer once all nodes are scored.
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        self._waiting.pop(0).done(
+        self._searches.pop(0).done(
             [recommended(moment, request, int(source[0]), search.pool, scores)]
         )
         return 1

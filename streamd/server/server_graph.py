@@ -1,4 +1,4 @@
-"""The server's own view of the log: graph, facts and node features, sub-second fresh."""
+"""The server's own graph, facts and node features, less than a second behind the log."""
 
 import numpy as np
 
@@ -13,16 +13,21 @@ from streamd.server.retention_hold import RetentionHold
 from streamd.settings import ModelSettings, Settings
 
 SLICE_EDGES = 20_000
+"""Most events taken in between two passes of answers: requests wait while they are."""
 
 
 class ServerGraph:
-    """Tails the log in slices and answers what is known of nodes. Owner: the engine."""
+    """Tails the log in slices and answers what is known of nodes. Owner: the engine.
+
+    newest_us: event time of the newest event taken in, microseconds.
+    """
 
     def __init__(
         self, settings: Settings, reader: LogReader, model: ModelSettings, name: str
     ) -> None:
-        """model: of the version that is served; half-lives and bound of the facts are its. name: of
-        this server."""
+        """model: settings of the version that is served, which fix the facts' half-lives and bound.
+        name: of this server."""
+        # The live graph, as the version's settings have it.
         self.log = reader
         self.model = model
         self._began_at = reader.first_edge
@@ -36,13 +41,15 @@ class ServerGraph:
         self.live = LiveGraph(
             reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000
         )
-        self.keeping = RetentionHold(settings.data_dir, name, self.live)
+
+        # What is stored of it, and what may be recommended from it.
+        self.retention = RetentionHold(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
         self._began = False
 
     def suits(self, model: ModelSettings) -> bool:
-        """Whether a version of such settings can be answered for with this graph and these facts."""
+        """Whether a version of these settings can serve with this graph and these facts."""
         return all(
             getattr(model, name) == getattr(self.model, name)
             for name in ("direction", "half_lives_seconds", "max_pairs")
@@ -54,12 +61,12 @@ class ServerGraph:
 
     @property
     def edge(self) -> int:
-        """Id of the next edge to take in."""
+        """Id of the next event to take in."""
         return self.live.edge
 
     @property
     def taken_in(self) -> tuple[int, int]:
-        """Edges in the graph, which the facts follow, and in the log, since this view began."""
+        """Events in the graph and in the log, both since this object was made."""
         return self.live.graph.next_event - self._began_at, self.log.num_edges - self._began_at
 
     @property
@@ -68,27 +75,29 @@ class ServerGraph:
 
     @property
     def watermark(self) -> int:
-        """Event time up to which what was taken in is complete."""
+        """Event time, microseconds, up to which the events taken in are complete."""
         return self.log.watermark if self.caught_up else self.newest_us
 
     def follow(self) -> tuple[int, bool]:
-        """Take in up to one slice of new edges, and all deletes. Returns: how many edges, and
-        whether there were deletes.
+        """Take in up to one slice of new events, and all deletes.
 
-        What the reader knows is read to its end before it looks for more: its segments stay mapped
-        until then, while retention may drop them.
+        The reader's segments are read to their end before it looks for more: they stay mapped until
+        then, while retention may drop their files.
+        Returns: number of events, and whether there were deletes.
         """
         if self.caught_up and not self.log.refresh() and self._began:
             return 0, False
         self._began = True
         deleted = self.live.hide_deleted()
         took = self.live.step(self.log.num_edges, SLICE_EDGES)
+
+        # Node features as of the newest event that was taken in.
         if took:
             self.newest_us = int(self.log.time_of(np.array([self.edge - 1]))[0])
         self.live.take_features(self.edge)
         return took, deleted
 
     def ids(self, keys: list[Key]) -> Int64:
-        """Dense ids, UNKNOWN for a key never seen."""
+        """Node ids of keys, int64; UNKNOWN for a key never seen."""
         known = self.log.ids
         return np.array([known.get(k, UNKNOWN) for k in keys], np.int64)

@@ -1,4 +1,4 @@
-"""What the routes share: settings, engine, registry, the way to Kafka, and the keys that open them."""
+"""The state that the routes share: settings, engine, registry, Kafka producer and API keys."""
 
 import time
 from typing import Annotated, Any
@@ -19,8 +19,10 @@ OTHER_ROLES = ("ingest", "train")
 
 
 class ServerState:
-    """Made once by `create_app`'s caller; nothing in it changes but the engine, and `draining`
-    once."""
+    """Holds what the routes share. The caller of `create_app` makes it once.
+
+    Nothing in it changes but the engine's state, and `draining` once.
+    """
 
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
         self.settings = settings
@@ -30,29 +32,32 @@ class ServerState:
         self.forwarder = Forwarder(settings)
         self.inferences = InferenceStatistics()
         self.draining = False
-        """Told to stop: answers, but asks for no more."""
+        """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the engine's loop turns; idle and busy are well."""
+        """Whether the engine's loop turns, idle or busy, and when it last did, in words."""
         age = time.monotonic() - self.engine.status.beat
         return age < STALLED_SECONDS, f"the engine's last turn was {age:.1f} s ago"
 
     def refusals(self) -> dict[str, str]:
-        """Other roles that refused their data, and why; their metric follows."""
+        """The other roles that refused their data, and why. Sets their metric too."""
         refused = refusals(self.settings.data_dir, OTHER_ROLES)
         for role in OTHER_ROLES:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
 
     def rebuild(self) -> dict[str, Any]:
-        """While graph, facts and memory are made: the share that is done, and the seconds left,
-        None until measured."""
+        """Progress while graph, facts and memory are made, empty afterwards.
+
+        The share that is done, and the seconds left, None until measured.
+        """
         reading = self.engine.status.rebuild
         return reading.fields() if reading else {}
 
     def ready(self) -> tuple[bool, str]:
-        """Whether requests should come."""
+        """Whether requests can be answered now, and why not, in words."""
+        # A draining server still answers; a stalled one cannot.
         alive, why = self.alive()
         if self.draining:
             return False, "told to stop"
@@ -60,8 +65,10 @@ class ServerState:
 
 
 async def state_of(request: Request) -> ServerState:
-    """What the routes share; async, as all dependencies here are, because a plain one costs a hop
-    to another thread."""
+    """The dependency of routes on the state that they share.
+
+    It is async, as all dependencies here are, because FastAPI runs others in another thread.
+    """
     state: ServerState = request.app.state.streamd
     return state
 
@@ -70,8 +77,10 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 async def require_key(request: Request) -> None:
-    """Refuse a request without one of the keys. It reads the headers itself: FastAPI's classes for
-    them took 0.2 ms."""
+    """Refuse a request without one of the API keys.
+
+    It reads the headers itself, since FastAPI's classes for them take 0.2 ms.
+    """
     if not request.app.state.streamd.keys.allows(_key_of(request)):
         raise HTTPException(
             401,

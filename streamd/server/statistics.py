@@ -1,4 +1,4 @@
-"""How many inferences a version answered, as Triton's extension `statistics` counts them."""
+"""Statistics of the inferences that a version answered, as Triton's extension counts them."""
 
 import time
 from dataclasses import dataclass
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Counts:
-    """Of requests to `/v2` infer. Durations in nanoseconds, from a parsed request to its answer."""
+    """Counts of a version's requests to `/v2` infer.
+
+    Durations are in nanoseconds, from a parsed request to its answer.
+    """
 
     version: str
     last_ms: int = 0
@@ -19,14 +22,14 @@ class Counts:
     failed_ns: int = 0
 
     def add_answer(self, rows: int, ns: int) -> None:
-        """A request of so many rows was answered after so long."""
+        """Count a request that was answered. rows: of `src`. ns: its duration."""
         self.last_ms = time.time_ns() // 1_000_000
         self.rows += rows
         self.answered += 1
         self.answered_ns += ns
 
     def add_failure(self, ns: int) -> None:
-        """A request was refused, or not answered in time."""
+        """Count a request that was refused, or not answered in time. ns: its duration."""
         self.failed += 1
         self.failed_ns += ns
 
@@ -38,7 +41,7 @@ class InferenceStatistics:
         self._counts = Counts("")
 
     def of(self, version: str) -> Counts:
-        """The counts of the version that serves now; with each that is loaded they begin at 0."""
+        """The counts of the version that serves now. They begin at 0 with each version."""
         if version != self._counts.version:
             self._counts = Counts(version)
         return self._counts

@@ -1,5 +1,4 @@
-"""What the status page shows, as JSON: roles, throughput, windows with baselines, versions and who
-moved them."""
+"""The content of the status page as JSON: roles, throughput, windows, versions and moves."""
 
 import time
 from typing import Any
@@ -14,12 +13,13 @@ from streamd.telemetry.heartbeat import read_beats
 from streamd.windows.history import HistoryReader
 
 MAX_WINDOWS = 1000
+"""Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
 MAX_MOVES = 20
+"""Newest moves of the champion that the page lists."""
 
 
 class StatusPage:
-    """Collects the state of all roles from what they leave in the data directory. Owner: the event
-    loop's thread."""
+    """Collects the state of all roles from the data directory. Owner: the event loop's thread."""
 
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
         self._settings = settings
@@ -29,6 +29,7 @@ class StatusPage:
 
     def content(self) -> dict[str, Any]:
         """The content of `/status.json`."""
+        # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
         roles: dict[str, Any] = dict.fromkeys(ROLES)
         for beat in read_beats(self._settings.data_dir):
@@ -39,10 +40,14 @@ class StatusPage:
                 "age_seconds": round(beat.age_seconds, 1),
                 "detail": beat.detail,
             }
+
+        # What training wrote.
         records = self._history.refresh()
         moves = self._registry.journal.moves()
         last = moves[-1] if moves else None
+
         return {
+            # The server.
             "now": time.time(),
             "rule": RULE,
             "ready": status.ready,
@@ -54,6 +59,7 @@ class StatusPage:
             "memory_edge": status.memory_edge,
             "answered": status.answered,
             "events_per_second": status.events_per_second,
+            # All roles, and the windows, oldest first.
             "roles": roles,
             "num_windows": len(records),
             "window_seconds": self._settings.windows.width_seconds,
@@ -75,6 +81,7 @@ class StatusPage:
                 }
                 for r in records[-MAX_WINDOWS:]
             ],
+            # Versions and moves, newest first.
             "num_moves": len(moves),
             "champion": last and last.champion,
             "shadow": last and last.shadow,
@@ -102,12 +109,12 @@ class StatusPage:
 
 
 def passed_over(registry: Registry) -> dict[str, str]:
-    """What lies in `models/` and is neither version nor move, and why; as it was last read."""
+    """The entries of `models/` that are neither version nor move, and why, as last read."""
     lines = registry.journal.passed_over.items()
     moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
     return {**registry.passed_over, **moves}
 
 
 def _mrr(manifest: Manifest, model: str) -> float | None:
-    """Over the version's own window, before it was learned."""
+    """MRR over the version's own window, before it was learned; None where it was not scored."""
     return manifest.scores.get(model, {}).get("mrr")

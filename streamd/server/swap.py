@@ -1,4 +1,4 @@
-"""From one version to the next: loaded aside, carried to now a slice at a time, handed over whole."""
+"""The swap of versions: the next one is loaded in a thread, catches up in slices, then serves."""
 
 import threading
 import time
@@ -18,19 +18,19 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
-"""Between two looks at who is champion: a file is read for it."""
+"""Time between two looks at which version is champion: each reads a file."""
 SLICE_CHUNKS = 1
-"""Chunks of memory carried on before requests are answered again."""
+"""Chunks that memory advances over before requests are answered again: requests wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What should serve does, or nothing can."""
+    """The version that should serve does so, or none can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A version is read by a thread of its own. since: when it was noticed, by the monotonic clock."""
+    """A version is loaded by a thread of its own. since: monotonic time at which it was noticed."""
 
     name: str
     since: float
@@ -39,7 +39,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """A version whose memory, from `from_edge` on, and perhaps whose facts are carried to now."""
+    """A version's memory, and facts where it needs its own, advance to the end of the log.
+
+    from_edge: event id at which its memory began.
+    """
 
     served: LoadedVersion
     view: ServerGraph
@@ -49,7 +52,7 @@ class CatchingUp:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """A version that is to serve from now on, and the view it answers with."""
+    """A version is to serve from now on, with this graph."""
 
     served: LoadedVersion
     view: ServerGraph
@@ -57,7 +60,7 @@ class Swapped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A version that cannot serve, and why."""
+    """A version cannot serve. error: why."""
 
     name: str
     error: str
@@ -67,13 +70,14 @@ State = Idle | Loading | CatchingUp | Swapped | Refused
 
 
 class Swap:
-    """Moves from state to state, and knows the versions that cannot be served. Owner: the engine.
+    """The state machine of the swap. It also knows the versions that cannot serve.
 
         Idle --> Loading --> CatchingUp --> Swapped --> Idle
                     |            |
                     +------------+--------> Refused --> Idle
 
-    `step` moves it. Swapped and Refused last for one step; the engine takes over what was swapped.
+    `step` moves it on. Swapped and Refused last for one step; the engine takes over what was
+    swapped. Owner: the engine.
     """
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
@@ -81,18 +85,22 @@ class Swap:
         self._registry = registry
         self.state: State = Idle()
         self._refused: set[str] = set()
-        """Versions that cannot be served, as far as was tried."""
-        self._looked = 0.0
+        """Names of the versions that were tried and cannot serve."""
+        self._looked_at = 0.0
 
     @property
     def is_under_way(self) -> bool:
         return isinstance(self.state, Loading | CatchingUp)
 
     def step(self, view: ServerGraph, serving: str | None) -> State:
-        """Move on by one slice. serving: name of the version that answers. Returns: the state."""
+        """Move on by one slice. serving: name of the version that answers, None for the rule.
+
+        Returns: the new state.
+        """
+        # Several states may pass in one step, so that nothing waits without need.
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
-            state = self._looked_up(view, serving)
+            state = self._look_up(view, serving)
         if isinstance(state, Loading):
             state = self._loaded(state)
         if isinstance(state, CatchingUp):
@@ -101,7 +109,7 @@ class Swap:
         return state
 
     def refuse(self, name: str, error: str) -> Refused:
-        """Serve a version no more, nor try to."""
+        """Remember that a version cannot serve, so that it is not tried again."""
         if name not in self._refused:
             logger.error(
                 "version_not_served",
@@ -112,18 +120,22 @@ class Swap:
         self._refused.add(name)
         return Refused(name, error)
 
-    def _looked_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
+    def _look_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
         now = time.monotonic()
-        if now - self._looked < REGISTRY_SECONDS:
+        if now - self._looked_at < REGISTRY_SECONDS:
             return Idle()
-        self._looked = now
+        self._looked_at = now
         name = self._wanted()
         if name is None or name == serving:
             return Idle()
         return Loading(name, now, self._load(name, view))
 
     def _wanted(self) -> str | None:
-        """The champion, or the last proven one where that cannot be served; None where neither can."""
+        """Name of the champion, or of the last proven version where the champion cannot serve.
+
+        Returns: None where neither can.
+        """
+        # The metric tells operators that something else than the champion answers.
         names = [self._registry.champion(), self._registry.shadow()]
         metrics.champion_not_served.set(names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
@@ -137,10 +149,10 @@ class Swap:
                 served = LoadedVersion.restored(
                     self._registry.load(name), view.log.state.schema, device
                 )
-                served.take_memory(view.keeping.memory(), view.log.num_edges)
+                served.take_memory(view.retention.memory(), view.log.num_edges)
                 suits = view.suits(served.model.settings)
                 future.set_result(
-                    (served, view if suits else self._other_view(served, view.keeping.name))
+                    (served, view if suits else self._other_view(served, view.retention.name))
                 )
             except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
                 future.set_exception(error)
@@ -149,8 +161,7 @@ class Swap:
         return future
 
     def _other_view(self, served: LoadedVersion, name: str) -> ServerGraph:
-        """One with facts as the version's settings have them, which takes the present one's place
-        with it."""
+        """Make a graph with facts by the version's settings, to replace the present one."""
         logger.warning(
             "facts_made_anew",
             version=served.manifest.name,
@@ -166,16 +177,23 @@ class Swap:
         try:
             served, view = state.loaded.result()
         except (StreamdError, OSError, RuntimeError, ValueError) as error:
-            # One that nobody wants any more may have been dropped meanwhile, which harms nobody.
+            # A version that should no longer serve may have been dropped meanwhile: no error.
             return self.refuse(state.name, str(error)) if self._wanted() == state.name else Idle()
         return CatchingUp(served, view, state.since, served.memory.edge)
 
     def _carried(self, state: CatchingUp, view: ServerGraph) -> CatchingUp | Swapped | Refused:
-        """Facts first where the version has its own, then memory. view: the one that answers now."""
+        """Advance a version by one slice: facts first where it has its own, then memory.
+
+        view: the graph that answers now.
+        """
         served = state.served
         own = state.view
+
+        # Retention, or another log, may have come while it was loaded.
         if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
             return self.refuse(served.manifest.name, "the log does not hold its place")
+
+        # Not served before graph, facts and memory are at the log's end.
         if own is not view and (own.follow()[0] or not own.caught_up):
             return state
         if (

@@ -1,5 +1,4 @@
-"""Whose trace a request belongs to: the header `traceparent` of W3C Trace Context, and
-`traceresponse` in the answer.
+"""W3C Trace Context: a request's header `traceparent`, and `traceresponse` in the answer.
 
 Sources: https://www.w3.org/TR/trace-context-2/,
 https://w3c.github.io/trace-context/#traceresponse-header (a draft).
@@ -10,19 +9,23 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Version ff is invalid, as are ids of zeros only.
 TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace_id>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
     r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?",
     re.ASCII,
 )
 KNOWN_FLAGS = 0x03
-"""Sampled, and that the id is random; others have no meaning yet, and are not passed on."""
+"""The flags for "sampled" and "random id". Others have no meaning yet and are not passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """trace_id: of the whole; parent: the caller's span; span: this request's; flags: two digits.
-    All lower-case hex."""
+    """The trace that a request belongs to. All fields are lower-case hex.
+
+    trace_id: of the whole trace. parent: the caller's span. span: this request's.
+    flags: two digits.
+    """
 
     trace_id: str
     parent: str
@@ -36,10 +39,12 @@ class Trace:
 
 
 def trace_of(values: Sequence[str]) -> Trace | None:
-    """The trace that the headers `traceparent` of a request name; None where there is none,
-    several, or a wrong one."""
-    found = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
-    if found is None or (found["version"] == "00" and found["more"] is not None):
+    """Read the trace from a request's headers `traceparent`.
+
+    Returns: None where there is none, several, or an invalid one.
+    """
+    match = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
+    if match is None or (match["version"] == "00" and match["more"] is not None):
         return None
-    flags = int(found["flags"], 16) & KNOWN_FLAGS
-    return Trace(found["trace_id"], found["parent"], secrets.token_hex(8), f"{flags:02x}")
+    flags = int(match["flags"], 16) & KNOWN_FLAGS
+    return Trace(match["trace_id"], match["parent"], secrets.token_hex(8), f"{flags:02x}")

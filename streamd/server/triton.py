@@ -1,4 +1,4 @@
-"""What Triton's clients ask beside the protocol: configuration, statistics, index of versions."""
+"""Triton's extensions of the protocol: configuration, statistics and index of versions."""
 
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from streamd.server.inference import (
 )
 from streamd.server.state import ServerState, State, require_key
 
+# Datatypes of the protocol -> their names in Triton's ModelConfig.
 TYPES = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
 
 
@@ -95,6 +96,7 @@ class IndexEntry(BaseModel):
     reason: str
 
 
+# Triton asks for each of these with and without a version.
 router = APIRouter(prefix="/v2", tags=[TAG], dependencies=[Depends(require_key)])
 
 

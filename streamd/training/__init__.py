@@ -1,2 +1,4 @@
-"""Windows to better weights: record, score, learn, replay, checkpoint. Knows no server and no
-registry."""
+"""Training turns closed windows of the log into better weights.
+
+It records inputs, scores them, learns them with replay, and checkpoints. It knows no server.
+"""

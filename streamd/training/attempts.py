@@ -1,5 +1,7 @@
-"""What the trainer is about to learn, written down before it begins: a restart takes the same.
-Failures are counted."""
+"""The trainer writes down the windows that it is about to learn, so that a restart takes the same.
+
+Failures are counted with them, so that windows which always fail are passed over in the end.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +16,16 @@ from streamd.windows import Window
 
 logger = structlog.get_logger()
 FILE = "attempt.json"
+"""Name of the file, in the trainer's folder."""
 MAX_FAILURES = 3
-"""Times scoring or learning a window may fail before it is passed over."""
+"""Times scoring or learning a window may fail before it is passed over. One failure may be chance,
+such as a moment without device memory; a third in a row is caused by the window."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Edges [edge, end_edge) of whole windows, and how often scoring or learning them failed."""
+    """The events [edge, end_edge) of whole windows, and how often scoring or learning them
+    failed."""
 
     edge: int
     end_edge: int
@@ -28,10 +33,14 @@ class Attempt:
 
 
 NONE = Attempt(-1, -1)
+"""No attempt: no event has such an id."""
 
 
 def last_attempt(folder: Path) -> Attempt:
-    """The one before a restart; NONE where there was none, or it cannot be read."""
+    """Read the attempt that was written last, perhaps before a restart.
+
+    Returns: NONE where there was none, or it cannot be read.
+    """
     path = folder / FILE
     if not path.exists():
         return NONE
@@ -48,8 +57,10 @@ def last_attempt(folder: Path) -> Attempt:
 
 
 def begin_attempt(folder: Path, window: Window) -> int:
-    """Write it down durably. Returns: how often it failed before. Windows once learned as one count
-    anew when they are tried singly."""
+    """Write down durably that a window is tried. Returns: how often it failed before.
+
+    Windows that failed when they were learned as one count from 0 when they are tried singly.
+    """
     now = Attempt(window.first_edge, window.end_edge)
     before = last_attempt(folder)
     if (before.edge, before.end_edge) == (now.edge, now.end_edge):
@@ -62,8 +73,8 @@ def begin_attempt(folder: Path, window: Window) -> int:
 def counting_failures(folder: Path) -> Iterator[None]:
     """Count an error of the work inside against the window that was begun.
 
-    A signal that ends the process, or a disk that takes nothing, is not the window's fault: it
-    never counts.
+    A signal that ends the process and a disk that takes no bytes (OSError) never count: they are
+    not the window's fault.
     """
     try:
         yield

@@ -1,5 +1,7 @@
-"""What a trainer learns first where it finds a log with a past: the newest of it at once, instead
-of window by window."""
+"""On a log that already has a past, the trainer learns its newest windows at once.
+
+It need not learn window by window from the log's first event.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +14,12 @@ from streamd.storage import write_durably
 from streamd.windows import Window, next_window
 
 FILE = "bootstrap.json"
+"""Name of the file, in the trainer's folder."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Edges [first_edge, end_edge), whole windows; event time [start_us, end_us)."""
+    """Events [first_edge, end_edge) of whole windows, over the event time [start_us, end_us)."""
 
     first_edge: int
     end_edge: int
@@ -24,27 +27,36 @@ class Range:
     end_us: int
 
     def window(self) -> Window:
+        """The range as one window."""
         return Window(self.start_us, self.end_us, self.first_edge, self.end_edge)
 
 
 def planned_range(
     settings: Settings, log: LogReader, folder: Path, short: bool = False
 ) -> Range | None:
-    """The newest closed windows with `bootstrap.max_events` in all, written down before it starts
-    so that a restart takes the same; None where closed windows hold no more than one may
-    (`windows.max_events`): those are learned singly.
+    """Choose the newest closed windows with `bootstrap.max_events` events in all.
 
-    short: learn what is shorter at once too, as what stands beside a champion does.
+    The range is written down before it is learned, so that a restart takes the same.
+
+    short: also take a range of no more events than one window may have, as a trainer does that
+    learns while a champion of other settings serves.
+    Returns: None where closed windows hold no more than `windows.max_events`: those are learned
+    singly.
     """
+    # A restart takes the range that was begun.
     path = folder / FILE
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Range)
+
+    # The range ends where the last closed window does.
     width_us = settings.windows.width_seconds * 1_000_000
     end = log.lower_bound(log.watermark // width_us * width_us)
     if not settings.bootstrap.max_events or (
         end - log.first_edge <= settings.windows.max_events and not short
     ):
         return None
+
+    # It begins with the first window that lies wholly among the newest events.
     wanted = max(log.first_edge, end - settings.bootstrap.max_events)
     first = log.first_edge
     if wanted > first:
@@ -53,8 +65,10 @@ def planned_range(
         first = window.end_edge
     if first >= end:
         return None
+
+    # Its event time begins with its first window's.
     start = next_window(log, first, width_us)
     assert start is not None
-    found = Range(first, end, start.start_us, log.watermark // width_us * width_us)
-    write_durably(path, msgspec.json.encode(found))
-    return found
+    planned = Range(first, end, start.start_us, log.watermark // width_us * width_us)
+    write_durably(path, msgspec.json.encode(planned))
+    return planned

@@ -1,5 +1,8 @@
-"""Where the trainer goes on after a stop: one folder, written whole after each window, the newest
-one counts."""
+"""The trainer's checkpoints: one folder each, written whole after a window. The newest counts.
+
+Format: `state.safetensors` holds the tensors of model, optimizer, memory and held-out tail;
+`cursor.json` holds all else.
+"""
 
 import re
 import shutil
@@ -23,15 +26,24 @@ from streamd.training.learner import Learner
 from streamd.training.replay import ReplayChunk
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
+"""Name of a checkpoint's folder: event id, and number among those at one event. Padded with zeros,
+so that names sort as numbers do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """Everything a checkpoint holds beside tensors.
+    """Everything that a checkpoint holds besides tensors.
 
-    edge: the first edge not yet in a finished window; window_edge: the first edge of the last
-    finished one. checksum: CRC32C of the file of tensors, empty in checkpoints of the release
-    before format 2.
+    edge: id of the first event that is not yet in a finished window.
+    window_edge: id of the first event of the last finished window.
+    memory_edge, memory_us: the event id and event time (microseconds) up to which memory has seen.
+    num_learned: windows learned so far. history_bytes: length of the windows' history that counts.
+    version, champion, shadow: names of versions, "" for none.
+    compared: the fields of `Comparison`, in their order.
+    settings, build: what must be equal for learning to go on, and for it to give the same bits.
+    replay: index of the replay store. tail: first event ids of the held-out chunks.
+    sets: names of the edge sets. format: number of the stores' format.
+    checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
     """
 
     edge: int
@@ -54,19 +66,24 @@ class Cursor:
 
 
 def build_facts() -> dict[str, Any]:
-    """What must be equal for a resumed run to give the same bits."""
+    """The facts of this build that must be equal for a resumed run to give the same bits."""
     return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
 
 
 def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
-    """Write `folder/<edge>.<number>` durably, then drop older ones. number: from 0, counts those
-    written at one edge."""
+    """Write a checkpoint `folder/<edge>.<number>` durably, then drop older ones.
+
+    The number, from 0, counts the checkpoints that were written at one event id.
+    """
+    # All state as named tensors.
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
     for number, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
     tensors |= {f"memory.{k}": v for k, v in learner.memory.tensors().items()}
     for i, chunk in enumerate(learner.tail):
         tensors |= {f"tail.{i}.{k}": v for k, v in chunk.tensors().items()}
+
+    # A name of its own, also where a checkpoint at this event was written before.
     remove_scratch(folder)
     before = [
         int(p.suffix[1:] or 0)
@@ -74,6 +91,8 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
         if NAME.fullmatch(p.name)
     ]
     name = f"{cursor.edge:020d}.{max(before, default=-1) + 1:06d}"
+
+    # The new one is durable before an old one goes.
     state = save({k: v.contiguous() for k, v in tensors.items()})
     cursor = replace(cursor, checksum=f"{crc32c(state):08x}")
     write_folder_durably(
@@ -86,13 +105,15 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
 
 
 def read_cursor(folder: Path) -> Cursor | None:
-    """Of the newest checkpoint; None where there is none.
+    """Read the cursor of the newest checkpoint; None where there is no checkpoint.
 
     Raises: CorruptionError where it is damaged, VersionError where a newer streamd wrote it.
     """
     path = _newest(folder)
     if path is None:
         return None
+
+    # Read both files before any of their content is believed.
     try:
         cursor = msgspec.json.decode((path / "cursor.json").read_bytes(), type=Cursor)
         checksum = file_checksum(path / "state.safetensors")
@@ -100,6 +121,8 @@ def read_cursor(folder: Path) -> Cursor | None:
         raise CorruptionError(
             f"The trainer's checkpoint {path} is damaged: {error}.", "none is needed."
         ) from None
+
+    # What a newer streamd wrote is refused by name.
     if cursor.format > FORMAT:
         raise VersionError(
             f"The trainer's checkpoint {path} has format {cursor.format}, "
@@ -112,6 +135,8 @@ def read_cursor(folder: Path) -> Cursor | None:
             f"this streamd knows {EDGE_SETS[0]} only.",
             "use the streamd that wrote it.",
         )
+
+    # The tensors are those that the cursor was written with.
     if cursor.checksum not in ("", checksum):
         raise CorruptionError(
             f"The trainer's checkpoint {path} differs from its checksum.", "none is needed."
@@ -126,11 +151,12 @@ def _newest(folder: Path) -> Path | None:
 
 
 def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> None:
-    """Restore the newest checkpoint, whose cursor was read, into `learner`.
+    """Restore the newest checkpoint into `learner`. cursor: as `read_cursor` gave it.
 
     Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError
-    where it is not finite.
+    where a tensor of it is not finite.
     """
+    # The checkpoint must be of this log.
     path = _newest(folder)
     assert path is not None
     if not log.first_edge <= cursor.edge <= log.num_edges:
@@ -139,10 +165,14 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
             f"[{log.first_edge}, {log.num_edges}).",
             "remove train/ and models/, or restore the log.",
         )
+
+    # Tensors by group: model, optimizer, memory, tail.
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in load_file(path / "state.safetensors").items():
         group, rest = name.split(".", 1)
         parts.setdefault(group, {})[rest] = tensor
+
+    # Values that are not finite would spread with the first step, so they are refused here.
     for group in ("model", "memory"):
         for name, tensor in parts[group].items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -150,6 +180,8 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
                     f"The trainer's checkpoint {path} is not finite in {group}.{name}.",
                     "none is needed.",
                 )
+
+    # Weights, optimizer, memory.
     learner.model.restore(parts["model"])
     optimizer = learner.optimizer.state_dict()
     for name, tensor in parts.get("optimizer", {}).items():
@@ -159,6 +191,8 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     learner.memory = Memory.restored(
         parts["memory"], cursor.memory_edge, cursor.memory_us, learner.model.device
     )
+
+    # The held-out tail, the count of windows and the replay store.
     learner.tail = []
     for i, edge in enumerate(cursor.tail):
         fields = {

@@ -1,5 +1,5 @@
-"""Who serves: the champion, the shadow or incumbent that it is compared with, and what follows from
-that."""
+"""The contest of versions: the champion is compared with a shadow or an incumbent, and the verdict
+says which version serves from then on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk, Recorder
 from streamd.training.scores import ranks
-from streamd.training.shadow import Comparison, Said, Shadow, judge
+from streamd.training.shadow import Comparison, Decision, Shadow, judge
 from streamd.windows import Window, next_window
 
 logger = structlog.get_logger()
 
 
 class Proof(NamedTuple):
-    """A version that is the shadow from now on, and why: for the journal."""
+    """A line for the registry's journal: this version is the shadow from now on, and why."""
 
     version: str
     why: str
@@ -35,25 +35,30 @@ class Proof(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """said: what a comparison came to, "open" while it goes on. back_to: the shadow to learn on
-    from instead of the champion, which is worse. proof: of the champion that took the shadow's
-    place."""
+    """What a comparison came to.
 
-    said: Said
+    decision: "open" while the comparison goes on. why: the reason, in words.
+    back_to: the shadow to learn on from, where the champion is worse than it.
+    proof: for the journal, where the champion took the shadow's place.
+    """
+
+    decision: Decision
     why: str
     back_to: Shadow | None = None
     proof: Proof | None = None
 
 
 class Contest:
-    """Owner: the trainer's thread. It moves nothing but its own state; the trainer tells the
-    learner and the ledger.
+    """Keeps champion, shadow and incumbent, and compares them over the same events.
 
-    version: what the learner goes on from, "" before the first: the champion, or, beside an
-    incumbent, the newest of ours. shadow: the last proven version of ours, which stands still; None
-    before there is one. incumbent: the champion of other settings that serves until what is learned
-    here is proven. compared: `version` beside whichever of the two there is, since the last
-    verdict.
+    Owner: the trainer's thread. A contest changes nothing but its own state; the trainer passes on
+    to the learner and the ledger what follows.
+
+    version: name of the version that the learner goes on from, "" before the first. It is the
+    champion, or, while an incumbent serves, the newest version learned here.
+    shadow: the last proven version learned here, with fixed weights; None before there is one.
+    incumbent: the champion of other settings, which serves until what is learned here is proven.
+    compared: `version` against the shadow or the incumbent, since the last verdict.
     """
 
     def __init__(
@@ -65,14 +70,17 @@ class Contest:
         recorder: Recorder,
         rebuilding: Callable[[int], Callable[[int], None]],
     ) -> None:
-        """rebuilding: of the edge to rebuild to, what is told the edge reached while an incumbent's
-        graph and facts are made."""
+        """rebuilding: takes the event id to rebuild to, and returns what is called with the event
+        id reached so far while an incumbent's graph and facts are made."""
+        # What it reads.
         self._settings = settings
         self._log = reader
         self._versions = versions
         self._learner = learner
         self._recorder = recorder
         self._rebuilding = rebuilding
+
+        # What it owns.
         self.version = ""
         self.shadow: Shadow | None = None
         self.incumbent: Incumbent | None = None
@@ -80,30 +88,31 @@ class Contest:
         self._not_followed = ""
 
     @property
-    def beside(self) -> str | None:
-        """The incumbent's name."""
+    def incumbent_name(self) -> str | None:
+        """Name of the incumbent, None where there is none."""
         return self.incumbent.name if self.incumbent else None
 
     @property
     def shadow_is_older(self) -> bool:
-        """Whether there is a shadow, of another version than the champion."""
+        """Whether there is a shadow and it is another version than the champion."""
         return self.shadow is not None and self.shadow.name != self.version
 
     # While windows are learned
 
     def score(self, chunk: Chunk, logits_EC: Float32) -> Float32 | None:
-        """Move the shadow over a chunk and compare it. logits_EC: the champion's.
+        """Move the shadow over a chunk and compare it with the champion.
 
-        Returns: the shadow's, float32[E, 101]; None where it is the champion itself or nothing was
-        asked.
+        logits_EC: the champion's logits, float32[E, 101].
+        Returns: the shadow's logits, float32[E, 101]; None where the shadow is the champion itself
+        or no event of the chunk is scored.
         """
         if self.shadow is None:
             return None
-        said_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)
-        if said_EC is None or not self.shadow_is_older:
+        shadow_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)
+        if shadow_EC is None or not self.shadow_is_older:
             return None
-        self.compared = self.compared.added(1 / ranks(logits_EC), 1 / ranks(said_EC))
-        return said_EC
+        self.compared = self.compared.added(1 / ranks(logits_EC), 1 / ranks(shadow_EC))
+        return shadow_EC
 
     def score_window(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
@@ -115,34 +124,36 @@ class Contest:
         """
         if self.incumbent is None:
             return None
-        ours_EC, said_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
-        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(said_EC))
-        return said_EC
+        ours_EC, shadow_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
+        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(shadow_EC))
+        return shadow_EC
 
     def judge(self) -> Verdict:
         """Decide once enough events were compared, before the window is learned; a new comparison
         begins then."""
-        said, why = judge(self.compared, self._settings.registry.gate_events)
-        if said == "open":
-            return Verdict(said=said, why=why)
-        metrics.gate_verdicts.labels(said).inc()
+        decision, why = judge(self.compared, self._settings.registry.gate_events)
+        if decision == "open":
+            return Verdict(decision=decision, why=why)
+        metrics.gate_verdicts.labels(decision).inc()
         self.compared = Comparison()
         if self.incumbent is not None:
-            if said == "proven":
+            if decision == "proven":
                 logger.warning("settings_proven", instead_of=self.incumbent.name, why=why)
                 self.incumbent = None
-            return Verdict(said=said, why=why)
-        if said == "proven":
+            return Verdict(decision=decision, why=why)
+        if decision == "proven":
             self.shadow = Shadow.of(self.version, self._learner)
-            return Verdict(said=said, why=why, proof=Proof(self.version, why))
+            return Verdict(decision=decision, why=why, proof=Proof(self.version, why))
         assert self.shadow is not None
         logger.warning("rolled_back", version=self.shadow.name, instead_of=self.version, why=why)
         self.version = self.shadow.name
-        return Verdict(said=said, why=why, back_to=self.shadow)
+        return Verdict(decision=decision, why=why, back_to=self.shadow)
 
     def after(self, outcome: PublishResult) -> Proof | None:
-        """A version was handed over. Returns: a proof where it is the first that serves, which is
-        the shadow too."""
+        """Take note that a version was published.
+
+        Returns: a proof where it is the first version that serves, because that is the shadow too.
+        """
         self.version = outcome.version
         if not outcome.promoted or self.shadow is not None:
             return None
@@ -150,7 +161,7 @@ class Contest:
         return Proof(outcome.version, "the first under its settings to serve")
 
     def renew_shadow(self, why: str) -> Proof:
-        """The champion becomes the shadow, unproven."""
+        """Make the champion the shadow although it is unproven. why: for the journal."""
         self.shadow = Shadow.of(self.version, self._learner)
         self.compared = Comparison()
         return Proof(self.version, why)
@@ -158,26 +169,33 @@ class Contest:
     # Moves by hand
 
     def follow(self, edge: int) -> Shadow | None:
-        """When someone moved the champion by hand: stand beside it where it has other settings,
-        else follow it.
+        """Follow the champion where someone moved it by hand.
 
-        Returns: the version to learn on from, its memory at `edge`; None where learning just goes
-        on.
+        A champion of other settings becomes the incumbent; one of the same settings is learned on
+        from.
+
+        Returns: the version to learn on from, its memory at event `edge`; None where learning just
+        goes on.
         """
+        # Whether there is anything to follow.
         champion = self._versions.moved_by_hand()
-        if champion is None or champion == self.beside:
+        if champion is None or champion == self.incumbent_name:
             return None
         if champion == self.version:
             self.incumbent = None
             return None
+
+        # Load it, as the incumbent or as what is learned on from.
         reason = "the log or the trainer is elsewhere"
         try:
-            if self._stand_beside(champion):
+            if self._begin_incumbent(champion):
                 return None
             version = self._carried(champion, edge)
         except VersionError as error:
             version = None
             reason = str(error)
+
+        # One that cannot be followed is reported once, not at every window.
         if version is None:
             if champion != self._not_followed:
                 logger.error("champion_not_followed", version=champion, reason=reason)
@@ -192,15 +210,19 @@ class Contest:
     # After a stop
 
     def restore(self, version: str, compared: Comparison) -> None:
-        """As a checkpoint, or else the journal, has it; `restore_shadow` and `restore_incumbent`
-        come later."""
+        """Take over the champion's name and the comparison, from a checkpoint or the journal.
+
+        `restore_shadow` and `restore_incumbent` are called later, once graph and facts exist.
+        """
         self.version = version
         self.compared = compared
 
     def restore_shadow(self, name: str, edge: int) -> Proof | None:
-        """The last proven version, its memory carried to `edge`. Returns: a proof that the journal
-        has not heard of: a stop came before that, or the champion takes the place of a version that
-        cannot be read."""
+        """Load the last proven version and advance its memory to event `edge`.
+
+        Returns: a proof that the journal does not hold yet, because a stop came before it was
+        written, or because the champion replaces a shadow that cannot be read; else None.
+        """
         try:
             self.shadow = self._carried(name, edge)
         except VersionError as error:
@@ -214,18 +236,22 @@ class Contest:
         return Proof(name, "proven before a restart") if self._versions.shadow() != name else None
 
     def restore_incumbent(self) -> None:
-        """Where the champion has other settings, go on comparing with it."""
+        """Go on comparing with the champion where it has other settings."""
         compared = self.compared
         champion = self._versions.champion()
         try:
-            if champion is not None and self._stand_beside(champion):
+            if champion is not None and self._begin_incumbent(champion):
                 self.compared = compared
         except VersionError as error:
             logger.error("champion_not_compared", version=champion, reason=str(error))
 
-    def _stand_beside(self, champion: str) -> bool:
-        """Learn beside a champion of other settings, until what is learned here is proven. False
-        where it has ours."""
+    def _begin_incumbent(self, champion: str) -> bool:
+        """Make a champion of other settings the incumbent, until what is learned here is proven.
+
+        Returns: False where it has this trainer's settings, or the log does not reach its event.
+        Raises: VersionError where it cannot be loaded.
+        """
+        # Whether it is an incumbent that can be compared.
         version = self._versions.load(champion)
         edge = version.manifest.edge
         if learn_alike(version.manifest.fixed_settings, self._settings):
@@ -237,6 +263,8 @@ class Contest:
                 reason=f"the log does not hold edge {edge}",
             )
             return False
+
+        # From here on the contest is against it alone.
         logger.warning(
             "learning_beside_champion",
             version=champion,
@@ -248,8 +276,11 @@ class Contest:
         return True
 
     def _carried(self, name: str, edge: int) -> Shadow | None:
-        """A version with its memory carried to `edge`; None where the log begins behind it or it is
-        further. Raises: VersionError."""
+        """Load a version and advance its memory to event `edge`.
+
+        Returns: None where the log begins after the version's event, or `edge` lies before it.
+        Raises: VersionError where it cannot be loaded or has other settings.
+        """
         version = self._versions.load(name)
         if not self._log.first_edge <= version.manifest.edge <= edge:
             return None
@@ -266,4 +297,4 @@ class Contest:
             assert window is not None
             for chunk in self._recorder.cut(window):
                 model.advance(memory, chunk, self._log.deletions.of_nodes)
-        return Shadow(name, model, memory, self._learner.carrier)
+        return Shadow(name, model, memory, self._learner.transfer)

@@ -1,5 +1,4 @@
-"""Takes recorded inputs to where the model is: on a CPU they are there; to a GPU they are sent a
-step ahead."""
+"""Recorded inputs are transferred to the model's device: to a GPU one step ahead of their use."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +22,16 @@ R = TypeVar("R")
 
 
 class DeviceTransfer:
-    """Owner: the thread that learns, and while it prepares a step ahead, a thread of its own.
+    """Sends recorded inputs to one device. On a CPU it returns them as they are.
 
-    Edge features go through a cache on the device: rows never change, and recent edges are seen by
-    many chunks.
+    Edge features go through a cache on the device: rows never change, and recent edges are sampled
+    by many chunks.
+
+    Owner: the thread that learns, or, while the next step is prepared, a thread of its own.
     """
 
     def __init__(self, device: str, settings: GpuSettings, edge_feature_dim: int) -> None:
+        """device: as torch names it. edge_feature_dim: 0 where edges have no features."""
         self.device = torch.device(device)
         self._mixed = settings.mixed_precision
         self._cache = None
@@ -39,11 +41,11 @@ class DeviceTransfer:
             )
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
-        """The same on the device."""
+        """The inputs on the device."""
         return inputs if self.device.type == "cpu" else inputs.to(self.send, self._edge_rows)
 
     def labels(self, labels: LabelInputs) -> LabelInputs:
-        """The same on the device."""
+        """The label inputs on the device."""
         if self.device.type == "cpu":
             return labels
         return LabelInputs(
@@ -52,7 +54,7 @@ class DeviceTransfer:
         )
 
     def send(self, tensor: Tensor) -> Tensor:
-        """A copy on the device, sent from page-locked memory, so that it need not be waited for."""
+        """A copy on the device, sent from page-locked memory so that the caller need not wait."""
         if tensor.device.type == self.device.type:
             return tensor
         metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
@@ -63,25 +65,36 @@ class DeviceTransfer:
     def logits(
         self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor
     ) -> Float32:
-        """What a model says of recorded inputs with its memory as it stands, float32[E, C].
-        updated_PD: `model.updated`."""
-        there = self.inputs(inputs)
-        found: Float32 = model(there, memory.gather(there.node_M, updated_PD)).cpu().numpy()
-        return found
+        """A model's logits of recorded inputs under its present memory, float32[E, C].
+
+        updated_PD: states of the nodes with pending messages, as `LinkModel.over` gives them.
+        """
+        on_device = self.inputs(inputs)
+        logits_EC: Float32 = (
+            model(on_device, memory.gather(on_device.node_M, updated_PD)).cpu().numpy()
+        )
+        return logits_EC
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Matrix products in bfloat16 where `gpu.mixed_precision` says so; weights and sums stay
-        float32."""
+        """A context with matrix products in bfloat16 where `gpu.mixed_precision` says so.
+
+        Weights and sums stay float32.
+        """
         return torch.autocast(
             self.device.type, torch.bfloat16, enabled=self._mixed and self.device.type != "cpu"
         )
 
     def ahead(self, steps: Iterable[T], prepare: Callable[[T], R]) -> Iterator[R]:
-        """`prepare` of each step, in order. On a GPU the next one's runs meanwhile, in a thread and
-        on a stream apart."""
+        """Yield `prepare(step)` of each step, in order.
+
+        On a GPU the next step is prepared while the caller works on this one, in a thread and on a
+        CUDA stream of its own.
+        """
         if self.device.type != "cuda":
             yield from map(prepare, steps)
             return
+
+        # A second stream, which begins after all that was queued on the caller's.
         side: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         coming = iter(steps)
@@ -90,7 +103,8 @@ class DeviceTransfer:
             with torch.cuda.stream(side):
                 return [prepare(step) for step in islice(coming, 1)]
 
-        with ThreadPoolExecutor(1, "carrier") as pool:
+        # One step is prepared ahead, no more: each holds device memory.
+        with ThreadPoolExecutor(1, "device-transfer") as pool:
             next_one = pool.submit(work)
             while done := next_one.result():
                 # What was allocated on the side is used here: neither stream runs ahead of the
@@ -101,13 +115,15 @@ class DeviceTransfer:
                 yield done[0]
 
     def report(self) -> None:
-        """Set the metric of device memory."""
+        """Set the metric of allocated device memory."""
         if self.device.type == "cuda":
             metrics.gpu_memory.set(torch.cuda.memory_allocated(self.device))
 
     def _edge_rows(self, hop: HopInputs) -> Tensor:
-        """float32[U, K, D] on the device; from the host only rows that the cache does not hold,
-        each once."""
+        """Edge features of a hop on the device, float32[U, K, D].
+
+        The host sends only rows that the cache does not hold, each once.
+        """
         if self._cache is None:
             return self.send(hop.edge_UKD)
         recorded_ND = hop.edge_UKD.flatten(0, 1)

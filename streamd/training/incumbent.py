@@ -1,5 +1,7 @@
-"""The champion of other settings that serves while a new model is learned beside it: same events,
-each in its own way."""
+"""The incumbent is a champion of other settings, which serves while a new model is learned.
+
+Both score the same events, each with its own graph, facts, memory and window width.
+"""
 
 from collections.abc import Callable
 
@@ -20,9 +22,11 @@ from streamd.windows import Window, next_window
 
 
 class Incumbent:
-    """Weights stand still; graph, facts and memory of its own settings move with the log, in
-    windows of its own width. Owner: the trainer. Costs a second graph and fact table for as long as
-    it stands."""
+    """A version with fixed weights, whose graph, facts and memory move with the log.
+
+    It moves in windows of its own width and costs a second graph and fact table. Owner: the
+    trainer.
+    """
 
     def __init__(
         self,
@@ -31,7 +35,11 @@ class Incumbent:
         version: Version,
         on_slice: Callable[[int], None],
     ) -> None:
-        """on_slice: told the edge while graph and facts are made."""
+        """on_slice: called with the event id reached while graph and facts are made.
+
+        Raises: VersionError where the version's model cannot be built.
+        """
+        # This process's settings, with the version's model and windows.
         manifest = version.manifest
         own = settings.model_copy(
             update={
@@ -41,14 +49,18 @@ class Incumbent:
                 ),
             }
         )
-        carrier = DeviceTransfer(
+
+        # The version itself.
+        transfer = DeviceTransfer(
             choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
         )
-        model, memory = restored(version, log.state.schema, carrier.device)
+        model, memory = restored(version, log.state.schema, transfer.device)
         self.name = manifest.name
         self._log = log
         self._width_us = manifest.window_seconds * 1_000_000
-        self._shadow = Shadow(manifest.name, model, memory, carrier)
+        self._shadow = Shadow(manifest.name, model, memory, transfer)
+
+        # Graph and facts of its settings, up to where its memory is.
         self._recorder = Recorder(own, log)
         facts = folder_of(settings.data_dir, NAME) / FACTS
         self._recorder.live.restore_facts(facts, manifest.edge)
@@ -58,29 +70,36 @@ class Incumbent:
     def compare(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
     ) -> tuple[Float32, Float32]:
-        """Move to the end of a window of the other model's. Returns: the other's logits and its
-        own, float32[E, 101] each, of the events that both have scored since the last call: those
-        behind what it learned from itself.
+        """Move to the end of a window of the other model, and pair the scores of both.
 
-        event_E: what the other scored of that window, ids ascending, with logits_EC.
+        event_E: int64 ids of the events that the other model scored in the window, ascending.
+        logits_EC: the other model's logits of them, float32[E, 101].
+        on_chunk: called after each chunk, so that the heartbeat goes on.
+        Returns: the other model's logits and the incumbent's, float32[E, 101] each, of the events
+        that both have scored since the last call.
         """
+        # Score the incumbent's own windows that begin before the other's ends.
         events = [self._ours[0]]
         logits = [self._ours[1]]
         while (
             own := next_window(self._log, self._recorder.edge, self._width_us)
         ) and own.start_us < window.end_us:
             for chunk in self._recorder.chunks(own, recorded=own.end_edge > window.first_edge):
-                said = self._shadow.score(chunk, self._log.deletions.of_nodes)
+                own_EC = self._shadow.score(chunk, self._log.deletions.of_nodes)
                 on_chunk()
-                if said is not None and chunk.score is not None:
+                if own_EC is not None and chunk.score is not None:
                     events.append(chunk.score.event_E.numpy())
-                    logits.append(said)
+                    logits.append(own_EC)
+
+        # Pair by event id: the widths of windows differ, so either may be ahead.
         ours = np.concatenate(events), np.concatenate(logits)
         theirs = (
             np.concatenate([self._theirs[0], event_E]),
             np.concatenate([self._theirs[1], logits_EC]),
         )
         _, own_at, at = np.intersect1d(ours[0], theirs[0], assume_unique=True, return_indices=True)
+
+        # Keep what the other side has yet to score.
         done = min(ours[0].max(initial=-1), theirs[0].max(initial=-1))
         self._ours, self._theirs = ((e[e > done], x[e > done]) for e, x in (ours, theirs))
         return theirs[1][at], ours[1][own_at]

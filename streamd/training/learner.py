@@ -1,4 +1,7 @@
-"""One model with its memory and optimizer, taken from window to window: score first, then learn."""
+"""The learner takes one model, its memory and its optimizer from window to window.
+
+Each window is scored first and learned then (prequential evaluation).
+"""
 
 import copy
 import math
@@ -28,61 +31,73 @@ from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
 RECALLED_CHUNKS = 10
+"""Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
-"""State of a model and of its optimizer."""
+"""State dicts of a model and of its optimizer."""
 MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
-"""As `LinkModel.over`."""
+"""A context manager that moves memory over a chunk, as `LinkModel.over` does."""
 
 
 class Learner:
-    """Owner: one thread. Between windows `memory` stands at the last window's end under the present
-    weights."""
+    """Scores the chunks of a window, then learns them together with chunks of the past.
+
+    Between windows, `memory` is as of the last window's end under the present weights. Owner: one
+    thread.
+
+    tail: chunks of the last window's held-out events, which the next window learns.
+    num_learned: windows learned so far.
+    """
 
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
-        """log: of which it needs the schema, the first edge and the deletes; its events come as
-        recorded chunks."""
+        """log: read for its schema, its first event id and its deletes. Events come as recorded
+        chunks."""
+        # What it learns with.
         schema = log.state.schema
         self._settings = settings
         self._training = settings.training
         self._log = log
-        self.carrier = DeviceTransfer(
+        self.transfer = DeviceTransfer(
             choose_device(settings.device), settings.gpu, schema.edge_feature_dim
         )
         self.model: LinkModel = build_model(
-            settings.model, schema, settings.training.seed, self.carrier.device
+            settings.model, schema, settings.training.seed, self.transfer.device
         )
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
         self.memory: Memory = self.model.new_memory(log.first_edge)
         self.replay = replay
+
+        # What it has learned, and what others may put in its place or ask of it.
         self.tail: list[ReplayChunk] = []
         self.num_learned = 0
         self.memory_step: MemoryStep = LinkModel.over
-        """How memory moves over a chunk that is scored or learned."""
+        """How memory moves over a chunk that is scored or learned. Backtests set another."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
-        """Told after each training step: steps done and in all."""
+        """Called after each training step with the steps done and the steps in all."""
         self.free_device_memory: Callable[[], bool] = lambda: False
-        """Asked where the GPU lacks memory for learning: whether something was moved off it, so
-        that a retry is worth it."""
+        """Called where the GPU lacks memory for learning. Returns: whether something was moved off
+        it, so that a retry may succeed."""
         self.model.eval()
+
+        # What was scored since `begin`, one entry a chunk.
         self._start = self.memory
         self._edges: list[EdgeRows] = []
         self._seen: list[ReplayChunk | None] = []
         self._logits: list[Float32] = []
         self._labels: list[LabelInputs | None] = []
         self.label_scores: list[tuple[Float32, Float32, Float32]] = []
-        """Of each chunk with labels so far: what the head said, what a constant would, the targets.
-        """
+        """For each chunk with labels: the head's predictions, a constant's, and the targets,
+        float32[L, T] each."""
         self._steps = (0, 0)
         self._backup: Backup | None = None
         self.begin()
 
     def start_at(self, edge: int) -> None:
-        """Begin with empty memory at an edge behind the log's first."""
+        """Begin with empty memory at event `edge`, after the log's first."""
         self.memory = self.model.new_memory(edge)
         self.begin()
 
     def begin(self) -> None:
-        """Start a window: what is scored from here on can be learned by `learn`."""
+        """Start a window: `learn` learns what is scored from here on."""
         self._start = self.memory.copy()
         self._edges = []
         self._seen = []
@@ -94,8 +109,10 @@ class Learner:
     @torch.no_grad()
     @memory_for("scoring a window")
     def score(self, chunk: Chunk) -> Float32:
-        """Logits of all candidates, float32[E, 101], before the chunk is known; then memory moves
-        over it."""
+        """Score a chunk's candidates before its events are known, then move memory over it.
+
+        Returns: logits, float32[E, 101], the true destination first.
+        """
         with self._over(self.memory, chunk.edges) as updated_PD:
             logits_EC, seen = self._score_events(chunk, updated_PD)
             self._score_labels(chunk, updated_PD)
@@ -105,45 +122,45 @@ class Learner:
         return logits_EC
 
     def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
-        """Logits of the candidates that are scored, and what is needed to learn the chunk."""
+        """Returns: logits of the candidates to score, and what is kept to learn the chunk."""
         if chunk.score is None or chunk.learn is None:
             return np.zeros((0, 0), np.float32), None
-        logits_EC = self.carrier.logits(self.model, self.memory, chunk.score, updated_PD)
-        state_MD = self.memory.gather(self.carrier.send(chunk.learn.node_M), updated_PD).cpu()
+        logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
+        state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
         self._logits.append(logits_EC[:, LEARNED])
         return logits_EC[:, SCORED], ReplayChunk(chunk.edges.first_edge, chunk.learn, state_MD)
 
     def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
         if chunk.labels is None or self.model.label_head is None:
             return
-        labels = self.carrier.labels(chunk.labels)
+        labels = self.transfer.labels(chunk.labels)
         state_MD = self.memory.gather(labels.around.node_M, updated_PD)
-        said = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
-        constant = self.model.label_head.constant(len(said)).cpu()
+        predicted = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
+        constant = self.model.label_head.constant(len(predicted)).cpu()
         target_LT = chunk.labels.target_LT.numpy()
-        self.label_scores.append((said.numpy(), constant.numpy(), target_LT))
+        self.label_scores.append((predicted.numpy(), constant.numpy(), target_LT))
 
     def draw(self, window_edge: int) -> tuple[int, ...]:
-        """First edges of the chunks of the past to learn with a window."""
+        """Draw past chunks to learn with a window. Returns: their first event ids."""
         drawn = self.replay.draw(self._training.replay_events, window_edge)
         return tuple(chunk.first_edge for chunk in drawn)
 
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
     ) -> TrainResult | None:
-        """Learn what was scored since `begin`; None where there is nothing to learn. Memory ends as
-        of the new weights.
+        """Learn what was scored since `begin`. Memory ends as of the new weights.
 
-        epochs: `training.epochs` where None. replay: what was drawn of the past, by `draw` where
-        None.
-
-        Where a loss, weight, statistic, logit or memory is not finite the weights of before stand,
-        and `finite` says so.
+        window_edge: first event id of the window, a seed of dropout and draws.
+        epochs: passes over the window, `training.epochs` where None.
+        replay: first event ids of the past chunks to learn with it; drawn by `draw` where None.
+        Returns: None where there is nothing to learn. Where a loss, weight, statistic, logit or
+        memory row is not finite, the weights from before are restored and `finite` is False.
         """
         seen = [s for s in self._seen if s is not None]
         if not any(s.inputs.weight_E.any() for s in seen):
             self._advance_all()
             return None
+
         # Learn, after the running statistics moved, and keep what `refuse` goes back to.
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
@@ -169,14 +186,13 @@ class Learner:
             if chunk.inputs.weight_E.any():
                 self.replay.offer(chunk)
         self.num_learned += 1
-        self.carrier.report()
+        self.transfer.report()
         return TrainResult(
             loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
         )
 
     def _replayed(self, drawn: Sequence[int]) -> list[list[tuple[LinkInputs, Tensor]]]:
-        """What of the past joins each step: the tail before and the chunks drawn, dealt out in
-        turn."""
+        """The past that joins each step: the last window's tail and the chunks drawn, in turn."""
         past = [*self.tail, *self.replay.named(drawn)]
         parts = [past[step :: len(self._edges)] for step in range(len(self._edges))]
         return [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
@@ -189,7 +205,7 @@ class Learner:
         replayed: list[list[tuple[LinkInputs, Tensor]]],
         backup: Backup,
     ) -> float:
-        """As `_passes`; where the GPU lacks memory, room is made and they begin anew, once."""
+        """As `_passes`. Where the GPU lacks memory, free some of it and start over, once."""
         try:
             return self._passes(epochs, window_edge, weights, replayed)
         except torch.OutOfMemoryError:
@@ -201,8 +217,7 @@ class Learner:
         return self._passes(epochs, window_edge, weights, replayed)
 
     def take_over(self, other: "Learner") -> None:
-        """Go on from what another learned: weights, optimizer, memory, past. The other stays as it
-        is."""
+        """Copy another learner's weights, optimizer, memory and past. The other does not change."""
         self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
         self.memory = other.memory.copy()
         self.replay = copy.deepcopy(other.replay)
@@ -210,9 +225,11 @@ class Learner:
         self.num_learned = other.num_learned
         self.begin()
 
-    def go_on_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
-        """Go on from a version: its weights, its memory where this one stands, a fresh optimizer,
-        no held-out tail."""
+    def continue_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
+        """Go on from a version's weights with a fresh optimizer and no held-out tail.
+
+        memory: the version's, advanced to the event that this learner's memory is at.
+        """
         self.restore_weights(weights, None)
         self.memory = memory
         self.tail = []
@@ -221,8 +238,11 @@ class Learner:
 
     @torch.no_grad()
     def recall(self) -> Measures | None:
-        """Forgetting: scores of the present weights, true destination among 11, on a part of the
-        past that stays the same for as long as replay holds it. None without one."""
+        """Measure forgetting: scores of the present weights on chunks of the replay store.
+
+        The true destination ranks among 11. The chunks stay the same for as long as replay holds
+        them: the first by a hash of their event id. Returns: None where replay is empty.
+        """
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
         )[:RECALLED_CHUNKS]
@@ -230,12 +250,12 @@ class Learner:
         return measures(np.concatenate(kept)) if kept else None
 
     def hide_deleted(self, deletions: Deletions) -> None:
-        """Take what deletes hide out of what is kept for learning it again."""
-        self.tail = [chunk.less_deleted(deletions) for chunk in self.tail]
+        """Remove what deletes hide from the tail and from the replay store."""
+        self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.hide_deleted(deletions)
 
     def refuse(self) -> None:
-        """Undo the `learn` since `begin`: the weights of before, and memory under them.
+        """Undo the `learn` since `begin`: restore the weights from before, and memory under them.
 
         Raises: ValueError where nothing was learned since.
         """
@@ -245,7 +265,7 @@ class Learner:
         self._advance_all()
 
     def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
-        """Take over weights; a fresh optimizer where none comes with them."""
+        """Replace the weights and the optimizer's state; None makes a fresh optimizer."""
         self.model.restore(weights)
         if optimizer is None:
             self.optimizer = self.model.optimizer(self._training.learning_rate)
@@ -255,8 +275,7 @@ class Learner:
         self.model.eval()
 
     def observe(self) -> None:
-        """Move the running statistics, which are state like memory, over what was scored since
-        `begin`."""
+        """Update the running statistics of inputs and targets by what was scored since `begin`."""
         for edges, seen in zip(self._edges, self._seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)
@@ -265,7 +284,7 @@ class Learner:
                 self.model.label_head.target_stats.update(labels.target_LT)
 
     def _held_out(self, num_events: int) -> list[Tensor]:
-        """Per chunk float32[E]: 1 to learn, 0 for the last events of the window."""
+        """Weights of events, float32[E] a chunk: 1 to learn, 0 for the window's last events."""
         left = num_events - int(num_events * self._training.tail_share)
         out = []
         for seen in self._seen:
@@ -292,28 +311,36 @@ class Learner:
     def _epoch(
         self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
     ) -> float:
-        """One pass from the memory at the window's start. replayed: what of the past joins each
-        step."""
+        """Learn the window once, from the memory at its start. Returns: mean loss over its events.
+
+        replayed: the past that joins each step, as `_replayed`. dropout: key of the dropout's hash.
+        """
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
         steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
-        for edges, seen, past, labels, events in self.carrier.ahead(steps, self._prepared):
+        for edges, seen, past, labels, events in self.transfer.ahead(steps, self._prepared):
             with self._over(memory, edges) as updated_PD:
                 own = [] if seen is None else [(seen, memory.gather(seen.node_M, updated_PD))]
                 losses = []
+
+                # Links of this chunk and of the past, in one batch.
                 if events:
                     inputs, state_MD = joined([*past, *own])
-                    with self.carrier.autocast():
+                    with self.transfer.autocast():
                         logits_EC = self.model(inputs, state_MD, dropout)
                     loss = link_loss(logits_EC.float(), inputs.weight_E)
                     losses.append(loss / events)
                     total = total + float(loss.detach())
                     count = count + events
+
+                # Labels of this chunk, from the same memory.
                 if labels is not None and self.model.label_head is not None:
                     state_MD = memory.gather(labels.around.node_M, updated_PD)
-                    said = self.model.labels(labels, state_MD)
-                    losses.append(self.model.label_head.loss(said, labels.target_LT))
+                    predicted = self.model.labels(labels, state_MD)
+                    losses.append(self.model.label_head.loss(predicted, labels.target_LT))
+
+                # One step of the optimizer, before memory moves on.
                 if losses:
                     self.optimizer.zero_grad()
                     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
@@ -334,24 +361,30 @@ class Learner:
     ) -> tuple[
         EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float
     ]:
-        """What a training step needs, on the device: edges, the chunk if any of it is learned, what
-        of the past joins it, labels; and the events that count."""
+        """Move what a training step needs to the device.
+
+        step: the chunk's edge rows, its recorded inputs, its weights float32[E], the past that
+        joins it, and its labels. Returns: edge rows, the chunk's inputs if any of them is learned,
+        the past, labels, and the sum of the events' weights.
+        """
         edges, seen, weight, past, labels = step
         own = seen.inputs.weighted(weight) if seen is not None else None
         if own is not None and not own.weight_E.any():
             own = None
+
+        # The loss is divided by the weight of all events in the step.
         events = sum(
             float(inputs.weight_E.sum())
             for inputs in (*(p for p, _ in past), *([own] if own is not None else []))
         )
         return (
             edges,
-            None if own is None else self.carrier.inputs(own),
+            None if own is None else self.transfer.inputs(own),
             [
-                (self.carrier.inputs(inputs), self.carrier.send(state_MD))
+                (self.transfer.inputs(inputs), self.transfer.send(state_MD))
                 for inputs, state_MD in past
             ],
-            None if labels is None else self.carrier.labels(labels),
+            None if labels is None else self.transfer.labels(labels),
             events,
         )
 
@@ -364,8 +397,8 @@ class Learner:
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
-        """MRR of the held-out events before and after learning, their number, and whether all
-        logits are finite."""
+        """Returns: MRR of the held-out events before and after learning, their number, and whether
+        all logits are finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
             for s, w in zip(self._seen, weights, strict=True)
@@ -384,17 +417,17 @@ class Learner:
         )
 
     def _logits_of(self, chunk: ReplayChunk) -> Float32:
-        """Of a recorded chunk's events that weigh something."""
-        found: Float32 = (
-            self.model(*self._carried(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
+        """Logits of a recorded chunk's events whose weight is not 0, float32[E, 11]."""
+        logits_EC: Float32 = (
+            self.model(*self._to_device(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
         )
-        return found
+        return logits_EC
 
-    def _carried(self, chunk: ReplayChunk) -> tuple[LinkInputs, Tensor]:
-        return self.carrier.inputs(chunk.inputs), self.carrier.send(chunk.state_MD)
+    def _to_device(self, chunk: ReplayChunk) -> tuple[LinkInputs, Tensor]:
+        return self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
-        """The inference pass: memory from the window's start to its end under the present weights."""
+        """Move memory from the window's start to its end under the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
             self.model.advance(self.memory, edges, self._log.deletions.of_nodes)

@@ -1,5 +1,4 @@
-"""What the trainer leaves behind a stop: all of it goes through here, in the order that a restart
-relies on."""
+"""The ledger alone writes the trainer's durable state, in the order that a restart relies on."""
 
 import time
 from collections.abc import Sequence
@@ -32,20 +31,23 @@ from streamd.windows.history import WindowRecord, append_record, history_until, 
 
 logger = structlog.get_logger()
 FOLDER = "train"
+"""The trainer's folder in the data directory."""
 KEEP_SECONDS = 1.0
+"""Least time between two holds while compaction waits: each reads every version's manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What the trainer does next, decided whole before any of it is done: all that others who learn
-    along must be told.
+    """What the trainer does next, decided in full before any of it is done.
 
-    do: "learn" the windows as one after each was scored; "pass over" windows that failed too often;
-    "bootstrap", which learns a range without scoring it. windows: closed ones, each beginning where
-    the one before ends. seq: the log's commit up to which deletes and features count. version:
-    whose weights it goes on from, "" before the first; another than the step before left where
-    someone moved the champion by hand. epochs: passes over the windows. replay: first edges of the
-    chunks of the past that are learned with them.
+    do: "learn" scores each window and then learns them as one; "pass over" is for windows that
+    failed too often; "bootstrap" learns a range without scoring it.
+    windows: closed windows, each beginning where the one before ends.
+    seq: sequence number of the log's commit up to which deletes and features count.
+    version: name of the version whose weights it goes on from, "" before the first. It differs from
+    what the step before left where someone moved the champion by hand.
+    epochs: passes over the windows.
+    replay: first event ids of the past chunks that are learned with them.
     """
 
     do: Literal["learn", "pass over", "bootstrap"]
@@ -57,15 +59,17 @@ class Step:
 
     @property
     def range(self) -> Window:
-        """All windows as one."""
+        """All windows of the step as one."""
         first, last = self.windows[0], self.windows[-1]
         return Window(first.start_us, last.end_us, first.first_edge, last.end_edge)
 
 
 class Ledger:
-    """Owner: the trainer's thread. Attempts, versions, records of windows, checkpoints, holds:
-    nothing else in this room makes any of them durable; of the replay store's files it says which
-    may go."""
+    """Writes attempts, versions, records of windows, checkpoints and holds.
+
+    Nothing else in `training` makes any of them durable. The replay store writes its own files; the
+    ledger says when files of chunks no longer held may go. Owner: the trainer's thread.
+    """
 
     def __init__(
         self, settings: Settings, reader: LogReader, versions: Registry, live: LiveGraph
@@ -76,31 +80,35 @@ class Ledger:
         self._folder = settings.data_dir / FOLDER
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._keeping = RetentionHold(settings, versions, live)
+        self._hold = RetentionHold(settings, versions, live)
         self._history_bytes = 0
         versions.sweep()
 
     # Before the work of a step
 
     def begun(self) -> attempts.Attempt:
-        """What was begun last, perhaps before a restart."""
+        """Read the attempt that was begun last, perhaps before a restart."""
         return attempts.last_attempt(self._folder)
 
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
         """Write down that windows are about to be learned, so that a restart takes the same.
-        Returns: the whole step."""
+
+        Returns: the step in full; "pass over" where the windows failed MAX_FAILURES times.
+        """
         step = self._step("learn", windows, version, learner, self._settings.training.epochs)
         failures = attempts.begin_attempt(self._folder, step.range)
         return replace(step, do="pass over") if failures >= attempts.MAX_FAILURES else step
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
-        """The same of what is learned first; None where that is learned window by window. short:
-        see `planned_range`."""
-        found = bootstrap.planned_range(self._settings, self._log, self._folder, short)
-        if found is None:
+        """Write down the range that is learned at once, before any window.
+
+        short: as of `planned_range`. Returns: None where the log is learned window by window.
+        """
+        planned = bootstrap.planned_range(self._settings, self._log, self._folder, short)
+        if planned is None:
             return None
         return self._step(
-            "bootstrap", [found.window()], version, learner, self._settings.bootstrap.epochs
+            "bootstrap", [planned.window()], version, learner, self._settings.bootstrap.epochs
         )
 
     def counting_failures(self) -> AbstractContextManager[None]:
@@ -126,33 +134,37 @@ class Ledger:
 
     # Versions and who serves
 
-    def publish(self, candidate: Candidate, beside: str | None) -> PublishResult:
-        """Hand a version over. beside: the champion of other settings that goes on serving."""
-        return self._versions.publish(candidate, beside)
+    def publish(self, candidate: Candidate, incumbent: str | None) -> PublishResult:
+        """Publish a version. incumbent: name of the champion of other settings, which goes on
+        serving; None where there is none."""
+        return self._versions.publish(candidate, incumbent)
 
     def prove(self, proof: Proof | None) -> None:
-        """Tell the journal who is the shadow from now on; nothing where that did not change."""
+        """Write to the registry's journal which version is the shadow; None changes nothing."""
         if proof is not None:
             self._versions.prove(proof.version, proof.why)
 
     def rollback(self, why: str) -> None:
-        """Make the shadow the champion again."""
+        """Make the shadow the champion again. why: for the journal."""
         self._versions.rollback("trainer", why)
 
     # What was done, and where to go on
 
     def record(self, record: WindowRecord) -> None:
-        """Add a window to the history. It counts once a checkpoint is behind it."""
+        """Append a window to the history. A restart keeps it only if a checkpoint follows it."""
         self._history_bytes = append_record(self._settings.data_dir, record)
 
     def checkpoint(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
-        """A restart goes on from here; what only an older checkpoint named may go."""
+        """Write a checkpoint, then drop what only older checkpoints named.
+
+        edge: event id at which a restart goes on. window_edge: first event of the last window.
+        """
         self.save(edge, window_edge, learner, contest)
         learner.replay.sweep()
         self.keep(edge, window_edge)
 
     def save(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
-        """A restart goes on from here; nothing goes yet."""
+        """Write a checkpoint and drop nothing but older checkpoints. Arguments: as `checkpoint`."""
         memory = learner.memory
         save_checkpoint(
             self._checkpoints,
@@ -176,32 +188,38 @@ class Ledger:
         )
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Say what of the log a restart needs, and store facts where it is time to."""
-        self._keeping.keep(edge, window_edge)
+        """Write the hold, which says what of the log a restart needs, and store facts if due."""
+        self._hold.keep(edge, window_edge)
 
     def compaction_request(self) -> int | None:
-        """The edge before which compaction was asked for."""
-        return self._keeping.compaction_request()
+        """Id of the event before which compaction was asked for, None where it was not."""
+        return self._hold.compaction_request()
 
     def should_keep(self) -> bool:
-        """Whether compaction was asked for and it is a while since `keep`."""
+        """Whether compaction waits and `keep` was last called KEEP_SECONDS ago or earlier."""
         return (
-            time.monotonic() - self._keeping.done >= KEEP_SECONDS
+            time.monotonic() - self._hold.kept_at >= KEEP_SECONDS
             and self.compaction_request() is not None
         )
 
     def oldest_window(self) -> int:
-        """First edge of the oldest window that a version with a name was learned from."""
+        """First event id of the oldest window that the champion or the shadow was learned from."""
         return min(first for first, _ in self._versions.named_windows())
 
     # After a stop
 
     def read(self) -> Cursor | None:
-        """Where the newest checkpoint stands; None where there is none. Raises: as `read_cursor`."""
+        """Read the newest checkpoint's cursor; None where there is none.
+
+        Raises: as `read_cursor`.
+        """
         return read_cursor(self._checkpoints)
 
     def load(self, cursor: Cursor, learner: Learner, state: LogState) -> None:
-        """Take the checkpoint whose cursor was read into the learner. Raises: as `load_checkpoint`."""
+        """Load the newest checkpoint into the learner. cursor: as `read` gave it.
+
+        Raises: as `load_checkpoint`.
+        """
         load_checkpoint(self._checkpoints, cursor, learner, state)
         self._history_bytes = cursor.history_bytes
         if cursor.build != build_facts():
@@ -212,20 +230,19 @@ class Ledger:
                 meaning="resumed weights may differ in the last bits",
             )
 
-    def begin_anew(self, cursor: Cursor) -> None:
-        """Other settings than the checkpoint's: what was begun under those is nothing to go on
-        with."""
+    def begin_with_new_settings(self, cursor: Cursor) -> None:
+        """Drop what was begun under a checkpoint's settings that are no longer the trainer's."""
         for name in (bootstrap.FILE, attempts.FILE):
             (self._folder / name).unlink(missing_ok=True)
         self._history_bytes = cursor.history_bytes if self._settings.bootstrap.max_events else 0
 
-    def go_back_to(self, edge: int) -> None:
-        """Records of windows behind an edge do not count: learning goes on from there without a
+    def rewind_to(self, edge: int) -> None:
+        """Let no record of a window after event `edge` count: learning goes on from there without a
         checkpoint."""
         self._history_bytes = history_until(self._settings.data_dir, edge)
 
     def resume(self, edge: int) -> None:
-        """Drop what was recorded behind the place where learning goes on, and take the facts stored
+        """Drop the records after event `edge`, where learning goes on, and load the facts stored
         before it."""
         truncate_records(self._settings.data_dir, self._history_bytes)
-        self._keeping.resume(edge)
+        self._hold.resume(edge)

@@ -1,5 +1,7 @@
-"""Negative destinations as a hash of seed, event and number: the same for every model, regime and
-restart."""
+"""Negative destinations are a hash of seed, event id and number.
+
+So they are the same for every model, regime and restart.
+"""
 
 from dataclasses import dataclass
 
@@ -12,23 +14,30 @@ from streamd.graph.hashing import GOLDEN, mix
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100
+"""Negatives that an event is scored against: as the accuracy baselines have it. The hash counts by
+it too, so another number draws other negatives."""
 NUM_LEARNED = 10
+"""Negatives that an event is learned with."""
 SCORED = slice(0, 1 + NUM_SCORED)
-"""Columns of the candidates that an event is scored with: the true one first."""
+"""Columns of the candidates that an event is scored with, the true destination first."""
 LEARNED = np.r_[0, 1 + NUM_SCORED : 1 + NUM_SCORED + NUM_LEARNED]
-"""Columns of those that it is learned with."""
+"""Columns of the candidates that an event is learned with, the true destination first."""
 SCORED_SEED = 0
+"""The protocol's seed: published scores are of these negatives."""
 LEARNED_SEED = 1
+"""Another seed, so that no event is learned against the negatives that it is scored against."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The destinations that negatives of a window are drawn from, in order of first sight, less
-    those deleted.
+    """The destinations that a window's negatives are drawn from, in order of first sight.
 
-    What was a destination by the window's start comes first, as the facts have it; what the window
-    brings follows. new_N: int64 ids that the window brings, in order of first sight, seen as such
-    at new_us_N, ascending. gone_G: int64, places of deleted ones, ascending.
+    The facts' destinations before the window come first; the window's new ones follow. Deleted
+    nodes keep their position and are never drawn.
+
+    num_before: destinations before the window. new_N: int64 ids of the window's new destinations.
+    new_us_N: int64 event times at which they were first seen, ascending.
+    gone_G: int64 positions of deleted nodes, ascending.
     """
 
     facts: PairFacts
@@ -39,73 +48,84 @@ class Pool:
 
     @classmethod
     def of(cls, facts: PairFacts, dst_E: Int64, time_E: Int64, deleted: Int64) -> "Pool":
-        """For a window's events, before the facts take them in. deleted: ids of deleted nodes."""
+        """The pool of a window's events, made before the facts advance over them.
+
+        dst_E: int64 node ids. time_E: int64 microseconds. deleted: int64 ids of deleted nodes.
+        """
         unseen = np.flatnonzero(facts.ranks_of(dst_E) < 0)
         _, first = np.unique(dst_E[unseen], return_index=True)
-        at = unseen[np.sort(first)]
-        pool = cls(facts, len(facts.sighted), dst_E[at], time_E[at], np.zeros(0, np.int64))
-        gone = pool._places(deleted)
+        first_seen = unseen[np.sort(first)]
+        pool = cls(
+            facts, len(facts.sighted), dst_E[first_seen], time_E[first_seen], np.zeros(0, np.int64)
+        )
+        gone = pool._positions(deleted)
         return cls(facts, pool.num_before, pool.new_N, pool.new_us_N, np.unique(gone[gone >= 0]))
 
     @property
     def size(self) -> int:
-        """Destinations known at the window's end, deleted ones among them."""
+        """Number of destinations at the window's end, deleted ones included."""
         return self.num_before + len(self.new_N)
 
     def known_before(self, time_E: Int64) -> Int64:
-        """How many of them were destinations strictly before each time: int64[E]."""
+        """How many nodes were destinations strictly before each time, int64[E]."""
         return self.num_before + np.searchsorted(self.new_us_N, time_E)
 
     def holds(self, dst_E: Int64, known_E: Int64) -> Bools:
-        """Whether each destination is among the first `known_E`: bool[E]."""
-        place = self._places(dst_E)
-        return (place >= 0) & (place < known_E)
+        """Whether each node is among the first `known_E` destinations, bool[E]."""
+        position = self._positions(dst_E)
+        return (position >= 0) & (position < known_E)
 
     def has_others(self, dst_E: Int64, known_E: Int64) -> Bools:
-        """Whether there is anything to draw for each event: bool[E]."""
+        """Whether there is a negative to draw for each event, bool[E]."""
         return self._alive(known_E) - self.holds(dst_E, known_E) > 0
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
-        """`count` negatives per event, int64[E, count]: uniform over the first `known_E`
-        destinations without the deleted and the true one, with replacement. There must be something
-        to draw.
+        """Draw `count` negatives per event, int64[E, count], with replacement.
 
-        SplitMix64 of seed and (100 * event + j + 1), the protocol of the accuracy baselines; event:
-        global edge id.
+        They are uniform over the first `known_E` destinations without the deleted and the true one.
+        `has_others` must hold for each event. The hash is SplitMix64 of the seed and
+        (100 * event + j + 1), the protocol of the accuracy baselines.
+
+        event_E: int64 event ids. dst_E: int64 true destinations.
         """
+        # 64 random bits a negative.
         with np.errstate(over="ignore"):
             number = np.arange(1, count + 1, dtype=np.uint64)
             counter: UInt64 = event_E.astype(np.uint64)[:, None] * np.uint64(NUM_SCORED) + number
             start: UInt64 = np.array([seed], np.uint64) + GOLDEN
             h = mix(np.add(mix(start), counter * GOLDEN, dtype=np.uint64))
+
+        # An index among the destinations that are left without the true and the deleted ones.
         in_pool = self.holds(dst_E, known_E)
         left_E = (self._alive(known_E) - in_pool).astype(np.uint64)
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
-        true_E = self._alive(np.maximum(self._places(dst_E), 0))
+
+        # Back to positions: step over the true destination, then over the deleted ones.
+        true_E = self._alive(np.maximum(self._positions(dst_E), 0))
         i += in_pool[:, None] & (i >= true_E[:, None])
         return self._nodes(
             i + np.searchsorted(self.gone_G - np.arange(len(self.gone_G)), i, side="right")
         )
 
-    def _alive(self, place: Int64) -> Int64:
-        """How many before a place are not deleted."""
-        return place - np.searchsorted(self.gone_G, place)
+    def _alive(self, position: Int64) -> Int64:
+        """How many nodes before each position are not deleted."""
+        return position - np.searchsorted(self.gone_G, position)
 
-    def _places(self, nodes: Int64) -> Int64:
-        """Place of each node, -1 for one that is no destination by the window's end."""
-        place = self.facts.ranks_of(nodes)
-        place[place >= self.num_before] = -1  # the facts may have moved on since
+    def _positions(self, nodes: Int64) -> Int64:
+        """Position of each node, -1 for one that is no destination by the window's end."""
+        position = self.facts.ranks_of(nodes)
+        position[position >= self.num_before] = -1  # the facts may have moved on since
         if len(self.new_N):
             by_id = np.argsort(self.new_N)
             at = np.minimum(np.searchsorted(self.new_N[by_id], nodes), len(self.new_N) - 1)
-            found = self.new_N[by_id][at] == nodes
-            place[found] = self.num_before + by_id[at[found]]
-        return place
+            is_new = self.new_N[by_id][at] == nodes
+            position[is_new] = self.num_before + by_id[at[is_new]]
+        return position
 
-    def _nodes(self, place: Int64) -> Int64:
-        """The node at each place."""
-        before = place < self.num_before
-        out = np.zeros(place.shape, np.int64)
-        out[before] = self.facts.sighted[place[before]]
-        out[~before] = self.new_N[place[~before] - self.num_before]
+    def _nodes(self, position: Int64) -> Int64:
+        """The node at each position."""
+        before = position < self.num_before
+        out = np.zeros(position.shape, np.int64)
+        out[before] = self.facts.sighted[position[before]]
+        out[~before] = self.new_N[position[~before] - self.num_before]
         return out

@@ -1,19 +1,71 @@
-"""What a finished window tells the outside: metrics and a log line."""
+"""The record, the metrics and the log line of each finished window."""
 
 import math
 
 import structlog
 
+from streamd.clock import Clock
+from streamd.models.rule import NAME as RULE
+from streamd.registry.candidate import PublishResult, TrainResult
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
+from streamd.training.ledger import Step
 from streamd.training.shadow import Comparison
+from streamd.training.tally import ScoredWindow
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
 
 
+def records_of(
+    step: Step,
+    scored: list[ScoredWindow],
+    outcome: PublishResult,
+    learned: TrainResult | None,
+    seconds: dict[str, float],
+    clock: Clock,
+) -> list[WindowRecord]:
+    """Make the record of each window of a step.
+
+    Windows merged into the last one name the version that scored them.
+
+    scored: an entry a window. outcome, learned: of the step. seconds: phase -> wall time a window.
+    clock: says when each was finished.
+    """
+    scored_by = step.version or RULE
+    merged = PublishResult(scored_by, False, "learned as one with those behind it")
+    records = []
+    for window, part in zip(step.windows, scored, strict=True):
+        # What was learned and published belongs to the last window.
+        is_last = window is step.windows[-1]
+        own = outcome if is_last else merged
+        records.append(
+            WindowRecord(
+                start_us=window.start_us,
+                end_us=window.end_us,
+                first_edge=window.first_edge,
+                end_edge=window.end_edge,
+                num_scored=part.num_scored,
+                version=own.version,
+                scored_by=scored_by,
+                promoted=own.promoted,
+                reason=own.reason,
+                scores=part.table,
+                loss=learned.loss if is_last and learned and learned.finite else None,
+                seconds=seconds,
+                finished_at=clock.now_us() / 1e6,
+                num_known=part.num_known,
+            )
+        )
+    return records
+
+
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
-    """Metrics and a log line of a window."""
+    """Set the metrics of a finished window and log it.
+
+    compared: the contest's comparison after the window.
+    """
+    # The window's own measures.
     metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
     for phase, seconds in record.seconds.items():
         metrics.window_seconds.labels(phase).observe(seconds)
@@ -28,6 +80,8 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         metrics.window_ap.labels(name).set(values["ap"])
     if record.loss is not None:
         metrics.window_loss.set(record.loss)
+
+    # The state that it leaves.
     metrics.trained_until.set(record.end_us / 1e6)
     metrics.gate_events.set(compared.num_events)
     metrics.gate_difference.set(compared.mean if compared.num_events else math.nan)

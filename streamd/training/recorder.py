@@ -1,5 +1,4 @@
-"""The log's side of learning: moves graph and facts over a window and records the inputs of every
-event in it."""
+"""The recorder moves graph and facts over a window and records the inputs of its events."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +31,17 @@ from streamd.windows import Window, canonical_chunks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """One canonical chunk. score: events with all their candidates, the true one, 100 to be scored
-    against and 10 to be learned with (`SCORED` and `LEARNED` are their columns); learn: the same
-    events with the latter. None: not scored.
+    """The recorded inputs of one canonical chunk.
 
-    known_E: whether each event's destination was one before. Others weigh nothing in learning:
-    beside negatives that were seen, a candidate that never was would be true by construction, and
-    the model would rank whatever is unknown first. labels: those with times up to the chunk's last
-    event and behind the one before the chunk, as of the chunk's start.
+    edges: the rows of all its events.
+    score: events with all their candidates: the true one, 100 to be scored against and 10 to be
+    learned with (`SCORED` and `LEARNED` are their columns); None where no event is scored.
+    learn: the same events with the candidates that they are learned with.
+    known_E: bool[E], whether each event's destination was a destination before. Other events have
+    weight 0 in learning: all negatives were seen before, so a destination never seen would be true
+    by construction, and the model would rank unknown nodes first.
+    labels: labels whose time is after the previous chunk's last event and not after this chunk's
+    last event, with inputs as of the chunk's start.
     """
 
     edges: EdgeRows
@@ -50,15 +52,17 @@ class Chunk:
 
     @property
     def scored_facts(self) -> Float32:
-        """Facts of the candidates that events are scored with: float32[E, 101, F]. The chunk must
+        """Facts of the candidates that events are scored with, float32[E, 101, F]. The chunk must
         be scored."""
         assert self.score is not None
         return self.score.facts_ECF.numpy()[:, SCORED]
 
 
 def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The same chunks; the next is recorded by a thread of its own while the caller works on this
-    one. The recorder and its log are not touched by the caller meanwhile."""
+    """Yield the same chunks, recording the next one in a thread while the caller uses this one.
+
+    The caller must not touch the recorder or its log meanwhile.
+    """
     with ThreadPoolExecutor(1, "recorder") as pool:
         coming = pool.submit(next, chunks, None)
         while (chunk := coming.result()) is not None:
@@ -67,28 +71,33 @@ def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 class Sight(Protocol):
-    """What of graph and facts the events of a window see, and when these move. A recorder asks in
-    this order: `pool_of` and `enter` for the window, `edge_before` and `facts` for each chunk,
-    `leave` behind the last."""
+    """What the events of a window see of graph and facts, and when these advance.
+
+    A recorder calls in this order: `pool_of` and `enter` for the window, `edge_before` and `facts`
+    for each chunk, `leave` after the last.
+    """
 
     def pool_of(self, window: Window) -> Pool:
-        """What the window's negatives are drawn from."""
+        """The pool that the window's negatives are drawn from."""
 
     def enter(self, window: Window) -> None:
-        """The window is about to be recorded."""
+        """Called before the window is recorded."""
 
     def edge_before(self, part: EdgeRows) -> int:
-        """Neighbours and features are those before this edge."""
+        """Id of the event before which the chunk's neighbours and features are taken."""
 
     def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
-        """Of the chunk's asked events and their candidates: float32[A, C, F]."""
+        """Facts of some events of a chunk and their candidates, float32[A, C, F].
+
+        asked: int64[A], rows of the chunk. candidates: int64[A, C] node ids.
+        """
 
     def leave(self, rows: EdgeRows) -> None:
-        """The window, whose rows these are, was recorded."""
+        """Called after the window was recorded. rows: all of the window's."""
 
 
 class FreshSight:
-    """All that is strictly before each event; neighbours and features before its chunk."""
+    """Events see the facts strictly before them, and neighbours and features before their chunk."""
 
     def __init__(self, live: LiveGraph) -> None:
         self._live = live
@@ -112,7 +121,10 @@ class FreshSight:
 
 
 class Recorder:
-    """Moves a `LiveGraph` over windows. Owner: one thread."""
+    """Moves a `LiveGraph` over windows and records inputs. Owner: one thread.
+
+    sight: what events see; backtests set another.
+    """
 
     def __init__(self, settings: Settings, log: LogReader) -> None:
         self._settings = settings
@@ -132,7 +144,7 @@ class Recorder:
 
     @property
     def edge(self) -> int:
-        """First edge not yet recorded or passed over."""
+        """Id of the first event that is not yet recorded or passed over."""
         return self.live.edge
 
     def rebuild(
@@ -141,19 +153,20 @@ class Recorder:
         slice_edges: int = 100_000,
         on_slice: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Move over events without recording them, as after a restart. on_slice: told the graph's
-        newest edge."""
+        """Move up to event `until_event` without recording, as after a restart.
+
+        on_slice: called with the graph's next event id after each slice of `slice_edges` events.
+        """
         self.live.hide_deleted()
         while self.live.step(until_event, slice_edges):
             on_slice(self.live.graph.next_event)
 
     def free_device_memory(self) -> bool:
-        """Move what need not be there off the GPU, for learning. Returns: whether there was
-        anything."""
+        """Move what can be elsewhere off the GPU. Returns: whether anything was moved."""
         return free_device_memory(self.live.graph)
 
     def cut(self, window: Window) -> Iterator[EdgeRows]:
-        """A window's canonical chunks."""
+        """Yield the rows of a window's canonical chunks."""
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             yield rows.cut(a, b)
@@ -165,12 +178,13 @@ class Recorder:
         max_events: int | None = None,
         first_recorded: int = 0,
     ) -> Iterator[Chunk]:
-        """Record a window chunk by chunk, as `sight` lets its events see; afterwards the state is
-        at the window's end.
+        """Record a window chunk by chunk. Afterwards graph and facts are at the window's end.
 
-        recorded: False moves the state only. max_events: of the window, `windows.max_events` where
-        None. first_recorded: edges before it move the state only.
+        recorded: False only moves graph and facts.
+        max_events: most events of the window that are scored, `windows.max_events` where None.
+        first_recorded: events with a lower id only move graph and facts.
         """
+        # Choose the events that are scored.
         self.live.hide_deleted()
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         pool = self.sight.pool_of(window)
@@ -180,14 +194,18 @@ class Recorder:
             possible = pool.has_others(rows.dst_E, known_E)
             possible[: max(0, first_recorded - rows.first_edge)] = False
             chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
+
         self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
+            # The chunk's chosen events, and whether each destination was one before.
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
             event = part.first_edge + asked
             dst = part.dst_E[asked]
             known = known_E[a + asked]
             is_known = pool.holds(dst, known)
+
+            # Candidates: the true destination, those known at the event, those of the window.
             candidates = np.concatenate(
                 [
                     dst[:, None],
@@ -198,10 +216,14 @@ class Recorder:
                 ],
                 1,
             )
+
+            # Labels, features and facts as of the chunk; asking for facts advances them.
             before_event = self.sight.edge_before(part)
             labels = self._labels(part, before_event) if recorded else None
             self.live.take_features(before_event)
             facts = self.sight.facts(part, asked, candidates)
+
+            # Neighbourhoods. Events with a destination never seen before are not learned.
             score = learn = None
             if len(asked):
                 query_us = self._time_before(before_event)
@@ -212,39 +234,48 @@ class Recorder:
         self.sight.leave(rows)
 
     def _time_before(self, edge: int) -> int:
+        """Event time, microseconds, of the event before `edge`, or of the log's first."""
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
     def _labels(self, part: EdgeRows, before_event: int) -> LabelInputs | None:
-        """The chunk's labels, a sample of too many, as of its start; None where the model has no
-        head for them."""
+        """Record the chunk's labels as of its start, a seeded sample where there are too many.
+
+        Returns: None where there are none, or the model has no head for them.
+        """
         if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
             return None
+
+        # Labels after the previous chunk's last event; all earlier ones for the log's first chunk.
         after = (
             self._time_before(part.first_edge)
             if part.first_edge > self._log.first_edge
             else -(2**62)
         )
         node, _, target = self._log.labels_between(after, int(part.time_E[-1]))
+
+        # Those of deleted nodes do not count.
         kept = np.flatnonzero(~self._log.deletions.is_gone(node))
         if len(kept) > self._settings.model.memory_chunk:
             rng = np.random.default_rng([self._settings.training.seed, 3, part.first_edge])
             kept = np.sort(rng.choice(kept, self._settings.model.memory_chunk, replace=False))
         if not len(kept):
             return None
-        nodes, place = np.unique(node[kept], return_inverse=True)
+        nodes, index = np.unique(node[kept], return_inverse=True)
         return label_inputs(
             self.live,
             self._sampling,
             nodes,
-            place,
+            index,
             target[kept],
             before_event,
             self._time_before(before_event),
         )
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
-        """Places of the events of a window that are scored and learned: those not deleted, a sample
-        of too many."""
+        """Rows of the window's events that are scored and learned, int64, ascending.
+
+        Deleted events are left out. Of more than `limit` a seeded sample is taken.
+        """
         chosen = np.flatnonzero(
             possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E)
         )
@@ -262,9 +293,14 @@ class Recorder:
         before_event: int,
         query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
-        nodes, place = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
-        src_at = place[: len(src)]
-        candidate_at = place[len(src) :].reshape(candidates.shape)
+        """Sample neighbourhoods of all nodes asked. Returns: inputs to score, and inputs to learn.
+
+        candidates: int64[E, 111]. facts: float32[E, 111, F].
+        """
+        # Each node is sampled once, however often it is a candidate.
+        nodes, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
+        src_at = index[: len(src)]
+        candidate_at = index[len(src) :].reshape(candidates.shape)
         around = sample_neighborhood(
             self.live.graph,
             self._log.columns,
@@ -275,14 +311,16 @@ class Recorder:
             self._sampling,
         )
         score = link_inputs(event, facts, src_at, candidate_at, around)
-        few, place = np.unique(
+
+        # Learning needs the neighbourhoods of its own candidates only.
+        few, index = np.unique(
             np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
         )
         learn = link_inputs(
             event,
             np.ascontiguousarray(facts[:, LEARNED]),
-            place[: len(src)],
-            place[len(src) :].reshape(len(src), len(LEARNED)),
+            index[: len(src)],
+            index[len(src) :].reshape(len(src), len(LEARNED)),
             around.subset(few),
         )
         return score, learn

@@ -1,4 +1,7 @@
-"""A bounded sample of past chunks, each self-contained: its inputs and the memory they saw."""
+"""Replay keeps a bounded sample of past chunks, so that learning does not forget them.
+
+Each chunk is self-contained: it holds its inputs and the memory states that they saw.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,39 +27,48 @@ Strategy = Literal["uniform", "recent", "none"]
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """Inputs of some events with the states of the nodes around them as they were: learning from it
-    moves no memory."""
+    """Inputs of some events, with the memory of the nodes around them as it was then.
+
+    Learning from a replayed chunk moves no memory. first_edge: id of its chunk's first event.
+    state_MD: float32[M, D], memory of `inputs.node_M`.
+    """
 
     first_edge: int
     inputs: LinkInputs
     state_MD: Tensor
 
-    def less_deleted(self, deletions: Deletions) -> "ReplayChunk":
-        """The same less what deletes hide; itself where that is nothing."""
-        left = without_deleted(self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges)
-        return self if left is None else ReplayChunk(self.first_edge, *left)
+    def without_deleted(self, deletions: Deletions) -> "ReplayChunk":
+        """The chunk without what deletes hide; the same object where they hide nothing of it."""
+        remaining = without_deleted(
+            self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges
+        )
+        return self if remaining is None else ReplayChunk(self.first_edge, *remaining)
 
     def tensors(self) -> dict[str, Tensor]:
+        """The chunk as named tensors, for a file."""
         return {**self.inputs.tensors(), "state_MD": self.state_MD.contiguous()}
 
     @classmethod
     def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
+        """The chunk of named tensors. Takes `state_MD` out of `tensors`. Raises: KeyError."""
         state = tensors.pop("state_MD")
         return cls(first_edge, LinkInputs.restored(tensors), state)
 
 
 class ReplayStore:
-    """Each chunk is a file. Owner: the trainer. What it holds after n offers depends on the seed
-    and the offers alone.
+    """A bounded store of past chunks, each in a file of its own. Owner: the trainer.
 
-    strategy: uniform holds a uniform sample of all chunks (reservoir sampling, Vitter 1985,
-    algorithm R); recent the newest; none nothing.
+    What it holds after n offers depends on the seed and the offers alone.
+
+    strategy: "uniform" holds a uniform sample of all chunks (reservoir sampling, Vitter 1985,
+    algorithm R), "recent" the newest, "none" nothing.
     """
 
     def __init__(
         self, folder: Path | None, capacity_chunks: int, seed: int, strategy: Strategy = "uniform"
     ) -> None:
-        """folder: where chunks are kept as files; None keeps them in memory only."""
+        """folder: where the files are; None keeps chunks in memory only. capacity_chunks: most
+        chunks that it holds."""
         self._folder = folder
         self.capacity = capacity_chunks
         self._seed = seed
@@ -68,35 +80,37 @@ class ReplayStore:
 
     @classmethod
     def of(cls, settings: Settings, folder: Path | None = None) -> "ReplayStore":
-        """As large as the settings say, in chunks of `model.memory_chunk`."""
-        t = settings.training
+        """A store of `training.replay_capacity_events`, in chunks of `model.memory_chunk`."""
+        training = settings.training
         return cls(
             folder,
-            max(1, t.replay_capacity_events // settings.model.memory_chunk),
-            t.seed,
-            t.replay,
+            max(1, training.replay_capacity_events // settings.model.memory_chunk),
+            training.seed,
+            training.replay,
         )
 
     def offer(self, chunk: ReplayChunk) -> None:
-        """Show it one more chunk; it may take it, in place of another where it is full."""
+        """Offer the store one more chunk. A full store may take it in place of another."""
         self.num_offered += 1
-        place = len(self._chunks)
+        slot = len(self._chunks)
         if self._strategy == "none":
             return
-        if place >= self.capacity and self._strategy == "recent":
-            place = (self.num_offered - 1) % self.capacity
-        elif place >= self.capacity:
-            place = int(
+
+        # A full store: the oldest goes, or a chunk by chance, perhaps the one offered.
+        if slot >= self.capacity and self._strategy == "recent":
+            slot = (self.num_offered - 1) % self.capacity
+        elif slot >= self.capacity:
+            slot = int(
                 np.random.default_rng([self._seed, 1, chunk.first_edge]).integers(self.num_offered)
             )
-            if place >= self.capacity:
+            if slot >= self.capacity:
                 return
-        self._chunks[place : place + 1] = [chunk]
+        self._chunks[slot : slot + 1] = [chunk]
         if self._folder is not None:
             self._store(chunk)
 
     def draw(self, num_events: int, window_edge: int) -> list[ReplayChunk]:
-        """Distinct chunks with about `num_events` in all, seeded by the window."""
+        """Draw distinct chunks with about `num_events` events in all. The window is the seed."""
         rng = np.random.default_rng([self._seed, 2, window_edge])
         drawn: list[ReplayChunk] = []
         left = num_events
@@ -108,35 +122,39 @@ class ReplayStore:
         return drawn
 
     def named(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
-        """Chunks it holds, by their first edges."""
+        """The chunks with these first event ids, in this order. Raises: KeyError for others."""
         by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
         return [by_edge[edge] for edge in first_edges]
 
     def hide_deleted(self, deletions: Deletions) -> None:
-        """Take what deletes hide out of all chunks, in their files too."""
-        for place, chunk in enumerate(self._chunks):
-            left = chunk.less_deleted(deletions)
-            if left is not chunk:
-                self._chunks[place] = left
+        """Remove what deletes hide from all chunks and their files."""
+        for slot, chunk in enumerate(self._chunks):
+            remaining = chunk.without_deleted(deletions)
+            if remaining is not chunk:
+                self._chunks[slot] = remaining
                 if self._folder is not None:
-                    self._store(left)
+                    self._store(remaining)
 
     @property
     def chunks(self) -> list[ReplayChunk]:
-        """What it holds, in no order."""
+        """The chunks that it holds, in no order."""
         return list(self._chunks)
 
     @property
     def num_events(self) -> int:
+        """Number of events in the chunks that it holds."""
         return sum(c.inputs.num_events for c in self._chunks)
 
     def index(self) -> dict[str, list[int] | int]:
-        """What a checkpoint stores; the chunks themselves are files already."""
+        """The index that a checkpoint stores; the chunks themselves are files already."""
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
     def restore(self, index: dict[str, list[int] | int]) -> None:
-        """Load what the checkpoint named, a sample of it where the store has become smaller; a
-        chunk that cannot be read is left out."""
+        """Load the chunks that a checkpoint's index names.
+
+        A store that has become smaller takes a sample of them. A chunk that cannot be read is
+        logged and left out.
+        """
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
         self.num_offered = index["offered"]
@@ -156,7 +174,7 @@ class ReplayStore:
                 )
 
     def sweep(self) -> None:
-        """Remove files of chunks no longer held; call it once a checkpoint no longer names them."""
+        """Remove files of chunks no longer held. Call it once no checkpoint names them."""
         if self._folder is not None:
             held = {self._file(c.first_edge).name for c in self._chunks}
             for path in self._folder.glob("*.safetensors"):
@@ -164,7 +182,7 @@ class ReplayStore:
                     path.unlink()
 
     def _fitting(self, names: list[int]) -> list[int]:
-        """As many as the store holds, in their order: a uniform sample, or the newest."""
+        """As many names as the store holds, in their order: a uniform sample, or the newest."""
         if len(names) <= self.capacity:
             return names
         if self._strategy == "recent":

@@ -1,5 +1,7 @@
-"""What of the log a restart of the trainer needs, beside its own place: the windows that versions
-with a name were learned from."""
+"""The trainer's hold says what of the log its restart needs.
+
+That is the log from its own event on, and the windows that champion and shadow were learned from.
+"""
 
 import time
 
@@ -9,34 +11,39 @@ from streamd.registry import Registry
 from streamd.settings import Settings
 
 NAME = "train"
+"""The role's name, and that of its folder in `roles/`."""
 
 
 class RetentionHold:
-    """Owner: the trainer."""
+    """Stores facts and writes the hold for the trainer. Owner: the trainer's thread."""
 
     def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
         self._versions = versions
         self._live = live
         self._restart = RestartPoint(settings.data_dir, NAME, live)
-        self.done = 0.0
+        self.kept_at = 0.0
         """When `keep` was last called, by the monotonic clock."""
 
     def resume(self, edge: int) -> None:
-        """Take over the facts last stored before `edge`, where there are any."""
+        """Load the facts last stored before event `edge`, where there are any."""
         self._restart.resume(edge)
 
     def compaction_request(self) -> int | None:
-        """The edge before which compaction was asked for."""
+        """Id of the event before which compaction was asked for, None where it was not."""
         return self._restart.compaction_request()
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Store facts where it is time to, and say what of the log a restart needs. Facts are at
-        `edge`."""
-        self.done = time.monotonic()
+        """Store facts if due, and write what of the log a restart needs.
+
+        edge: the event that facts are at. window_edge: first event of the last finished window.
+        """
+        self.kept_at = time.monotonic()
         if self._restart.is_due(edge):
             self._restart.store(self._live.facts)
         if (compaction_request := self.compaction_request()) is not None:
             self._versions.drop_before(compaction_request)
+
+        # The newest facts and the oldest events that a restart or a rollback reads.
         named = self._versions.named_windows()
         self._restart.hold(
             min([edge, *(end for _, end in named)]),

@@ -1,7 +1,7 @@
-"""Static training (GNNFlow, section 3): the log as one graph whose edges have no time, from which
-GraphSAGE, GAT or GCN learns to tell true edges from wrong ones.
+"""Static training (GNNFlow, section 3) learns the log as one graph whose edges have no time.
 
-The older edges are the graph, and are learned; the newer ones validate and test, and are not in it.
+GraphSAGE, GAT or GCN learns to tell true edges from negatives. The older edges are the graph and
+are learned; the newer ones validate and test, and are not in the graph.
 """
 
 import math
@@ -39,23 +39,28 @@ from streamd.training.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SC
 from streamd.training.scores import Measures, measures
 
 SPLIT = (0.7, 0.85)
-"""Shares of the edges, oldest first, that end training and validation."""
+"""Shares of the edges, oldest first, at which training and validation end: 70, 15 and 15 %, as TGL
+splits."""
 BATCH_EDGES = 600
-"""Edges a step, as TGL and GNNFlow have it."""
+"""Edges a step, as in TGL and GNNFlow."""
 SCORED_EDGES = 20_000
-"""Most edges that a measure is taken over: of more, a seeded sample. MRR is then sure to 0.003."""
+"""Most edges that a measure is taken over; of more, a seeded sample. MRR is then exact to 0.003."""
 EMBEDDED_NODES = 4096
-"""Nodes embedded in one go; more take more memory and no less time."""
+"""Nodes embedded in one pass; more take more memory and no less time."""
 FEATURE_ROWS = 262_144
+"""Rows of edge features read at once for their statistics: it bounds the memory for a long log."""
 
 Progress = Callable[[str, int, int, str], None]
-"""Told (part of the work, done, in all, unit)."""
+"""Called with (part of the work, done, in all, unit)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """One pass. number: 0 is before the first; loss: mean over the edges, NaN then; valid: measures
-    of the validation edges after it; seconds: that it took, measuring included."""
+    """The result of one pass over the training edges.
+
+    number: 0 is the state before the first pass. loss: mean over the edges, NaN for number 0.
+    valid: measures of the validation edges after it. seconds: wall time, measuring included.
+    """
 
     number: int
     loss: float
@@ -64,9 +69,10 @@ class Epoch:
 
 
 class StaticTraining:
-    """A model over a static graph. Owner: one thread. The log is only read, as it was when opened.
+    """Trains a model on a static graph. The log is only read, as it was when opened.
 
-    train, valid, test: int64, ids of the edges that are not deleted. epochs: those done.
+    train, valid, test: int64 event ids of the edges that are not deleted. epochs: those done.
+    Owner: one thread.
     """
 
     def __init__(self, settings: Settings, log: LogReader, progress: Progress) -> None:
@@ -81,7 +87,7 @@ class StaticTraining:
         self.train, self.valid, self.test = _split(log)
         self.epochs: list[Epoch] = []
 
-        # The graph and the destinations that wrong edges lead to.
+        # The graph, and the destinations that negatives are drawn from.
         device = choose_device(settings.device)
         self._end = int(self.train[-1]) + 1
         graph = make_graph(
@@ -95,7 +101,7 @@ class StaticTraining:
         cut_us = log.time_of(self.valid[:1])
         self._known = int(self._pool.known_before(cut_us)[0])
 
-        # The model, which knows how inputs are spread before it learns.
+        # The model, with the statistics of its inputs before it learns.
         self._transfer = DeviceTransfer(device, settings.gpu, self.schema.edge_feature_dim)
         self.model = build_model(self.settings, self.schema, settings.training.seed, device)
         _draw_id_vectors(self.model, settings.training.seed)
@@ -110,8 +116,10 @@ class StaticTraining:
         self._best = self._weights()
 
     def run(self, epochs: int) -> Iterator[Epoch]:
-        """Measure, then learn so many epochs, each yielded as it is done; the weights of the best
-        are kept."""
+        """Measure, then learn `epochs` epochs, yielding each when it is done.
+
+        The weights of the best epoch are kept.
+        """
         for number in range(epochs + 1):
             begun = time.perf_counter()
             with memory_for("static training"):
@@ -129,12 +137,12 @@ class StaticTraining:
         return max(self.epochs, key=lambda epoch: epoch.valid["mrr"])
 
     def tested(self) -> Measures:
-        """Measures of the test edges under the best weights."""
+        """Measure the test edges under the best weights, which the model has from then on."""
         self.model.restore(self._best)
         return self.measured(self.test, "test")
 
     def write(self, folder: Path, test: Measures) -> None:
-        """Write the best weights and what they are as a folder: model.safetensors, manifest.json."""
+        """Write a folder with the best weights, model.safetensors, and their manifest.json."""
         manifest = {
             "model": self.settings.model_dump(mode="json"),
             "schema": asdict(self.schema),
@@ -161,11 +169,14 @@ class StaticTraining:
         return {name: t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
 
     def _epoch(self, number: int) -> float:
-        """One pass over the training edges in a seeded order. Returns: mean loss."""
+        """Learn the training edges once, in a seeded order. Returns: mean loss."""
+        # Edges that have a negative, in an order of this epoch's own.
         _, dst, _ = self._ends(self.train)
         train = self.train[self._pool.has_others(dst, np.full(len(dst), self._known))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
         steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
+
+        # Steps, each with a number of its own over all epochs: the seed of its negatives.
         self.model.train()
         total = 0.0
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
@@ -182,19 +193,26 @@ class StaticTraining:
         return total / len(order)
 
     def prepared(self, step: tuple[int, Int64]) -> LinkInputs:
-        """Edges of a step with their wrong destinations and neighbourhoods, on the device. They are
-        taken out of what is sampled: a model that saw the edge it is asked for would learn to look
-        it up."""
+        """Make the inputs of a step's edges, on the device: negatives and neighbourhoods.
+
+        The step's own edges are masked in the neighbourhoods: a model that saw the edge in question
+        would learn to look it up. step: its number, and int64 event ids.
+        """
+        # Negatives.
         number, event = step
         src, dst, _ = self._ends(event)
         known = np.full(len(event), self._known)
-        wrong = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
-        asked = np.concatenate([src[:, None], dst[:, None], wrong], 1)
-        nodes, place = np.unique(asked, return_inverse=True)
-        place = place.reshape(asked.shape)
+        negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
+        asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
+
+        # Neighbourhoods of all ends.
+        nodes, index = np.unique(asked, return_inverse=True)
+        index = index.reshape(asked.shape)
         around = self._around(nodes, self._training.seed + number)
         none = np.zeros((len(event), asked.shape[1] - 1, 0), np.float32)
-        inputs = link_inputs(event, none, place[:, 0], place[:, 1:], around)
+        inputs = link_inputs(event, none, index[:, 0], index[:, 1:], around)
+
+        # Without the edges themselves.
         hops = tuple(
             replace(hop, mask_UK=hop.mask_UK & ~torch.isin(hop.eid_UK, inputs.event_E))
             for hop in inputs.hops
@@ -203,7 +221,8 @@ class StaticTraining:
 
     @torch.no_grad()
     def measured(self, event: Int64, part: str) -> Measures:
-        """Of edges, each against 100 destinations known before it."""
+        """Measure edges, each against 100 destinations known before it. part: for the progress."""
+        # Edges that have a negative, a sample of too many.
         if len(event) > SCORED_EDGES:
             rng = np.random.default_rng([self._training.seed, int(event[0])])
             event = np.sort(rng.choice(event, SCORED_EDGES, replace=False))
@@ -214,8 +233,10 @@ class StaticTraining:
         src = src[kept]
         dst = dst[kept]
         known = known[kept]
-        wrong = self._pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
-        candidate_EC = np.concatenate([dst[:, None], wrong], 1)
+
+        # Candidates, the true destination first.
+        negatives = self._pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
+        candidate_EC = np.concatenate([dst[:, None], negatives], 1)
 
         # Nothing moves between two edges, so each node is embedded once.
         nodes = np.unique(np.concatenate([src, candidate_EC.ravel()]))
@@ -230,7 +251,7 @@ class StaticTraining:
         return measures(score_EC, self._pool.holds(dst, known))
 
     def _heads(self, nodes: Int64, part: str) -> Tensor:
-        """What the head makes of nodes as sources and as destinations: float32[2, N, D]."""
+        """The head's vectors of nodes as sources and as destinations, float32[2, N, D]."""
         out = []
         none = np.zeros((0, 1), np.int64)
         for a in range(0, len(nodes), EMBEDDED_NODES):
@@ -246,7 +267,7 @@ class StaticTraining:
         return torch.cat(out, 1)
 
     def _around(self, nodes: Int64, seed: int) -> Neighborhood:
-        """Neighbourhoods drawn among all edges of the graph, whatever their time."""
+        """Sample neighbourhoods uniformly among all edges of the graph, whatever their time."""
         live = self._live
         draws = [
             replace(draw, strategy="uniform", seed=seed + hop)
@@ -258,7 +279,7 @@ class StaticTraining:
         )
 
     def _ends(self, event: Int64) -> tuple[Int64, Int64, Int64]:
-        """src, dst, time of edges."""
+        """Source, destination and time (microseconds) of edges, int64[E] each."""
         return (
             self._log.gather("src", event),
             self._log.gather("dst", event),
@@ -267,7 +288,11 @@ class StaticTraining:
 
 
 def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
-    """The graph layers alone, and a learned vector a node where nothing else tells nodes apart."""
+    """The model's settings for a static graph: its graph layers alone.
+
+    Where nodes have no features, each gets a learned vector, since nothing else tells them apart.
+    Raises: SettingsError where the architecture needs time.
+    """
     if not architecture_of(model).static:
         names = [name for name, row in ARCHITECTURES.items() if row.static]
         raise SettingsError(
@@ -286,8 +311,11 @@ def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
 
 
 def _draw_id_vectors(model: LinkModel, seed: int) -> None:
-    """Begin with vectors that differ: where a live stream's begin at zero, for the sake of new
-    nodes, a closed graph is learned in a third of the epochs, and better."""
+    """Draw the nodes' learned vectors at random.
+
+    A live stream's begin at zero, for the sake of new nodes. A closed graph is learned in a third
+    of the epochs, and better, from vectors that differ.
+    """
     vectors = model.encoder.id_vectors
     if vectors is not None:
         drawn = torch.randn(vectors.weight.shape, generator=torch.Generator().manual_seed(seed))
@@ -296,8 +324,10 @@ def _draw_id_vectors(model: LinkModel, seed: int) -> None:
 
 
 def _split(log: LogReader) -> tuple[Int64, Int64, Int64]:
-    """Ids of the edges that are not deleted, in order of time, that train, validate and test; equal
-    times stay together."""
+    """Split the edges that are not deleted by time. Returns: int64 ids to train, validate, test.
+
+    Edges of equal time stay together. Raises: StreamdError where a part would be empty.
+    """
     first, end = log.first_edge, log.num_edges
     event = first + np.flatnonzero(~log.hidden(first, end))
     cuts = []

@@ -1,5 +1,4 @@
-"""The trainer's loop: wait for a window to close, score it, learn it, hand the version over,
-remember where it is."""
+"""The trainer's loop: wait for a window to close, score it, learn it, publish, and checkpoint."""
 
 import threading
 import time
@@ -26,7 +25,7 @@ from streamd.training.attempts import MAX_FAILURES
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
-from streamd.training.observe import report
+from streamd.training.observe import records_of, report
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures
@@ -37,13 +36,16 @@ from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
+"""Seconds between two looks at the log while no window is closed: far less than a window takes."""
 
 
 class Trainer:
-    """The train process's one thread. It owns the graph and facts (`Recorder`), the model and its
-    past (`Learner`), who serves (`Contest`), and what outlives a stop (`Ledger`).
+    """Learns windows as they close. It runs in the train process's one thread.
 
-    edge: the first edge not yet in a finished window.
+    It owns the graph and facts (`Recorder`), the model and its past (`Learner`), the comparison of
+    versions (`Contest`), and the durable state (`Ledger`).
+
+    edge: id of the first event that is not yet in a finished window.
     """
 
     def __init__(
@@ -55,7 +57,11 @@ class Trainer:
         beat: Heartbeat,
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """on_step: told the name of each step as it begins; tests stop the process there."""
+        """on_step: called with the name of each step as it begins; tests stop the process there.
+
+        Raises: VersionError where the checkpoint is not of this log or this release.
+        """
+        # What it reads and reports to.
         self._settings = settings
         self._log = reader
         self._versions = versions
@@ -66,6 +72,7 @@ class Trainer:
         self._window_edge = self.edge = reader.first_edge
         self._num_hidden = 0
 
+        # What it owns.
         replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay")
         self._learner = Learner(settings, reader, replay)
         self._learner.on_progress = self._on_progress
@@ -78,11 +85,11 @@ class Trainer:
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
-        """Learn windows as they close until told to stop; a stop waits for the window in progress."""
+        """Learn windows as they close, until `stop` is set. The window in progress is finished."""
         self.bootstrap()
         while not stop.is_set():
             self._log.refresh()
-            self._tell_trained_until()
+            self._report_trained_until()
             windows = self._due()
             if not windows:
                 self._touch("waiting")
@@ -94,28 +101,37 @@ class Trainer:
             self.process(*windows)
 
     def _due(self) -> list[Window]:
-        """The windows to learn next: one, or several as one where the trainer lags; those it began
-        before a stop again."""
+        """The windows to learn next: one, or several as one where the trainer lags.
+
+        Windows that were begun before a stop are tried again as they were, singly once they failed
+        too often together.
+        """
+        # Closed windows, one more than may be merged, which shows that the trainer lags.
         begun = self._ledger.begun()
         most = self._settings.windows.merge_after
-        found: list[Window] = []
+        closed: list[Window] = []
         cursor = self.edge
         while (window := next_window(self._log, cursor, self._width_us)) is not None and len(
-            found
+            closed
         ) <= most:
-            found.append(window)
+            closed.append(window)
             cursor = window.end_edge
+
+        # What was begun before a stop goes first.
         if begun.edge == self.edge:
-            again = [w for w in found if w.end_edge <= begun.end_edge]
+            again = [w for w in closed if w.end_edge <= begun.end_edge]
             return again if begun.failures < MAX_FAILURES else again[:1]
-        return found[:most] if len(found) > most > 0 else found[:1]
+        return closed[:most] if len(closed) > most > 0 else closed[:1]
 
     def process(self, *windows: Window) -> WindowRecord:
-        """Score each window singly; learn, publish, record and checkpoint them as one, from the
-        start if a stop cut it short before. Returns: the last one's record."""
+        """Score each window singly, then learn, publish, record and checkpoint them as one.
+
+        Windows that a stop cut short are processed from their start. Returns: the last one's
+        record.
+        """
         followed = self.contest.follow(self.edge)
         if followed is not None:
-            self._learner.go_on_from(followed.model.state_dict(), followed.memory)
+            self._learner.continue_from(followed.model.state_dict(), followed.memory)
         self._hide_deleted()
         self._touch("scoring")
         step = self._ledger.begin(windows, self.contest.version, self._learner)
@@ -123,17 +139,19 @@ class Trainer:
             return self._process(step)
 
     def _process(self, step: Step) -> WindowRecord:
+        """Do a step that the ledger wrote down. Returns: the last window's record."""
         # 1. Score each window, before anything of it is learned.
         begun = time.perf_counter()
         scored = [self._score(window, step) for window in step.windows]
 
-        # 2. Judge the champion that scored them beside its shadow or incumbent.
+        # 2. Compare the champion that scored them with its shadow or incumbent.
         learning = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
 
-        # 3. Learn them as one, but for a champion that is worse: what made it so is passed over.
+        # 3. Learn them as one. Under a champion that is worse they are not learned: they, or those
+        # before them, made it worse.
         learned = self._learn(step) if verdict.back_to is None else None
 
         # 4. Publish what was learned, or go back to the shadow.
@@ -142,18 +160,18 @@ class Trainer:
         self.edge = step.range.end_edge
         done = time.perf_counter()
 
-        # 5. Record each window; the records count once the checkpoint is behind them.
+        # 5. Record each window. The records count once a checkpoint follows them.
         self._on_step("record")
         seconds = {
             "score": (learning - begun) / len(scored),
             "learn": (done - learning) / len(scored),
         }
-        records = self._records(step, scored, outcome, learned, seconds)
+        records = records_of(step, scored, outcome, learned, seconds, self._clock)
         for record in records:
             self._ledger.record(record)
 
-        # 6. Checkpoint: a restart goes on from here, and tells the journal of the proof if a stop
-        # comes before this does.
+        # 6. Checkpoint: a restart goes on from here. If a stop comes between the two lines, the
+        # restart writes the proof to the journal.
         self._on_step("checkpoint")
         self._ledger.checkpoint(self.edge, self._window_edge, self._learner, self.contest)
         self._ledger.prove(verdict.proof)
@@ -164,6 +182,8 @@ class Trainer:
         return records[-1]
 
     def _score(self, window: Window, step: Step) -> ScoredWindow:
+        """Score a window by all models that are compared, before any of it is learned."""
+        # The merged windows share the limit of one.
         tally = Tally()
         num_labelled = len(self._learner.label_scores)
         chunks = self._recorder.chunks(
@@ -171,6 +191,8 @@ class Trainer:
             recorded=step.do != "pass over",
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
+
+        # Chunk by chunk: the champion, or the rule before the first version, and the shadow.
         for chunk in prefetch(chunks):
             logits_EC = self._learner.score(chunk)
             self._touch("scoring")
@@ -181,6 +203,7 @@ class Trainer:
                 )
                 tally.add(chunk, live_EC, shadow_EC)
 
+        # The incumbent, whose windows have a width of their own.
         incumbent_EC = None
         if len(tally) and self._learner.num_learned:
             incumbent_EC = self.contest.score_window(
@@ -190,7 +213,7 @@ class Trainer:
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
-        """None where no event could be scored."""
+        """Learn what was scored. Returns: None where no event could be scored."""
         learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
         self._learner.memory.forget(self._log.deletions.of_nodes)
         return learned
@@ -198,7 +221,10 @@ class Trainer:
     def _hand_over(
         self, step: Step, verdict: Verdict, learned: TrainResult | None, scores: dict[str, Measures]
     ) -> PublishResult:
-        """Who serves from here on. scores: of the last window of the step."""
+        """Publish what was learned, or roll back. scores: of the step's last window.
+
+        Returns: which version serves from here on, and why.
+        """
         if step.do == "pass over":
             logger.error(
                 "window_passed_over",
@@ -206,10 +232,12 @@ class Trainer:
                 first_edge=step.range.first_edge,
                 failures=MAX_FAILURES,
             )
+
+        # Back to the shadow, or on with what was learned, if anything was.
         if verdict.back_to is not None:
             self._on_step("publish")
             self._ledger.rollback(verdict.why)
-            self._learner.go_on_from(
+            self._learner.continue_from(
                 verdict.back_to.model.state_dict(), verdict.back_to.memory.copy()
             )
             outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
@@ -221,6 +249,8 @@ class Trainer:
             self._on_step("publish")
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
+
+        # Windows that were passed over were only scored, whatever else happened.
         if step.do != "pass over":
             return outcome
         return PublishResult(
@@ -232,6 +262,7 @@ class Trainer:
     def _publish(
         self, step: Step, learned: TrainResult, scores: dict[str, Measures]
     ) -> PublishResult:
+        """Publish the learner's model as a version. A version that is refused is unlearned."""
         learner = self._learner
         outcome = self._ledger.publish(
             Candidate(
@@ -246,51 +277,21 @@ class Trainer:
                 scores=scores,
                 learned=learned,
             ),
-            self.contest.beside,
+            self.contest.incumbent_name,
         )
+
+        # The gate may refuse it: then the weights from before are restored.
         if outcome.refused:
             learner.refuse()
         self._ledger.prove(self.contest.after(outcome))
         return outcome
 
-    def _records(
-        self,
-        step: Step,
-        scored: list[ScoredWindow],
-        outcome: PublishResult,
-        learned: TrainResult | None,
-        seconds: dict[str, float],
-    ) -> list[WindowRecord]:
-        """One a window; those learned as one with the last name the version that scored them."""
-        scored_by = step.version or RULE
-        merged = PublishResult(scored_by, False, "learned as one with those behind it")
-        records = []
-        for window, part in zip(step.windows, scored, strict=True):
-            is_last = window is step.windows[-1]
-            own = outcome if is_last else merged
-            records.append(
-                WindowRecord(
-                    start_us=window.start_us,
-                    end_us=window.end_us,
-                    first_edge=window.first_edge,
-                    end_edge=window.end_edge,
-                    num_scored=part.num_scored,
-                    version=own.version,
-                    scored_by=scored_by,
-                    promoted=own.promoted,
-                    reason=own.reason,
-                    scores=part.table,
-                    loss=learned.loss if is_last and learned and learned.finite else None,
-                    seconds=seconds,
-                    finished_at=self._clock.now_us() / 1e6,
-                    num_known=part.num_known,
-                )
-            )
-        return records
-
     def bootstrap(self) -> None:
-        """At a first start on a log with a past: learn the newest of it at once, without scoring
-        it, and publish that."""
+        """At a first start on a log with a past, learn its newest windows at once and publish.
+
+        The range is not scored. Nothing happens at any other start.
+        """
+        # Whether there is a range to learn.
         if self._learner.num_learned or self.edge > self._log.first_edge:
             return
         short = self.contest.incumbent is not None
@@ -317,7 +318,7 @@ class Trainer:
                 self._touch("bootstrapping", recording.at(done, num_events))
             self.edge = window.end_edge
 
-        # Learn and publish it, and go on behind it.
+        # Learn and publish it. The loop goes on after it.
         learning = RoleProgress("bootstrapping", step="learn")
         self._learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
         learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
@@ -336,15 +337,17 @@ class Trainer:
         )
 
     def _hide_deleted(self) -> None:
-        """Take what deletes hide out of replay, once for each delete."""
+        """Remove what deletes hide from the learner's past, once for each delete."""
         deletions = self._log.deletions
         if len(deletions.places) > self._num_hidden:
             self._num_hidden = len(deletions.places)
             self._learner.hide_deleted(deletions)
 
     def _renew_shadow(self) -> None:
-        """Where compaction waits for the shadow only, which may hold what was deleted, the champion
-        becomes it unproven."""
+        """Make the champion the shadow where compaction waits for the shadow only.
+
+        The older shadow may hold what was deleted. The champion takes its place unproven.
+        """
         compaction_request = self._ledger.compaction_request()
         if compaction_request is None or not self.contest.shadow_is_older:
             return
@@ -357,9 +360,11 @@ class Trainer:
             self._ledger.keep(self.edge, self._window_edge)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint; from the champion where it cannot be read; else from
-        the log's first edge."""
-        # Weights, memory, replay, and who serves.
+        """Go on from the newest checkpoint, else from the champion, else from the log's start.
+
+        The champion is taken where the checkpoint cannot be read.
+        """
+        # Weights, memory, replay and the contest.
         from_champion = False
         try:
             shadow = self._resume_from_checkpoint()
@@ -370,13 +375,13 @@ class Trainer:
             from_champion = self._resume_from_champion()
             shadow = (self._versions.shadow() or "") if from_champion else ""
 
-        # Graph and facts as of there.
+        # Graph and facts, rebuilt up to the same event.
         started = time.perf_counter()
-        self._tell_trained_until()
+        self._report_trained_until()
         self._ledger.resume(self.edge)
         self._recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
 
-        # Who stands beside the champion, its memory carried to there.
+        # The shadow or the incumbent, its memory advanced to the same event.
         if shadow:
             self._ledger.prove(self.contest.restore_shadow(shadow, self.edge))
         if from_champion:
@@ -393,7 +398,10 @@ class Trainer:
         )
 
     def _resume_from_checkpoint(self) -> str:
-        """Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError."""
+        """Load the newest checkpoint, if it has this trainer's settings.
+
+        Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
+        """
         cursor = self._ledger.read()
         if cursor is None:
             return ""
@@ -402,7 +410,7 @@ class Trainer:
                 "learning_anew",
                 reason="model or window settings are not those of the trainer's checkpoint",
             )
-            self._ledger.begin_anew(cursor)
+            self._ledger.begin_with_new_settings(cursor)
             self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
             return ""
         self._ledger.load(cursor, self._learner, self._log.state)
@@ -413,9 +421,12 @@ class Trainer:
         return cursor.shadow
 
     def _resume_from_champion(self) -> bool:
-        """Where there is no checkpoint that can be read: weights and memory of what serves, a fresh
-        optimizer, no past to replay. Returns: False where there is no champion of ours that can be
-        read; learning begins as at a first start."""
+        """Go on from the champion's weights and memory, with a fresh optimizer and no replay.
+
+        Returns: False where there is no champion of these settings that can be read. Learning then
+        begins as at a first start.
+        """
+        # The champion, if it is one of these settings at an event of this log.
         name = self._versions.champion()
         if name is None:
             return False
@@ -431,16 +442,19 @@ class Trainer:
                 "champion_not_followed", version=name, reason="the log or the settings are others"
             )
             return False
+
+        # Its weights and memory.
         model, memory = restored(version, self._log.state.schema, self._learner.model.device)
-        self._learner.go_on_from(model.state_dict(), memory)
+        self._learner.continue_from(model.state_dict(), memory)
         self.edge = manifest.edge
         self._window_edge = manifest.first_edge
         self.contest.restore(name, Comparison())
-        self._ledger.go_back_to(self.edge)
+        self._ledger.rewind_to(self.edge)
         return True
 
-    def _tell_trained_until(self) -> None:
-        """Where the window of the next edge begins: all before is learned, or had no edges."""
+    def _report_trained_until(self) -> None:
+        """Set the metric to where the next event's window begins: all before it is learned, or had
+        no events."""
         if self._log.num_edges:
             waits = self.edge < self._log.num_edges
             next_us = self._log.watermark
@@ -449,7 +463,8 @@ class Trainer:
             metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
     def _rebuilding(self, until_event: int) -> Callable[[int], None]:
-        """Takes the graph's newest edge while graph and facts are made up to `until_event`."""
+        """Returns: what is called with the graph's next event id during a rebuild to `until_event`,
+        and reports the progress."""
         first = self._log.first_edge
         work = RoleProgress("rebuilding", metrics.rebuild_ratio)
         work.at(0, until_event - first)

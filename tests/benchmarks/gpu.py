@@ -171,8 +171,8 @@ def shares(name: str, s: Settings, log: LogReader, window: Window, device: str) 
         return patch.object(owner, name, measured)
 
     with (timed("sampling", recorder.live.graph, "sample_neighborhood"), timed("gathering features from the log", neighborhood, "edge_features"),
-          timed("gathering on the device", learner.carrier, "inputs"), timed("pair facts", recorder.live, "advance_scoring"),
-          patch.object(learner.carrier, "ahead", lambda steps, prepare: map(prepare, steps))):
+          timed("gathering on the device", learner.transfer, "inputs"), timed("pair facts", recorder.live, "advance_scoring"),
+          patch.object(learner.transfer, "ahead", lambda steps, prepare: map(prepare, steps))):
         begun = time.perf_counter()
         for chunk in recorder.chunks(window):
             learner.score(chunk)

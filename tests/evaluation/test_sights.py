@@ -1,6 +1,6 @@
 import numpy as np
 
-from streamd.evaluation.sights import StandingSight
+from streamd.evaluation.sights import NightlySight
 from streamd.training.recorder import Recorder
 from tests.training.test_learner import windows, world
 
@@ -14,7 +14,7 @@ def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
     pool = moving.sight.pool_of(third)
 
     def recorded(window):
-        standing.sight = StandingSight(standing.live, pool)
+        standing.sight = NightlySight(standing.live, pool)
         return [c for c in standing.chunks(window) if c.score is not None]
 
     first = [c.score.facts_ECF.numpy() for c in recorded(third)]

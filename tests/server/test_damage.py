@@ -152,8 +152,8 @@ def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damag
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
     view = world.engine._view
-    view.keeping.store_facts(view.facts.copy())
-    view.keeping.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
+    view.retention.store_facts(view.facts.copy())
+    view.retention.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
     world.stop()
     damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),
                *world.path.glob("train/replay/*.safetensors")]

@@ -32,13 +32,13 @@ def chunks(s, log):
 
 
 def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_once(world, on):
-    carrier = DeviceTransfer(on, GpuSettings(), 2)
-    carrier._cache = FeatureCache(2000, 2, "lru", on)
+    transfer = DeviceTransfer(on, GpuSettings(), 2)
+    transfer._cache = FeatureCache(2000, 2, "lru", on)
     recorded = [c.score for _, part in chunks(*world) for c in part if c.score is not None]
     for again in range(2):
         before = metrics.gpu_cache_rows.labels("miss")._value.get()
         for inputs in recorded:
-            moved = inputs.to(carrier.send, carrier._edge_rows)
+            moved = inputs.to(transfer.send, transfer._edge_rows)
             for a, b in zip(inputs.hops, moved.hops, strict=True):
                 assert torch.equal(torch.where(a.mask_UK[..., None], a.edge_UKD, 0), b.edge_UKD.cpu())
             for name, tensor in inputs.tensors().items():
@@ -48,11 +48,11 @@ def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_on
 
 
 def test_steps_come_in_order_and_an_error_in_one_reaches_the_caller(on):
-    carrier = DeviceTransfer(on, GpuSettings(), 2)
-    assert list(carrier.ahead(range(20), lambda x: carrier.send(torch.full((3,), x)).sum().item())) == [3 * x for x in range(20)]
-    assert list(carrier.ahead([], lambda x: x)) == []
+    transfer = DeviceTransfer(on, GpuSettings(), 2)
+    assert list(transfer.ahead(range(20), lambda x: transfer.send(torch.full((3,), x)).sum().item())) == [3 * x for x in range(20)]
+    assert list(transfer.ahead([], lambda x: x)) == []
     with pytest.raises(ZeroDivisionError):
-        list(carrier.ahead([1, 0], lambda x: 1 // x))
+        list(transfer.ahead([1, 0], lambda x: 1 // x))
 
 
 @pytest.mark.gpu
@@ -94,7 +94,7 @@ def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
 
 
 def test_mixed_precision_is_for_a_gpu_and_leaves_a_cpu_as_it_is():
-    carrier = DeviceTransfer("cpu", GpuSettings(mixed_precision=True), 2)
-    with carrier.autocast():
+    transfer = DeviceTransfer("cpu", GpuSettings(mixed_precision=True), 2)
+    with transfer.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert carrier._cache is None
+    assert transfer._cache is None
