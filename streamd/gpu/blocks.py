@@ -148,7 +148,7 @@ class DeviceGraph:
 
     @on_own_stream
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes. Needs a store of both directions."""
+        """Delete all events of some nodes. Raises: OffloadedError."""
         self._host.hide_nodes(nodes)
         for mirror in self._mirrors.values():
             self._send_again(mirror, mirror.nodes_with_hidden())
@@ -180,6 +180,7 @@ class DeviceGraph:
                 if placement == "hybrid":
                     mirror.drop_entries()
                     self._send_directories(mirror)
+                    self._send_again(mirror, mirror.nodes_with_hidden())
                     mirror.lock_pages()
                 else:
                     mirror.unlock_pages()

@@ -82,8 +82,8 @@ class BlockStore:
         kernels.hide_events(self.arrays, node_E, other_E, event_E, both)
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some known nodes whose entries are in memory. Only a store of both
-        directions knows them all."""
+        """Delete all events of some known nodes, in a store of both directions that never offloaded
+        any."""
         assert self.direction == "both"
         kernels.hide_nodes(self.arrays, nodes)
 
@@ -186,6 +186,7 @@ class BlockGraph:
         self.since_event = first_event
         """Older events are no longer answered with, because the log dropped them."""
         self._read_back = read_back
+        self._was_offloaded = False
 
     @property
     def directions(self) -> Collection[Direction]:
@@ -231,13 +232,22 @@ class BlockGraph:
             store.hide(src_E[inside], dst_E[inside], event_E[inside])
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes, so that they vanish from their neighbours too. Needs a
-        store of both directions."""
+        """Delete all events of some nodes, so that they vanish from their neighbours too. Raises:
+        OffloadedError where that takes the log and there is none to read."""
         nodes = np.unique(nodes[(nodes >= 0) & (nodes < self.num_nodes)])
-        store = self.stores["both"]
-        if store.any_offloaded:
-            self.restore("both", nodes)
-        store.hide_nodes(nodes)
+        if not len(nodes):
+            return
+        if set(self.stores) == {"both"} and not self._was_offloaded:
+            self.stores["both"].hide_nodes(nodes)
+            return
+
+        # A store of one direction does not know who points at a node, and an entry that was read
+        # back after its delete does not know its neighbour: find the events in the log.
+        since = max(self.first_event, self.since_event)
+        for first in range(since, self.next_event, RESTORE_EVENTS):
+            src_E, dst_E, _ = self._read(first, min(first + RESTORE_EVENTS, self.next_event))
+            at = np.flatnonzero(np.isin(src_E, nodes) | np.isin(dst_E, nodes))
+            self.hide(src_E[at], dst_E[at], first + at)
 
     def drop_before(self, event: int) -> None:
         """Answer with no older events from now on: the log no longer has them."""
@@ -283,18 +293,22 @@ class BlockGraph:
         """Take events before an id out of memory, as far as whole blocks hold nothing newer. A
         query that needs them reads them back from the log."""
         for store in self.stores.values():
-            store.offload(before_event)
+            self._was_offloaded |= store.offload(before_event) > 0
 
     def restore(self, direction: Direction, nodes: Int64) -> None:
         """Bring the offloaded entries of some known nodes back into a store. Raises:
         OffloadedError where there is nothing to read them back from."""
+        read = self.stores[direction].restore(nodes, self._read, self.since_event)
+        metrics.graph_events_read_back.inc(read)
+
+    def _read(self, first: int, end: int) -> tuple[Int64, Int64, Bools]:
+        """Read events back from the log. Raises: OffloadedError."""
         if self._read_back is None:
             raise OffloadedError(
-                "The answer needs events that were taken out of memory.",
+                "The graph needs events of the log that are not in memory.",
                 "give the graph a `read_back`, or ask for less of the past.",
             )
-        read = self.stores[direction].restore(nodes, self._read_back, self.since_event)
-        metrics.graph_events_read_back.inc(read)
+        return self._read_back(first, end)
 
     def restore_all(self) -> None:
         """Bring all offloaded entries back."""

@@ -23,8 +23,6 @@ OFFLOAD_EVENTS = 65_536
 """Fewer new events than this are not worth a pass over all directories of the graph."""
 OFFLOAD_SHARE = 0.125
 """A pass waits until so many of the events in memory are new, so that passes cost little."""
-SCAN_EVENTS = 1_000_000
-"""Events of the log that are looked at together."""
 
 
 class LiveGraph:
@@ -123,22 +121,10 @@ class LiveGraph:
             return False
         self._nodes_hidden = len(deletions.nodes)
         self._edges_hidden = len(deletions.edges)
-        if "both" in self.graph.directions:
-            self.graph.hide_nodes(nodes)
-        elif len(nodes):
-            edges = np.concatenate([edges, self._events_of(nodes)])
+        self.graph.hide_nodes(nodes)
         known = edges[(edges >= self.log.first_edge) & (edges < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
         return True
-
-    def _events_of(self, nodes: Int64) -> Int64:
-        """Ids of the events of some nodes, found in the log: a store of one direction does not know
-        who points at a node."""
-        found = []
-        for first in range(self.log.first_edge, self.graph.next_event, SCAN_EVENTS):
-            src, dst, _ = self.log.edges(first, min(first + SCAN_EVENTS, self.graph.next_event))
-            found.append(first + np.flatnonzero(np.isin(src, nodes) | np.isin(dst, nodes)))
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def destinations(self) -> Int64:
         """Ids of all nodes that were a destination and are not deleted, ascending."""

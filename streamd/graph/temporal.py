@@ -36,7 +36,7 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         ...
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes, where it can draw from both directions."""
+        """Delete all events of some nodes. Raises: OffloadedError."""
         ...
 
     def drop_before(self, event: int) -> None:

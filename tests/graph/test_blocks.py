@@ -172,7 +172,7 @@ def test_what_cannot_be_read_back_is_said():
     graph = BlockGraph()
     graph.insert(src, dst)
     graph.offload(4_000)
-    with pytest.raises(OffloadedError, match="taken out of memory"):
+    with pytest.raises(OffloadedError, match="not in memory"):
         recent(graph, np.arange(20), 2_000, 5)
 
 
@@ -192,3 +192,24 @@ def test_offloading_and_the_end_of_what_the_log_keeps_go_together():
     for draw in (Draw(fanout=30), Draw(fanout=5, strategy="uniform", seed=3)):
         for before in (12_000, 9_500, 20_000):
             same(graph.sample(np.arange(30), 0, before, draw), plain.sample(np.arange(30), 0, before, draw))
+
+
+@pytest.mark.parametrize("directions", [("both",), ("out",), ("in", "out")])
+def test_a_deleted_node_vanishes_from_neighbours_though_its_own_events_were_offloaded_and_read_back(directions):
+    """1 meets 0 long ago, then 2 again and again: the entry at 0 is offloaded, the one at 1 may not be.
+
+    0 <-- 1 --> 2 --> 2 ... and when the log is read back it already hides what is of 0
+    """
+    src = np.array([1, *[1] * 7, 0])
+    dst = np.array([0, *[2] * 7, 2])
+    deleted = (src == 0) | (dst == 0)
+    graph = BlockGraph(0, 2, directions, lambda a, b: (src[a:b], dst[a:b], deleted[a:b]))
+    graph.insert(src, dst)
+    everyone = np.arange(3)
+    graph.offload(len(src))
+    for direction in directions:
+        recent(graph, everyone, 4, 9, direction=direction)
+    graph.hide_nodes(np.array([0]))
+    for direction in directions:
+        draw = Draw(fanout=9, direction=direction)
+        assert rows(graph.sample(everyone, 0, 9, draw)) == wanted(src, dst, everyone, 0, 9, draw, {0, 8})

@@ -59,10 +59,7 @@ class GraphMachine(RuleBasedStateMachine):
         events = np.flatnonzero((self.src == node) | (self.dst == node))
         self.hidden |= set((self.first + events).tolist())
         self.gone |= {node} if node < NODES else set()
-        if self.directions == ("both",):
-            self.graph.hide_nodes(np.array([node]))
-        else:
-            self.graph.hide(self.src[events], self.dst[events], self.first + events)
+        self.graph.hide_nodes(np.array([node]))
 
     @rule(share=st.floats(0, 1))
     def offload(self, share):
