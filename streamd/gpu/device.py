@@ -38,6 +38,8 @@ def choose_device(setting: str) -> str:
                 reason="auto is the CPU until streamd was measured on a GPU; device: cuda uses it",
             )
         return "cpu"
+
+    # cuda was asked for: say what is missing.
     if not torch.cuda.is_available():
         built = "sees no GPU" if torch.version.cuda else "is built without CUDA"
         raise DeviceError(

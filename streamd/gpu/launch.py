@@ -50,6 +50,8 @@ class CudaLauncher:
         shared = SharedStream()
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
+
+        # The kernel goes to torch's current stream, between two events that time it.
         with self._cupy.cuda.Stream.from_external(shared):
             begin.record(shared.stream)
             wide = tuple(self._cupy.uint64(a & 2**64 - 1) for a in args)
@@ -58,6 +60,8 @@ class CudaLauncher:
             self._kernels[name]((-(-threads // BLOCK),), (BLOCK,), wide)
             end.record(shared.stream)
         self._timed.append((name, begin, end))
+
+        # Times of kernels that are done; nobody waits for the others.
         while self._timed and self._timed[0][2].query():
             done, first, last = self._timed.popleft()
             metrics.gpu_kernel_seconds.labels(done).inc(first.elapsed_time(last) / 1e3)

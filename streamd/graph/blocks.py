@@ -64,6 +64,8 @@ class BlockStore:
         """Append events in log order. Raises: CapacityError; nothing is inserted then."""
         if not len(src_E):
             return
+
+        # Refuse before anything is written; a new block may be needed for each end.
         highest = int(max(src_E.max(), dst_E.max()))
         room = int(self.arrays.used[0]) + 3 * int(self.arrays.tau[0]) * len(src_E)
         if highest >= MAX_NODES or room >= MAX_ENTRIES:
@@ -125,6 +127,8 @@ class BlockStore:
     def restore(self, nodes: Int64, read_back: ReadBack, since_event: int) -> int:
         """Bring the offloaded entries of some known nodes back, as far as the log, which begins
         with `since_event`, still has their events. Returns: events read."""
+
+        # Clear the blocks; events between the first and the last of them are read.
         next_number_N = np.full(self.num_nodes, -1, np.int64)
         since, before = offloading.begin_restoring(
             self.arrays, nodes, next_number_N, self._freed_pages, PAGE_ENTRIES
@@ -132,6 +136,8 @@ class BlockStore:
         if since < since_event:
             since = since_event
             self.arrays.hidden[nodes] = 1  # fillers stay where dropped events were
+
+        # Write what belongs into them, in the order of the log.
         for first in range(since, before, RESTORE_EVENTS):
             src_E, dst_E, gone_E = read_back(first, min(first + RESTORE_EVENTS, before))
             node_E, other_E, both = self._ends(src_E, dst_E)

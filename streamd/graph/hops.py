@@ -51,6 +51,8 @@ def sample_hops(
 def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
     """The distinct roots and neighbours of a hop, in the same events, which are one range for all
     roots."""
+
+    # Roots without neighbours stay among the nodes of the next hop.
     arrays: Any = arrays_of(hop.roots.node)
     neighbor: Any = hop.found.neighbor
     reached = arrays.concatenate([hop.roots.node, neighbor[hop.found.mask]])

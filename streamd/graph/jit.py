@@ -43,6 +43,8 @@ def cache_folder() -> Path | None:
             status = base.stat()
         except OSError:
             continue
+
+        # Nobody else may be able to write what is run from it.
         own = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if own and os.access(folder, os.W_OK):
             return folder

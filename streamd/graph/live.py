@@ -58,9 +58,13 @@ class LiveGraph:
             return
         src, dst, time = self.log.edges(first, until_event)
         self.graph.insert(src, dst)
+
+        # Events that the log already hides go in as hidden.
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
         if len(dead):
             self.graph.hide(src[dead], dst[dead], first + dead)
+
+        # Older events leave memory.
         if self._keep_us:
             self._offload(int(time[-1]))
         metrics.graph_bytes.set(self.graph.num_bytes)
@@ -86,6 +90,8 @@ class LiveGraph:
         if at < self.edge:
             self.insert(min(self.edge, at + slice_edges))
             return self.graph.next_event - at
+
+        # Both move on together.
         end = max(self.edge, min(self.edge + slice_edges, until_event))
         self.insert(end)
         src, dst, time = self.log.edges(self.edge, end)
@@ -121,6 +127,8 @@ class LiveGraph:
             return False
         self._nodes_hidden = len(deletions.nodes)
         self._edges_hidden = len(deletions.edges)
+
+        # Events that come later are hidden as they are inserted.
         self.graph.hide_nodes(nodes)
         known = edges[(edges >= self.log.first_edge) & (edges < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)

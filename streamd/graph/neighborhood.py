@@ -76,6 +76,8 @@ class Neighborhood:
             kept.append(places if number == 0 or self.windows else used[hop.root_U])
             used[hop.root_U[kept[-1]]] = True
             used[hop.neighbor_UK[kept[-1]]] = True
+
+        # Nodes that are left get new places, in the old order.
         renumber = np.cumsum(used) - 1
         hops = tuple(hop.rows(rows, renumber) for hop, rows in zip(self.hops, kept, strict=True))
         return Neighborhood(self.node_M[used], self.node_MD[used], hops, self.windows)
@@ -94,6 +96,8 @@ def sample_neighborhood(
     `query_us`."""
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0
+
+    # Windows of time become ranges of event ids, the newest one first.
     if plan.window_us:
         back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
         starts = np.minimum(edges_before(columns, back), before_event).tolist()
@@ -101,6 +105,7 @@ def sample_neighborhood(
         next_roots = earlier_windows(starts)
     found = graph.sample_neighborhood(Roots(roots_U, since, before_event), plan.hops, next_roots)
 
+    # Times and features come from the mapped log.
     hops = []
     for hop in found.hops:
         time_UK = edge_times(columns, hop.eid_UK, hop.mask_UK)

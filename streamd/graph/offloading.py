@@ -40,6 +40,8 @@ def offload_blocks(
             size = entries_before(g, block + 1) - entries_before(g, block)
             if place < 0:
                 offloaded += size
+
+            # A block whose successor begins before the cut holds only events before it.
             elif block < blocks - 1 and g.blocks[2 * (at + block + 1)] <= before:
                 g.blocks[2 * (at + block) + 1] = ~place
                 offloaded += size

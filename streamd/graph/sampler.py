@@ -181,6 +181,7 @@ class TemporalSampler:
                 root_times.append(times)
                 return roots
 
+        # One loop for all strategies; times come along by hop.
         hops = sample_hops(self._sampler, roots, self._draws, follow)
         return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
 

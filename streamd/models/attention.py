@@ -25,16 +25,24 @@ class NeighborAttention(nn.Module):
         """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that
         learn nothing, such as edge features, are not copied and get no gradients. Returns:
         float32[U, dim]; zeros for a root without neighbours."""
+
+        # Fold the key projection into the query of each root.
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
         key_HWD = self.key.weight.view(self.heads, self.width, -1)
         folded_UHD = torch.einsum("uhw,hwd->uhd", q_UHW, key_HWD)
+
+        # Score the parts of the entries one by one, so that none of them is copied.
         asked = torch.split(folded_UHD, [part.shape[2] for part in parts], 2)
         scores = [
             torch.bmm(f_UHD, part.transpose(1, 2)) for part, f_UHD in zip(parts, asked, strict=True)
         ]
         score_UHK = torch.stack(scores).sum(0) / self.width**0.5
+
+        # Padding weighs nothing; a root of padding alone gets zeros.
         mask_U1K = mask_UK[:, None]
         weight_UHK = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
         mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
+
+        # Project the weighted sum instead of each neighbour.
         value_HWD = self.value.weight.view(self.heads, self.width, -1)
         return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)

@@ -29,11 +29,17 @@ def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)
     number = torch.arange(1, num_candidates * words + 1, device=x_ECD.device)
+
+    # A hash of the event, then one of each word of 64 units.
     of_event_E = mix_tensor(event_E * _signed(GOLDEN) + _signed(key))
     word_EW = mix_tensor(of_event_E[:, None] + number * _signed(GOLDEN))
+
+    # A bit of the word for each unit.
     byte_EB = word_EW.view(torch.uint8).view(num_events, -1, 1)
     bit = (byte_EB >> torch.arange(8, dtype=torch.uint8, device=x_ECD.device)) & 1
     kept_ECD = bit.view(num_events, num_candidates, words * WORD)[..., :width]
+
+    # Units that stay count twice, so that the mean stays.
     out: Tensor = x_ECD * (kept_ECD.to(x_ECD.dtype) * 2.0)
     return out
 

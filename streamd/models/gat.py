@@ -28,15 +28,20 @@ class GATLayer(nn.Module):
         nn.init.xavier_uniform_(self.to_entry)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
+        # Project the roots; the projection of neighbours is folded into the score below.
         entry_UKD = torch.cat(parts, -1)
         own_UHW = self.root(root_UD).view(len(root_UD), self.heads, -1)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
+
+        # Scores of the neighbours and of the root itself.
         asked_UH = (own_UHW * self.to_root).sum(-1)
         score_UKH = leaky_relu(asked_UH[:, None] + entry_UKD @ folded_HD.T, 0.2).masked_fill(
             ~mask_UK[..., None], -1e9
         )
         self_UH = leaky_relu(asked_UH + (own_UHW * self.to_entry).sum(-1), 0.2)
+
+        # Weights over both, then the weighted sum, projected once.
         share_UKH = torch.cat([score_UKH, self_UH[:, None]], 1).softmax(1)
         mixed_UHD = torch.einsum("ukh,ukd->uhd", share_UKH[:, :-1], entry_UKD)
         out = (

@@ -53,11 +53,14 @@ class GCNEncoder(Encoder):
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the first hop's roots. h_MD: `start` of all nodes."""
+
+        # Degrees of all nodes that the layers see, counted by the deepest hop.
         *used, counted = hops
         degree_U = 1 + counted.mask_UK.sum(1).to(h_MD.dtype)
         rate_M = h_MD.new_ones(len(h_MD)).index_copy(0, counted.root_U, degree_U.rsqrt())
 
         def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
+            # Entries of D^-1/2 (A + I) D^-1/2 for this hop.
             rate_U = rate_M[hop.root_U]
             weight_UK = rate_U[:, None] * rate_M[hop.neighbor_UK] * hop.mask_UK
             parts = self.entries(h_MD, hop, edge_stats)

@@ -43,6 +43,8 @@ def label_inputs(
     around = sample_neighborhood(
         live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
+
+    # A label has no candidates: only the facts about its node, as its own candidate.
     none = np.zeros((0, 1), np.int64)
     facts = live.facts.compute(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
     empty = link_inputs(

@@ -99,6 +99,8 @@ class LinkModel(nn.Module):
         self.fact_stats.update(inputs.facts_ECF)
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
         self.node_stats.update(inputs.node_MD)
+
+        # A later gap would change the meaning of all times that the weights know.
         if self.gap_us == 0 and len(edges.time_E) > 1:
             gaps = np.diff(edges.time_E)
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
