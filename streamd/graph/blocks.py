@@ -23,13 +23,17 @@ from streamd.telemetry import metrics
 MAX_ENTRIES = 2**34
 """Reserved address space of a store: 128 GB, more than the memory of the machines it runs on."""
 MAX_BLOCKS = 2**31
+"""Directory slots: 32 GB of address space, one for every eight entries."""
 MAX_NODES = 2**28
+"""The node table reserves 8 GB of address space; an entry could name 2^32 - 1 nodes."""
 PAGE_ENTRIES = 512
 """Entries in a page of memory."""
 RESTORE_EVENTS = 1_000_000
-"""Events read back from the log at a time."""
+"""Events read back from the log at a time: 17 MB of columns."""
 BYTES_A_NODE = 4 * 8 + 1
+"""A row of `BlockArrays.nodes` and the flag in `hidden`."""
 BYTES_A_BLOCK = 2 * 8
+"""A slot of a directory: first event and place."""
 
 ReadBack = Callable[[int, int], tuple[Int64, Int64, Bools]]
 """(first, end) -> source, destination and whether deleted, of the log's events [first, end)."""
@@ -193,6 +197,7 @@ class BlockGraph:
         """Older events are no longer answered with, because the log dropped them."""
         self._read_back = read_back
         self._was_offloaded = False
+        """Whether anything ever was: entries may have been read back after their delete."""
 
     @property
     def directions(self) -> Collection[Direction]:
