@@ -15,7 +15,8 @@ COMPACT = "compact"
 FOLDER = "roles"
 HOLD = "hold"
 FACTS = "facts"
-MEMORY = "memory.safetensors"
+MEMORY = "memory"
+OLD_MEMORY = "memory.safetensors"
 HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
 OLD_HOLDS = "holds"
@@ -76,13 +77,13 @@ def take_over(data_dir: Path, name: str) -> None:
     if name not in ROLES:
         return
 
-    # Facts and memory first, then the hold.
-    moved = [*sorted((data_dir / name / FACTS).glob("*.safetensors")), data_dir / name / MEMORY]
-    for path in moved:
-        if path.exists():
-            new = make_folder(data_dir, name) / path.relative_to(data_dir / name)
-            new.parent.mkdir(exist_ok=True)
-            _move(path, new)
+    # Facts first, then the hold. The one file of a server's memory is made again.
+    for path in sorted((data_dir / name / FACTS).glob("*.safetensors")):
+        new = make_folder(data_dir, name) / path.relative_to(data_dir / name)
+        new.parent.mkdir(exist_ok=True)
+        _move(path, new)
+    for folder in (data_dir / name, folder_of(data_dir, name)):
+        (folder / OLD_MEMORY).unlink(missing_ok=True)
     if (old_hold := data_dir / OLD_HOLDS / name).exists():
         _move(old_hold, make_folder(data_dir, name) / HOLD)
 

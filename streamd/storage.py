@@ -2,16 +2,31 @@
 that are written whole or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 SCRATCH = ".tmp"
 """Ending of a file's or folder's name while it is being written."""
 
 TAIL_BYTES = 8_192
 """Bytes of a file's end that are read in one go: most lines are shorter."""
+
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS)
+"""Errors of a volume that has no hard links, or no further ones of a file."""
+COPIED_BYTES = 1 << 24
+"""Bytes copied at once where a file cannot be linked to."""
+
+
+class StoredFile(NamedTuple):
+    """A file that is written once and never changed. checksum: CRC32C of its bytes in hex, "" where
+    none is known."""
+
+    path: Path
+    checksum: str
 
 
 class Disk:
@@ -58,6 +73,10 @@ class Disk:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
 
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a further name on the same volume."""
+        os.link(old, new)
+
     def replace(self, old: Path, new: Path) -> None:
         old.replace(new)
 
@@ -85,10 +104,12 @@ def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
     disk.sync_folder(path.parent)
 
 
-def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DISK) -> None:
+def write_folder_durably(
+    path: Path, files: Mapping[str, bytes | StoredFile], disk: Disk = DISK
+) -> None:
     """Write a folder of files so that it exists whole or not at all; the name must be free.
 
-    A write that fails leaves nothing behind.
+    files: bytes to write, or durable files to link to. A write that fails leaves nothing behind.
     """
     assert not path.exists(), f"{path} is there already"
     scratch = path.with_name(f".{path.name}{SCRATCH}")
@@ -97,13 +118,35 @@ def write_folder_durably(path: Path, files: Mapping[str, bytes], disk: Disk = DI
         disk.remove_folder(scratch)
         disk.make_folder(scratch)
         for name, data in files.items():
-            _write(scratch / name, data, disk)
+            if isinstance(data, StoredFile):
+                link_or_copy(data.path, scratch / name, disk)
+            else:
+                _write(scratch / name, data, disk)
         disk.sync_folder(scratch)
         disk.replace(scratch, path)
     except OSError:
         disk.remove_folder(scratch)
         raise
     disk.sync_folder(path.parent)
+
+
+def link_or_copy(old: Path, new: Path, disk: Disk = DISK) -> None:
+    """Link to a durable file, or copy it durably where its volume has no links."""
+    try:
+        disk.link(old, new)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        fd = disk.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with old.open("rb") as file:
+                at = 0
+                while piece := file.read(COPIED_BYTES):
+                    disk.write(fd, piece, at)
+                    at += len(piece)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
 
 
 def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:

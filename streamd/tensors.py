@@ -1,9 +1,11 @@
 """Stores arrays as safetensors files with a format number and a checksum in their metadata; nothing
 is unpickled."""
 
-from collections.abc import Mapping
+import os
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,8 +16,9 @@ from safetensors.numpy import save
 
 from streamd.errors import CorruptionError
 from streamd.events import EDGE_SETS
+from streamd.storage import DISK, Disk
 
-FORMAT = 3
+FORMAT = 4
 """Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an
 older streamd could no longer read them rightly."""
 NAME = "streamd"
@@ -79,6 +82,60 @@ def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
             f"{path} differs from its checksum.", "restore it from a backup, or remove it."
         )
     return arrays, metadata
+
+
+class Column(NamedTuple):
+    """An array that is written piece by piece, in order of its first dimension."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pieces: Iterable[NDArray[Any]]
+
+
+DTYPES = {"<f4": "F32", "<i8": "I64"}
+"""Names of safetensors for the dtypes that are written in pieces."""
+
+
+def write_columns(
+    path: Path, columns: Mapping[str, Column], disk: Disk = DISK, **metadata: str
+) -> str:
+    """Write arrays as a new safetensors file, piece by piece, and make its bytes durable.
+
+    The library would hold all of the file in memory. A write that fails leaves no file.
+    Returns: the file's CRC32C in hex. Raises: OSError.
+    """
+    # The header: 8 bytes of its length, then JSON, padded to 8 bytes by spaces.
+    known = {"format": str(FORMAT), "sets": ",".join(EDGE_SETS)}
+    header: dict[str, Any] = {"__metadata__": known | metadata}
+    end = 0
+    for name, column in columns.items():
+        begin, end = end, end + column.dtype.itemsize * int(np.prod(column.shape, dtype=np.int64))
+        dtype = DTYPES[column.dtype.str]
+        header[name] = {"dtype": dtype, "shape": column.shape, "data_offsets": [begin, end]}
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+
+    # The bytes, and their checksum on the way.
+    data = struct.pack("<Q", len(text)) + text
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        disk.write(fd, data, 0)
+        crc = crc32c(data)
+        at = len(data)
+        for column in columns.values():
+            for piece in column.pieces:
+                raw = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+                disk.write(fd, raw, at)
+                crc = crc32c(raw, crc)
+                at += len(raw)
+        assert at == len(data) + end, "the pieces are not of the shape"
+        disk.sync(fd)
+    except BaseException:
+        disk.close(fd)
+        disk.unlink(path)
+        raise
+    disk.close(fd)
+    return f"{crc:08x}"
 
 
 def _checksum(arrays: Arrays) -> str:

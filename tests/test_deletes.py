@@ -121,7 +121,7 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
         assert not (hop.mask_UK & gone_M[hop.neighbor_UK]).any() and not hop.edge_UKD[hop.eid_UK == single].any()
         hit = gone_M[hop.root_U][x.src_E] | torch.isin(x.event_E, torch.tensor([single]))
         assert not x.weight_E[hit].any() and not x.facts_ECF[hit].any()
-    assert not trainer._learner.memory.state[GONE].any() and deletions.hides_edges(np.array([single]))[0]
+    assert not trainer._learner.memory.tensors()["state"][GONE].any() and deletions.hides_edges(np.array([single]))[0]
 
 
 def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_same(life):

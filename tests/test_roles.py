@@ -15,7 +15,7 @@ OLD = {"holds/serve": msgspec.json.encode(Hold(64, 90)), "holds/train": msgspec.
        "serve/facts/00000000000000000064.safetensors": b"facts", "serve/memory.safetensors": b"memory",
        "train/facts/00000000000000000032.safetensors": b"facts of train", "train/windows.jsonl": b"{}\n",
        "run/serve.json": json.dumps({"role": "serve"}).encode(), "run/compact.json": b"{}"}
-NEW = {"roles/serve/hold": OLD["holds/serve"], "roles/serve/memory.safetensors": b"memory",
+NEW = {"roles/serve/hold": OLD["holds/serve"],
        "roles/serve/facts/00000000000000000064.safetensors": b"facts"}
 
 

@@ -16,7 +16,8 @@ class Arena:
     """A zeroed array of `shape` backed by a sparse anonymous mapping; only rows that are written
     cost memory."""
 
-    def __init__(self, dtype: DTypeLike, *shape: int) -> None:
+    def __init__(self, dtype: DTypeLike, *shape: int, huge_pages: bool = True) -> None:
+        """huge_pages: whether pages of 2 MB are taken; small ones suit rows that lie far apart."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape))
         self._map = mmap.mmap(
@@ -24,8 +25,9 @@ class Arena:
             max(count * kind.itemsize, 1),
             flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
         )
-        with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        if huge_pages:
+            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.array: NDArray[Any] = np.frombuffer(self._map, kind, count).reshape(shape)
         self.row_bytes = self.array[:1].nbytes
 

@@ -5,6 +5,8 @@ At the end of a chunk each node's last event in it becomes a message; the GRU ap
 when the next chunk begins, so embeddings of a chunk know all events before it and none of its own.
 """
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +16,12 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, NodeDeletes
+from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.segments.reader import LogReader
 
-STORED = ("state", "last_us", "pending_node", "pending_other", "pending_features", "pending_us")
-"""Tensors of a memory that are stored; the rest follows from them."""
+PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
+"""The parts of the pending messages, by the names under which they are stored."""
 
 
 @dataclass(frozen=True)
@@ -55,71 +58,129 @@ class EdgeRows:
 class Memory:
     """The states of all nodes at a cut of the log, an event id. Owner: one thread.
 
-    state: float32[N, D]; last_us: int64[N]; the P pending messages of the last chunk: node, other's
-    state, features, time; edge: the cut; now_us: time of the last event before it. num_forgotten:
-    deletes of nodes taken in; taking one in again changes nothing, since a deleted node's id never
-    comes back.
+    rows: of each node its state, float32[D], and the time of the message that made it; copies
+    share what is equal (`NodeRows`).
+    The P pending messages of the last chunk: node, ascending; the other end's state, features,
+    time. edge: the cut. now_us: time of the last event before it. num_forgotten: deletes of nodes
+    taken in; taking one in again changes nothing, since a deleted node's id never comes back.
     """
 
     def __init__(
-        self, dim: int, feature_dim: int, edge: int = 0, device: str | torch.device = "cpu"
+        self,
+        dim: int,
+        feature_dim: int,
+        edge: int = 0,
+        device: str | torch.device = "cpu",
+        pool: PagePool | None = None,
     ) -> None:
-        def none(*width: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(0, *width, dtype=dtype, device=device)
-
-        self.state = none(dim, dtype=torch.float32)
-        self.last_us = none()
-        self.pending_node = none()
-        self.pending_other = none(dim, dtype=torch.float32)
-        self.pending_features = none(feature_dim, dtype=torch.float32)
-        self.pending_us = none()
-        self.pending_index = none()
+        """pool: of the memories that this one will be much like, on the same device; its own where
+        None."""
+        self.rows = NodeRows(pool or PagePool(dim, torch.device(device)))
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
+        self._set_pending(
+            np.zeros(0, np.int64),
+            torch.zeros(0, dim, device=device),
+            torch.zeros(0, feature_dim, device=device),
+            torch.zeros(0, dtype=torch.int64, device=device),
+        )
+
+    def _set_pending(
+        self, node_P: Int64, other_PD: Tensor, features_PD: Tensor, us_P: Tensor
+    ) -> None:
+        self._pending_host = node_P
+        self.pending_node = torch.from_numpy(node_P).to(us_P.device)
+        self.pending_other = other_PD
+        self.pending_features = features_PD
+        self.pending_us = us_P
 
     def copy(self) -> "Memory":
-        twin = Memory(self.state.shape[1], self.pending_features.shape[1], self.edge, self.device)
-        for name, tensor in self.tensors().items():
-            setattr(twin, name, tensor.clone())
-        twin.pending_index = self.pending_index.clone()
-        twin.now_us = self.now_us
-        twin.num_forgotten = self.num_forgotten
+        """A memory equal to this one that moves on by itself."""
+        twin = copy.copy(self)
+        twin.rows = self.rows.copy()
         return twin
 
     @property
-    def device(self) -> torch.device:
-        return self.state.device
+    def dim(self) -> int:
+        return self.rows.pool.dim
 
     @property
-    def is_finite(self) -> bool:
-        """Whether every state and message is a number."""
-        held = (self.state, self.pending_other, self.pending_features)
-        return all(bool(tensor.isfinite().all()) for tensor in held)
+    def device(self) -> torch.device:
+        return self.rows.pool.device
+
+    @property
+    def num_nodes(self) -> int:
+        """One past the highest node with a state."""
+        return self.rows.num_nodes
+
+    def is_finite(self, since: "Memory | None" = None) -> bool:
+        """Whether every state and message is a number.
+
+        since: a copy of this memory at an earlier cut, whose states are numbers; only what changed
+        since is looked at.
+        """
+        slots = self.rows.used_slots()
+        if since is not None and since.rows.pool is self.rows.pool:
+            slots = self.rows.slots_changed(since.rows)
+        held = (self.pending_other, self.pending_features)
+        return self.rows.is_finite(slots) and all(bool(t.isfinite().all()) for t in held)
+
+    def pending(self) -> dict[str, Tensor]:
+        """The pending messages by name, for storing; `edge` and `now_us` are stored with them."""
+        return {name: getattr(self, name) for name in PENDING}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state by name, for storing; `edge` and `now_us` are stored beside it."""
-        return {n: getattr(self, n) for n in STORED}
+        """All of memory by name, with a row for each node: a copy of it, for tests and tools."""
+        node = torch.arange(self.num_nodes, device=self.device)
+        return {
+            "state": self.rows.state(node),
+            "last_us": self.rows.last_us(node),
+            **self.pending(),
+        }
 
     @classmethod
     def restored(
-        cls, tensors: dict[str, Tensor], edge: int, now_us: int, device: str | torch.device = "cpu"
+        cls,
+        tensors: Mapping[str, Tensor],
+        edge: int,
+        now_us: int,
+        device: str | torch.device = "cpu",
+        pool: PagePool | None = None,
     ) -> "Memory":
-        """Raises: VersionError where a tensor is missing."""
-        if missing := set(STORED) - set(tensors):
+        """Build a memory from what `tensors` gave.
+
+        pool: as of `__init__`. Raises: VersionError where a tensor is missing.
+        """
+        if missing := {"state", "last_us", *PENDING} - set(tensors):
             raise VersionError(
                 f"A stored memory lacks {', '.join(sorted(missing))}.",
                 "use the streamd that wrote it.",
             )
-        memory = cls(tensors["state"].shape[1], tensors["pending_features"].shape[1], edge, device)
-        for name in memory.tensors():
-            setattr(memory, name, tensors[name].to(device))
-        memory.now_us = now_us
-        memory.pending_index = torch.full(
-            (len(memory.state),), -1, dtype=torch.int64, device=device
+        state = tensors["state"]
+        memory = cls(state.shape[1], tensors["pending_features"].shape[1], edge, device, pool)
+        memory.rows.write(
+            np.arange(len(state)), state.to(memory.device), tensors["last_us"].to(memory.device)
         )
-        memory._place_pending()
+        memory.take_pending(tensors, edge, now_us)
         return memory
+
+    def take_pending(self, tensors: Mapping[str, Tensor], edge: int, now_us: int) -> None:
+        """Replace the pending messages by stored ones, and the cut by theirs.
+
+        Raises: VersionError where they are of another width.
+        """
+        other, features, us = (tensors[name].to(self.device) for name in PENDING[1:])
+        widths = self.dim, self.pending_features.shape[1]
+        if (other.shape[1], features.shape[1]) != widths:
+            raise VersionError(
+                f"A stored memory has widths {(other.shape[1], features.shape[1])} instead of "
+                f"{widths}.",
+                "use the settings that it was made with.",
+            )
+        self._set_pending(tensors["pending_node"].cpu().numpy(), other, features, us)
+        self.edge = edge
+        self.now_us = now_us
 
     def forget(self, deletes: NodeDeletes) -> None:
         """Apply the log's deletes of nodes before the cut: their states and the messages to them
@@ -131,35 +192,44 @@ class Memory:
         due = deletes.until(self.edge).node
 
         # Deletes that are new since the last call.
-        gone = torch.from_numpy(due[self.num_forgotten :]).to(self.device)
+        gone = np.unique(due[self.num_forgotten :])
         self.num_forgotten = len(due)
-        gone = gone[gone < len(self.state)]
         if not len(gone):
             return
-        self.state[gone] = 0
-        self.last_us[gone] = 0
+        known = gone[gone < self.num_nodes]
+        zeros = self.pending_other.new_zeros(len(known), self.dim)
+        self.rows.write(known, zeros, self.pending_us.new_zeros(len(known)))
 
         # Messages to the deleted nodes.
-        kept = ~torch.isin(self.pending_node, gone)
-        self.pending_index[self.pending_node] = -1
-        for name in ("pending_node", "pending_other", "pending_features", "pending_us"):
-            setattr(self, name, getattr(self, name)[kept])
-        self._place_pending()
+        kept = np.flatnonzero(np.isin(self._pending_host, gone, invert=True))
+        index = torch.from_numpy(kept).to(self.device)
+        self._set_pending(
+            self._pending_host[kept],
+            self.pending_other[index],
+            self.pending_features[index],
+            self.pending_us[index],
+        )
 
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
         `updated_PD`, of unknown nodes zero."""
-        if not len(self.state):
-            return self.state.new_zeros(len(node_M), self.state.shape[1])
-        known = (node_M >= 0) & (node_M < len(self.state))
-        inside = torch.where(known, node_M, 0)
-        rows = self.state[inside] * known[:, None]
+        rows = self.rows.state(node_M)
+        if not len(updated_PD):
+            return rows
+
+        # Pending nodes ascend, so a search finds a node's message where it has one.
+        index_M = torch.searchsorted(self.pending_node, node_M).clamp_max(len(updated_PD) - 1)
+        waits_M = self.pending_node[index_M] == node_M
+        return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
+
+    def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:
+        """As `gather`, of arrays on the host."""
+        out_MD: Float32 = self.rows.pool.state.numpy()[self.rows.host_rows(node_M)]
         if len(updated_PD):
-            place = torch.where(known, self.pending_index[inside], -1)
-            rows = torch.where(
-                (place >= 0)[:, None], embedding(place.clamp_min(0), updated_PD), rows
-            )
-        return rows
+            index_M = np.searchsorted(self._pending_host, node_M).clip(max=len(updated_PD) - 1)
+            waits_M = self._pending_host[index_M] == node_M
+            out_MD[waits_M] = updated_PD[index_M[waits_M]]
+        return out_MD
 
     def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
         """Apply the pending messages, make the messages of `chunk`, which begins at the cut, and
@@ -167,12 +237,9 @@ class Memory:
         assert chunk.first_edge == self.edge, "memory moves from cut to cut"
         if not len(chunk.src_E):
             return
-        self._grow(int(max(chunk.src_E.max(), chunk.dst_E.max())) + 1)
 
         # The messages of the chunk before become states.
-        self.state[self.pending_node] = updated_PD.detach()
-        self.last_us[self.pending_node] = self.pending_us
-        self.pending_index[self.pending_node] = -1
+        self.rows.write(self._pending_host, updated_PD.detach(), self.pending_us)
 
         # Of each node its last event in this chunk: reversed, it is the first that `unique` finds.
         both = np.stack([chunk.src_E, chunk.dst_E], 1).ravel()[::-1]
@@ -182,28 +249,14 @@ class Memory:
         event = place // 2
 
         # It becomes a message, with the other end's state as of now.
-        self.pending_node = torch.from_numpy(node).to(self.device)
-        self.pending_other = self.state[torch.from_numpy(other).to(self.device)]
-        self.pending_features = torch.from_numpy(chunk.features_ED[event]).to(self.device)
-        self.pending_us = torch.from_numpy(chunk.time_E[event]).to(self.device)
-        self._place_pending()
+        self._set_pending(
+            node,
+            self.rows.state(torch.from_numpy(other).to(self.device)),
+            torch.from_numpy(chunk.features_ED[event]).to(self.device),
+            torch.from_numpy(chunk.time_E[event]).to(self.device),
+        )
         self.edge = chunk.end_edge
         self.now_us = int(chunk.time_E[-1])
-
-    def _grow(self, nodes: int) -> None:
-        if nodes <= len(self.state):
-            return
-        more = max(nodes, 2 * len(self.state), 256) - len(self.state)
-        self.state = torch.cat([self.state, self.state.new_zeros(more, self.state.shape[1])])
-        self.last_us = torch.cat([self.last_us, self.last_us.new_zeros(more)])
-        self.pending_index = torch.cat(
-            [self.pending_index, self.pending_index.new_full((more,), -1)]
-        )
-
-    def _place_pending(self) -> None:
-        self.pending_index[self.pending_node] = torch.arange(
-            len(self.pending_node), device=self.device
-        )
 
 
 class MemoryUpdater(nn.Module):
@@ -221,8 +274,8 @@ class MemoryUpdater(nn.Module):
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
-        own = memory.state[node]
-        last = memory.last_us[node]
+        own = memory.rows.state(node)
+        last = memory.rows.last_us(node)
         since = torch.where(last > 0, memory.pending_us - last, 0)
         message = torch.cat(
             [own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1

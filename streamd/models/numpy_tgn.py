@@ -106,14 +106,7 @@ class NumpyTGN:
     def _states(self, memory: Memory, updated_PD: Tensor, around: Neighborhood) -> Float32:
         """What the layer sees of each node, float32[M, D]: memory, node features and id vectors."""
         node_M = around.node_M
-        state_ND = memory.state.numpy()
-        known_M = (node_M >= 0) & (node_M < len(state_ND))
-        h_MD = np.zeros((len(node_M), self._dim), np.float32)
-        inside = node_M[known_M]
-        h_MD[known_M] = state_ND[inside]
-        pending = memory.pending_index.numpy()[inside]
-        fresh = pending >= 0
-        h_MD[np.flatnonzero(known_M)[fresh]] = updated_PD.numpy()[pending[fresh]]
+        h_MD = memory.host_states(node_M, updated_PD.numpy())
         if self._node_in is not None:
             h_MD += _standardised(around.node_MD, self._node_stats) @ self._node_in
         if self._id_vectors is not None:

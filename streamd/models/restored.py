@@ -7,13 +7,18 @@ from streamd.events import Schema
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models.link import LinkModel, build_model
 from streamd.models.memory import Memory
+from streamd.models.memory_files import MemoryReader
 from streamd.registry.registry import Version
 
 
 def restored(
-    version: Version, schema: Schema, device: str | torch.device = "cpu"
+    version: Version,
+    schema: Schema,
+    device: str | torch.device = "cpu",
+    memories: MemoryReader | None = None,
 ) -> tuple[LinkModel, Memory]:
     """A version's model, ready to answer, and its memory at `manifest.edge`. schema: of the log.
+    memories: reads the memory from what it has more than the one read before.
 
     Raises: VersionError where its settings, tensors, widths or facts do not fit.
     """
@@ -31,5 +36,8 @@ def restored(
     # The weights drawn here are replaced at once, so the seed does not matter.
     model = build_model(manifest.model_settings(), schema, 0, device)
     model.restore(version.weights)
-    memory = Memory.restored(version.memory, manifest.edge, manifest.memory_us, device)
+    width = model.settings.dim if model.has_memory else 0
+    memory = (memories or MemoryReader()).read(
+        version.memory, manifest.edge, manifest.memory_us, (width, schema.edge_feature_dim), device
+    )
     return model.eval(), memory

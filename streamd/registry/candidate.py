@@ -1,10 +1,12 @@
 """What passes between training and the registry: a candidate version, and the result of publishing
 it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from streamd.storage import StoredFile
 from streamd.windows import Window
 
 Scores = dict[str, dict[str, float]]
@@ -30,7 +32,8 @@ class TrainResult:
 class Candidate:
     """A version before it is published: weights and memory, with all that a manifest says about it.
 
-    edge: event id up to which memory has advanced. seq: the log's commit it was made at. memory_us:
+    edge: event id up to which memory has advanced. memory: writes the
+    files of the memory and names them. seq: the log's commit it was made at. memory_us:
     event time of memory, microseconds. parent: name of the version that learning began from. facts:
     names of the fact columns that the weights know.
     """
@@ -39,7 +42,7 @@ class Candidate:
     edge: int
     seq: int
     weights: dict[str, Tensor]
-    memory: dict[str, Tensor]
+    memory: Callable[[], tuple[StoredFile, ...]]
     memory_us: int
     parent: str
     facts: tuple[str, ...]

@@ -45,7 +45,8 @@ class ModelJournal:
         self.passed_over: dict[bytes, str] = {}
         """Lines that were read and are no moves -> why; each is logged once."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / ".lock")
+        self.lock = FileLock(folder / ".lock")
+        """Of whoever moves the champion or drops what only it may need; may be taken twice."""
 
     def moves(self) -> list[Move]:
         """Read all moves, oldest first, without a torn last line and lines that are no moves."""
@@ -97,7 +98,7 @@ class ModelJournal:
 
         shadow: None leaves it as it was; where there was none, it is the champion.
         """
-        with self._lock:
+        with self.lock:
             last = self.last()
             shadow = shadow or (last.shadow if last else champion)
             if last is not None and (last.champion, last.shadow) == (champion, shadow):

@@ -3,7 +3,7 @@ without pickle."""
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,11 +23,15 @@ from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.segments.tail import JournalTail
 from streamd.settings import ModelSettings, Settings
-from streamd.storage import DISK, Disk, remove_scratch, write_folder_durably
+from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 
 logger = structlog.get_logger()
 FOLDER = "models"
+MEMORY = "memory-{:03d}.safetensors"
+"""Name of the n-th file of a version's memory, from 0 on."""
+OLD_MEMORY = "state.safetensors"
+"""The one file of a memory before format 4."""
 DROPPED = ".dropped"
 """Ending of a version's folder that is being removed, so that a kill leaves no half version."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
@@ -94,11 +98,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Version:
-    """A loaded version: manifest, weights, and memory at `manifest.edge`."""
+    """A loaded version: manifest, weights, and the files of its memory at `manifest.edge`.
+
+    `streamd.models.memory_files` reads and checks them.
+    """
 
     manifest: Manifest
     weights: dict[str, Tensor]
-    memory: dict[str, Tensor]
+    memory: tuple[StoredFile, ...]
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
@@ -166,11 +173,10 @@ class Registry:
         The very same version, as after a stop between writing and naming it, is not written twice.
         Returns: its name.
         """
-        files = {
-            "model.safetensors": save({k: v.contiguous() for k, v in candidate.weights.items()}),
-            "state.safetensors": save({k: v.contiguous() for k, v in candidate.memory.items()}),
-        }
-        checksums = {name: f"{crc32c(data):08x}" for name, data in files.items()}
+        weights = save({k: v.contiguous() for k, v in candidate.weights.items()})
+        memory = {MEMORY.format(i): file for i, file in enumerate(candidate.memory())}
+        checksums = {"model.safetensors": f"{crc32c(weights):08x}"}
+        checksums |= {name: file.checksum for name, file in memory.items()}
 
         # Find a free name, or the same version under a name it has already.
         name = base
@@ -183,7 +189,8 @@ class Registry:
 
         # The folder appears whole: its files are durable before the rename.
         manifest = msgspec.json.encode(asdict(self._manifest_of(name, candidate, checksums)))
-        write_folder_durably(self.folder / name, {**files, "manifest.json": manifest}, self._disk)
+        files = {"model.safetensors": weights, **memory, "manifest.json": manifest}
+        write_folder_durably(self.folder / name, files, self._disk)
         return name
 
     def _holds(self, name: str, checksums: dict[str, str]) -> bool:
@@ -307,41 +314,54 @@ class Registry:
         return manifest
 
     def load(self, name: str) -> Version:
-        """Load the weights and the memory of a version.
+        """Load the weights of a version, and name the files of its memory.
 
-        Raises: VersionError where there is none, or it is damaged or not finite.
+        Raises: VersionError where there is none, it has no memory, or it is damaged or not finite.
         """
         manifest = self.manifest(name)
         manifest.model_settings()
-        folder = self.folder / name
+        if not self.is_servable(manifest):
+            raise VersionError(
+                f"Version {name} is kept without its memory, so it cannot serve.",
+                "pick a servable one of `streamd models list`.",
+            )
 
         # Checksums come first: damaged tensors might still load.
         try:
-            self._check_files(manifest)
-            version = Version(
-                manifest,
-                load_file(folder / "model.safetensors"),
-                load_file(folder / "state.safetensors"),
-            )
+            self._check_files(manifest, ["model.safetensors"])
+            weights = load_file(self.folder / name / "model.safetensors")
         except (SafetensorError, OSError) as error:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
 
         # A version that is not finite would make every answer NaN.
-        for tensors in (version.weights, version.memory):
-            for part, tensor in tensors.items():
-                if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                    raise VersionError(
-                        f"Version {name} is not finite in {part}.", "promote another one."
-                    )
-        return version
+        for part, tensor in weights.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise VersionError(
+                    f"Version {name} is not finite in {part}.", "promote another one."
+                )
+        files = [
+            StoredFile(self.folder / name / file, manifest.checksums.get(file, ""))
+            for file in memory_names(manifest)
+        ]
+        return Version(manifest, weights, tuple(files))
 
-    def _check_files(self, manifest: Manifest) -> None:
-        """Check a version's files against the checksums in its manifest.
+    def is_servable(self, manifest: Manifest) -> bool:
+        """Whether a version has its memory still; only champion, shadow and the newest keep it."""
+        # The first file is removed first.
+        names = memory_names(manifest)
+        return not names or (self.folder / manifest.name / names[0]).exists()
+
+    def _check_files(self, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+        """Check files of a version, or all that it should have, against the manifest's checksums.
 
         Raises: VersionError where one differs; OSError where one is gone.
         """
-        for file, checksum in manifest.checksums.items():
-            if file_checksum(self.folder / manifest.name / file) != checksum:
+        if names is None:
+            memory = memory_names(manifest) if not self.is_servable(manifest) else []
+            names = [name for name in manifest.checksums if name not in memory]
+        for file in names:
+            checksum = manifest.checksums.get(file)
+            if checksum and file_checksum(self.folder / manifest.name / file) != checksum:
                 raise VersionError(
                     f"{file} of version {manifest.name} differs from its checksum.", REMOVE
                 )
@@ -369,8 +389,10 @@ class Registry:
         Raises: VersionError where there is none, it is damaged, or the log does not hold its
         position.
         """
-        self._check_servable(name)
-        return self.journal.move("promote", name, who, why)
+        # Under the lock, so that the trainer does not drop its memory meanwhile.
+        with self.journal.lock:
+            self._check_servable(name)
+            return self.journal.move("promote", name, who, why)
 
     def shadow(self) -> str | None:
         """Name of the last proven version, None before there is one."""
@@ -400,8 +422,12 @@ class Registry:
     def _check_servable(self, name: str) -> None:
         """Check that a version can be loaded and that the log holds its position. Raises:
         VersionError."""
-        self.load(name)
-        edge = self.manifest(name).edge
+        manifest = self.load(name).manifest
+        try:
+            self._check_files(manifest)
+        except OSError as error:
+            raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
+        edge = manifest.edge
         # A server replays from the version's position, so the log must still hold what follows it.
         tail = JournalTail.open(self._settings.data_dir)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
@@ -412,9 +438,20 @@ class Registry:
             )
 
     def prune(self) -> None:
-        """Drop all but the newest `registry.keep` versions, and champion and shadow."""
-        made = sorted(read_manifests(self), key=lambda m: m.created)
-        self._drop([m.name for m in made[: -self._settings.registry.keep]])
+        """Drop all but the newest `registry.keep` versions, and champion and shadow.
+
+        Of those kept, champion, shadow and the newest keep their memory, which is as large as all
+        nodes together; the others serve as a record.
+        """
+        with self.journal.lock:
+            made = sorted(read_manifests(self), key=lambda m: m.created)
+            old = made[: -self._settings.registry.keep]
+            self._drop([m.name for m in old])
+            named = self._named()
+            for manifest in made[len(old) : -1]:
+                if manifest.name not in named:
+                    for file in memory_names(manifest):
+                        self._disk.unlink(self.folder / manifest.name / file)
 
     def drop_before(self, edge: int) -> None:
         """Drop the versions whose window began before an event id, but not champion and shadow.
@@ -441,6 +478,13 @@ class Registry:
                 self._disk.remove_folder(scratch)
                 self._disk.replace(self.folder / name, scratch)
                 self._disk.remove_folder(scratch)
+
+
+def memory_names(manifest: Manifest) -> list[str]:
+    """Names of the files of a version's memory, in order."""
+    if manifest.format < 4:
+        return [OLD_MEMORY]
+    return sorted(name for name in manifest.checksums if name.startswith("memory-"))
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:

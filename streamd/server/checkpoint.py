@@ -1,62 +1,83 @@
 """The server stores the memory of the version that serves, so that a restart replays little of the
 log even where one version serves for long."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
-import torch
 
-from streamd.errors import CorruptionError, VersionError
 from streamd.models import Memory
+from streamd.models.memory_files import MemoryFiles
 from streamd.roles import MEMORY
-from streamd.storage import write_durably
-from streamd.tensors import pack, unpack
+from streamd.storage import StoredFile, write_durably
 
 logger = structlog.get_logger()
+INDEX = "memory.json"
+"""File in the folder of the memory that names its files."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredMemory:
-    """The memory of a version, as of the event `memory.edge`."""
+    """The memory of a version as it was stored: its cut, the time of the last event before it in
+    microseconds, and name and CRC32C of each file, in order."""
 
     version: str
-    memory: Memory
+    edge: int
+    now_us: int
+    files: tuple[tuple[str, str], ...]
 
 
-def store_memory(folder: Path, version: str, memory: Memory) -> None:
-    """Write a version's memory durably, in place of the one before.
+class MemoryStore:
+    """Stores and names the memory of the version that serves. Owner: the server's graph, which
+    calls `store` from one thread at a time."""
 
-    folder: of the role. memory: a copy that nobody changes meanwhile.
-    """
-    path = folder / MEMORY
-    metadata = {"version": version, "edge": str(memory.edge), "now_us": str(memory.now_us)}
-    write_durably(path, pack({n: t.cpu().numpy() for n, t in memory.tensors().items()}, **metadata))
+    def __init__(self, folder: Path) -> None:
+        """folder: of the role."""
+        self._folder = folder / MEMORY
+        self._files = MemoryFiles(self._folder)
 
+    def store(self, version: str, memory: Memory) -> StoredMemory:
+        """Write what of a version's memory changed since the last call, durably. Raises: OSError.
 
-def stored_memory(folder: Path) -> StoredMemory | None:
-    """Read the memory that was stored last; None where there is none that can be read."""
-    path = folder / MEMORY
-    try:
-        arrays, metadata = unpack(path)
-        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
-        return StoredMemory(
-            metadata["version"],
-            Memory.restored(tensors, int(metadata["edge"]), int(metadata["now_us"])),
+        memory: a copy that nobody changes meanwhile.
+        """
+        files = self._files.store(memory)
+        stored = StoredMemory(
+            version=version,
+            edge=memory.edge,
+            now_us=memory.now_us,
+            files=tuple((file.path.name, file.checksum) for file in files),
         )
-    except FileNotFoundError:
-        # A first start, or a restart soon after one.
-        return None
-    except (CorruptionError, VersionError, KeyError, ValueError, IndexError) as error:
-        logger.error(
-            "memory_not_taken",
-            file=str(path),
-            error=str(error),
-            meaning="it is replayed from the version's place",
-        )
-        return None
+        write_durably(self._folder / INDEX, msgspec.json.encode(asdict(stored)))
+        self._files.sweep()
+        return stored
 
+    def stored(self) -> StoredMemory | None:
+        """Read what was stored last; None where there is nothing that can be read."""
+        path = self._folder / INDEX
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=StoredMemory)
+        except FileNotFoundError:
+            # A first start, or a restart soon after one.
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+            logger.error(
+                "memory_not_taken",
+                file=str(path),
+                error=str(error),
+                meaning="it is replayed from the version's place",
+            )
+            return None
 
-def forget_memory(folder: Path) -> None:
-    """Remove the stored memory, which may hold what was deleted."""
-    (folder / MEMORY).unlink(missing_ok=True)
+    def files_of(self, stored: StoredMemory) -> list[StoredFile]:
+        """The files of a stored memory."""
+        # Only names, whatever the index says.
+        return [StoredFile(self._folder / Path(name).name, crc) for name, crc in stored.files]
+
+    def forget(self) -> None:
+        """Remove the stored memory, which may hold what was deleted."""
+        (self._folder / INDEX).unlink(missing_ok=True)
+        for path in self._folder.glob("*.safetensors"):
+            path.unlink(missing_ok=True)
+        self._files = MemoryFiles(self._folder)

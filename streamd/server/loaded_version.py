@@ -4,24 +4,28 @@ import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from streamd.events import Bools, Float32, Int64, Schema
+from streamd.errors import VersionError
+from streamd.events import Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, restored
 from streamd.models.architectures import FastInference
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
+from streamd.models.memory_files import MemoryReader, read_memory
 from streamd.registry.registry import Manifest, Version
 from streamd.segments.reader import LogReader
-from streamd.server.checkpoint import StoredMemory
+from streamd.server.checkpoint import MemoryStore
+from streamd.server.embeddings import Embeddings
 from streamd.windows import closed_chunks
 
+logger = structlog.get_logger()
 UNKNOWN = -1
-"""Node id of a key never seen. Embeddings are stored at node id + 1, so it has a row too."""
+"""Node id of a key never seen. Its embedding is kept like any other."""
 MAX_FAST_NODES = 256
 """Nodes up to which numpy embeds faster than torch: 1 node in 0.2 instead of 0.7 ms, 100 in 1.3
 instead of 2, but 1,000 in 18 instead of 10."""
@@ -40,10 +44,6 @@ class LoadedVersion:
     fast: FastInference | None = None
     """Embeds a few nodes and scores in place of the model, on a CPU and where the architecture has
     such an implementation."""
-    _embeddings: Tensor = field(default_factory=lambda: torch.zeros(3, 0, 0))
-    """float32[3, N, D] by node id + 1: the embedding, and the head's vectors of it as a source and
-    as a destination."""
-    _has_embedding: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
     """End of the events and watermark at which no chunk was closed any more."""
@@ -55,23 +55,50 @@ class LoadedVersion:
     """The chunks that a query closes, and for which memory, events and time. Most queries share
     them."""
 
+    def __post_init__(self) -> None:
+        self._embeddings = Embeddings(self.model.settings.dim, self.model.device)
+
     @classmethod
-    def restored(cls, version: Version, schema: Schema, device: str = "cpu") -> "LoadedVersion":
+    def restored(
+        cls,
+        version: Version,
+        schema: Schema,
+        device: str = "cpu",
+        memories: MemoryReader | None = None,
+    ) -> "LoadedVersion":
         """Build model and memory on a device from a version of the registry.
 
-        schema: of the log. Raises: VersionError.
+        schema: of the log. memories: as of `streamd.models.restored`. Raises: VersionError.
         """
-        model, memory = restored(version, schema, device)
+        model, memory = restored(version, schema, device, memories)
         make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
         fast = None if make_fast is None else make_fast(model)
         return cls(version.manifest, model, memory, fast)
 
-    def take_memory(self, stored: StoredMemory | None, num_edges: int) -> None:
+    def take_memory(self, store: MemoryStore, num_edges: int) -> None:
         """Replace memory by the stored one, if that is this version's and has seen more events."""
-        own = stored is not None and stored.version == self.manifest.name
-        if stored is not None and own and self.memory.edge < stored.memory.edge <= num_edges:
-            kept = stored.memory
-            self.memory = Memory.restored(kept.tensors(), kept.edge, kept.now_us, self.model.device)
+        stored = store.stored()
+        if stored is None or stored.version != self.manifest.name:
+            return
+        if not self.memory.edge < stored.edge <= num_edges:
+            return
+        widths = self.memory.dim, self.memory.pending_features.shape[1]
+        try:
+            self.memory = read_memory(
+                store.files_of(stored),
+                stored.edge,
+                stored.now_us,
+                widths,
+                self.model.device,
+                like=self.memory,
+            )
+        except VersionError as error:
+            logger.error(
+                "memory_not_taken",
+                version=stored.version,
+                error=str(error),
+                meaning="it is replayed from the version's place",
+            )
 
     def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
         """Advance memory over at most `max_chunks` closed chunks of the events below `until_event`.
@@ -152,7 +179,7 @@ class LoadedVersion:
 
     def forget_embeddings(self) -> None:
         """Drop all embeddings, because memory advanced or nodes were deleted."""
-        self._has_embedding[:] = False
+        self._embeddings.forget()
         self._updated = None
         if self._at_query is not None:
             self._at_query.forget_embeddings()
@@ -163,19 +190,9 @@ class LoadedVersion:
 
         nodes: int64 ids or UNKNOWN.
         """
-        # Room for the highest id. Growing drops what was kept, which happens seldom.
-        top = int(nodes.max()) + 2
-        if top > len(self._has_embedding):
-            size = max(top, 2 * len(self._has_embedding), 1024)
-            self._embeddings = torch.zeros(
-                3, size, self.model.settings.dim, device=self.model.device
-            )
-            self._has_embedding = np.zeros(size, np.bool_)
-
         # All missing nodes in one pass, by numpy where they are few.
-        missing = nodes[~self._has_embedding[nodes + 1]]
+        missing = self._embeddings.missing(nodes)
         if len(missing):
-            missing = np.unique(missing)
             around = sample_neighborhood(
                 live.graph,
                 live.log.columns,
@@ -186,19 +203,17 @@ class LoadedVersion:
                 self.model.plan,
             )
             if self.fast is not None and len(missing) <= MAX_FAST_NODES:
-                self._embeddings.numpy()[:, missing + 1] = self.fast.embed(
-                    self.memory, self._pending(), around
-                )
+                parts = torch.from_numpy(self.fast.embed(self.memory, self._pending(), around))
             else:
-                self._embeddings[:, self._to_device(missing + 1)] = self._embed(around)
-            self._has_embedding[missing + 1] = True
+                parts = self._embed(around)
+            self._embeddings.keep(missing, list(parts))
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
         """The embedding of a node, float32[D]; empty where the model makes none."""
         if not self._by_vectors:
             return torch.zeros(0)
         self.embed(np.array([node]), live)
-        return self._embeddings[0, node + 1]
+        return self._embeddings.of(0, np.array([node]))[0]
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """The nodes of a pool whose embedding is most similar to a node's by cosine.
@@ -210,11 +225,10 @@ class LoadedVersion:
         z_D = self.embedding_of(node, live)
 
         # Those of the pool that have an embedding by now.
-        known = pool[pool + 1 < len(self._has_embedding)]
-        known = known[self._has_embedding[known + 1]]
+        known = pool[self._embeddings.has(pool)]
 
         # Cosine up to the node's own norm, which is the same for all.
-        z_PD = self._embeddings[0, self._to_device(known + 1)]
+        z_PD = self._embeddings.of(0, known)
         likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
         nearest: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
         return nearest
@@ -286,15 +300,13 @@ class LoadedVersion:
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
         if self.fast is not None:
-            kept = self._embeddings.numpy()
-            return self.fast.logits(facts_RF, kept[1, src_R + 1], kept[2, dst_R + 1])
+            src_RD, dst_RD = self._embeddings.host(1, src_R), self._embeddings.host(2, dst_R)
+            return self.fast.logits(facts_RF, src_RD, dst_RD)
 
         # The pair's facts, and what embeddings add to them.
         out = self.model.pair_logits(self._to_device(facts_RF))
         if self._by_vectors:
-            src, dst = self._to_device(src_R + 1), self._to_device(dst_R + 1)
-            out = out + self.model.residual_of(
-                embedding(src, self._embeddings[1]), embedding(dst, self._embeddings[2])
-            )
+            src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
+            out = out + self.model.residual_of(src_RD, dst_RD)
         logits_R: Float32 = out.cpu().numpy()
         return logits_R

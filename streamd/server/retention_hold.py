@@ -14,13 +14,12 @@ from streamd.graph.restart import RestartPoint
 from streamd.models import Memory
 from streamd.registry.registry import Manifest
 from streamd.roles import folder_of
-from streamd.server.checkpoint import StoredMemory, forget_memory, store_memory, stored_memory
+from streamd.server.checkpoint import MemoryStore
 from streamd.server.loaded_version import LoadedVersion
 
 logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
-"""Events between two stores of memory. A restart replays no more of them, and a store of a million
-nodes takes a second."""
+"""Events between two stores of memory. A restart replays no more of them."""
 
 
 class RetentionHold:
@@ -36,8 +35,10 @@ class RetentionHold:
         self._folder = folder_of(data_dir, name)
         self._restart = RestartPoint(data_dir, name, live)
         self._restart.resume(live.log.num_edges)
-        stored = self.memory()
-        self._memory_stored = ("", -1) if stored is None else (stored.version, stored.memory.edge)
+        self.memory = MemoryStore(self._folder)
+        """The memory that was stored last, with the name of its version."""
+        stored = self.memory.stored()
+        self._memory_stored = ("", -1) if stored is None else (stored.version, stored.edge)
         self._storing: threading.Thread | None = None
 
     def keep(self, served: LoadedVersion | None) -> None:
@@ -60,21 +61,18 @@ class RetentionHold:
         # Memory that may hold what was deleted goes; else it is stored if due.
         compaction_request = self._restart.compaction_request()
         if compaction_request is not None and self._memory_stored[1] < compaction_request:
-            forget_memory(self._folder)
+            self.memory.forget()
             self._memory_stored = ("", -1)
         elif served is not None and self._memory_is_due(served):
             name = served.manifest.name
             memory = served.memory.copy()
+            memory.forget(self._live.log.deletions.of_nodes)
             self._storing = threading.Thread(
                 target=self.store_memory, args=(name, memory), name="memory", daemon=True
             )
             self._storing.start()
 
         self._restart.hold(edge, edge)
-
-    def memory(self) -> StoredMemory | None:
-        """Read the memory that was stored last, with the name of its version."""
-        return stored_memory(self._folder)
 
     def memory_edge(self, manifest: Manifest) -> int:
         """Event id of a version's newest stored memory: the version's own, or stored here since."""
@@ -87,7 +85,7 @@ class RetentionHold:
     def store_memory(self, version: str, memory: Memory) -> None:
         """Store a copy of a version's memory. A failure is logged."""
         try:
-            store_memory(self._folder, version, memory)
+            self.memory.store(version, memory)
         except OSError as error:
             logger.error(
                 "memory_not_stored",

@@ -9,6 +9,7 @@ import structlog
 
 from streamd.errors import StreamdError
 from streamd.gpu import choose_device
+from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
@@ -86,6 +87,8 @@ class Swap:
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Names of the versions that were tried and cannot serve."""
+        self._memories = MemoryReader()
+        """Used by the thread that loads a version, of which there is one at a time."""
         self._looked_at = 0.0
 
     @property
@@ -147,9 +150,9 @@ class Swap:
             try:
                 device = choose_device(self._settings.server.device)
                 served = LoadedVersion.restored(
-                    self._registry.load(name), view.log.state.schema, device
+                    self._registry.load(name), view.log.state.schema, device, self._memories
                 )
-                served.take_memory(view.retention.memory(), view.log.num_edges)
+                served.take_memory(view.retention.memory, view.log.num_edges)
                 suits = view.suits(served.model.settings)
                 future.set_result(
                     (served, view if suits else self._other_view(served, view.retention.name))

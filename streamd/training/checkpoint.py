@@ -1,11 +1,13 @@
 """The trainer's checkpoints: one folder each, written whole after a window. The newest counts.
 
-Format: `state.safetensors` holds the tensors of model, optimizer, memory and held-out tail;
-`cursor.json` holds all else.
+Format: `state.safetensors` holds the tensors of model, optimizer and held-out tail,
+`memory-000.safetensors` and so on the memory (`streamd.models.memory_files`), `cursor.json` all
+else.
 """
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from torch import Tensor
 from streamd.errors import CorruptionError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.models import Memory
+from streamd.models.memory_files import read_memory
+from streamd.registry.registry import MEMORY
 from streamd.segments.journal import LogState
-from streamd.storage import remove_scratch, write_folder_durably
+from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
 from streamd.training.replay import ReplayChunk
@@ -44,6 +48,7 @@ class Cursor:
     replay: index of the replay store. tail: first event ids of the held-out chunks.
     sets: names of the edge sets. format: number of the stores' format.
     checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
+    memory: CRC32C of each file of the memory; none before format 4, where tensors hold it.
     """
 
     edge: int
@@ -63,6 +68,7 @@ class Cursor:
     sets: tuple[str, ...] = EDGE_SETS
     format: int = FORMAT
     checksum: str = ""
+    memory: tuple[str, ...] = ()
 
 
 def build_facts() -> dict[str, Any]:
@@ -70,8 +76,12 @@ def build_facts() -> dict[str, Any]:
     return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
 
 
-def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
+def save_checkpoint(
+    folder: Path, learner: Learner, memory: Sequence[StoredFile], cursor: Cursor
+) -> None:
     """Write a checkpoint `folder/<edge>.<number>` durably, then drop older ones.
+
+    memory: files of the learner's memory, which the checkpoint links to.
 
     The number, from 0, counts the checkpoints that were written at one event id.
     """
@@ -79,7 +89,6 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
     for number, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
-    tensors |= {f"memory.{k}": v for k, v in learner.memory.tensors().items()}
     for i, chunk in enumerate(learner.tail):
         tensors |= {f"tail.{i}.{k}": v for k, v in chunk.tensors().items()}
 
@@ -94,10 +103,16 @@ def save_checkpoint(folder: Path, learner: Learner, cursor: Cursor) -> None:
 
     # The new one is durable before an old one goes.
     state = save({k: v.contiguous() for k, v in tensors.items()})
-    cursor = replace(cursor, checksum=f"{crc32c(state):08x}")
+    cursor = replace(
+        cursor, checksum=f"{crc32c(state):08x}", memory=tuple(file.checksum for file in memory)
+    )
     write_folder_durably(
         folder / name,
-        {"state.safetensors": state, "cursor.json": msgspec.json.encode(asdict(cursor))},
+        {
+            "state.safetensors": state,
+            **{MEMORY.format(i): file for i, file in enumerate(memory)},
+            "cursor.json": msgspec.json.encode(asdict(cursor)),
+        },
     )
     for old in folder.iterdir():
         if old.is_dir() and old.name != name:
@@ -150,9 +165,12 @@ def _newest(folder: Path) -> Path | None:
     )
 
 
-def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> None:
+def load_checkpoint(
+    folder: Path, cursor: Cursor, learner: Learner, log: LogState
+) -> list[StoredFile]:
     """Restore the newest checkpoint into `learner`. cursor: as `read_cursor` gave it.
 
+    Returns: the files of the memory, none in a checkpoint before format 4.
     Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError
     where a tensor of it is not finite.
     """
@@ -174,7 +192,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
 
     # Values that are not finite would spread with the first step, so they are refused here.
     for group in ("model", "memory"):
-        for name, tensor in parts[group].items():
+        for name, tensor in parts.get(group, {}).items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise CorruptionError(
                     f"The trainer's checkpoint {path} is not finite in {group}.{name}.",
@@ -188,9 +206,21 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
         number, key = name.split(".")
         optimizer["state"].setdefault(int(number), {})[key] = tensor
     learner.optimizer.load_state_dict(optimizer)
-    learner.memory = Memory.restored(
-        parts["memory"], cursor.memory_edge, cursor.memory_us, learner.model.device
-    )
+    device = learner.model.device
+    files = [
+        StoredFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
+    ]
+    at = cursor.memory_edge, cursor.memory_us
+    if files:
+        widths = learner.memory.dim, learner.memory.pending_features.shape[1]
+        try:
+            learner.memory = read_memory(files, *at, widths, device)
+        except VersionError as error:
+            raise CorruptionError(
+                f"The trainer's checkpoint {path} is damaged: {error}", "none is needed."
+            ) from None
+    else:
+        learner.memory = Memory.restored(parts["memory"], *at, device)
 
     # The held-out tail, the count of windows and the replay store.
     learner.tail = []
@@ -202,3 +232,4 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay)
     learner.begin()
+    return files

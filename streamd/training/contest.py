@@ -10,6 +10,7 @@ import structlog
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64
 from streamd.models import restored
+from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.registry import learn_alike
@@ -289,7 +290,8 @@ class Contest:
                 f"Version {name} has other model or window settings.",
                 "promote one of these settings.",
             )
-        model, memory = restored(version, self._log.state.schema, self._learner.model.device)
+        like = MemoryReader(self._learner.memory)
+        model, memory = restored(version, self._log.state.schema, self._learner.model.device, like)
         while memory.edge < edge:
             window = next_window(
                 self._log, memory.edge, self._settings.windows.width_seconds * 1_000_000

@@ -177,7 +177,7 @@ class Learner:
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         finite = math.isfinite(loss) and tail_is_finite
-        finite = finite and self.memory.is_finite and self.model.is_finite
+        finite = finite and self.memory.is_finite(self._start) and self.model.is_finite
         if not finite:
             self.refuse()
 

@@ -9,12 +9,15 @@ from typing import Literal
 import structlog
 
 from streamd.graph.live import LiveGraph
+from streamd.models import Memory
+from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.registry import fixed_settings
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
+from streamd.storage import StoredFile
 from streamd.training import attempts, bootstrap
 from streamd.training.checkpoint import (
     Cursor,
@@ -32,6 +35,8 @@ from streamd.windows.history import WindowRecord, append_record, history_until, 
 logger = structlog.get_logger()
 FOLDER = "train"
 """The trainer's folder in the data directory."""
+MEMORY = "memory"
+"""Folder in the trainer's, home of the files that versions and checkpoints link to."""
 KEEP_SECONDS = 1.0
 """Least time between two holds while compaction waits: each reads every version's manifest."""
 
@@ -81,6 +86,7 @@ class Ledger:
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._hold = RetentionHold(settings, versions, live)
+        self._memory = MemoryFiles(self._folder / MEMORY)
         self._history_bytes = 0
         versions.sweep()
 
@@ -139,6 +145,10 @@ class Ledger:
         serving; None where there is none."""
         return self._versions.publish(candidate, incumbent)
 
+    def store_memory(self, memory: Memory) -> tuple[StoredFile, ...]:
+        """Write what of a memory changed since the last call. Returns: all files of it."""
+        return self._memory.store(memory)
+
     def prove(self, proof: Proof | None) -> None:
         """Write to the registry's journal which version is the shadow; None changes nothing."""
         if proof is not None:
@@ -161,6 +171,7 @@ class Ledger:
         """
         self.save(edge, window_edge, learner, contest)
         learner.replay.sweep()
+        self._memory.sweep()
         self.keep(edge, window_edge)
 
     def save(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
@@ -169,6 +180,7 @@ class Ledger:
         save_checkpoint(
             self._checkpoints,
             learner,
+            self._memory.store(memory),
             Cursor(
                 edge=edge,
                 window_edge=window_edge,
@@ -220,7 +232,8 @@ class Ledger:
 
         Raises: as `load_checkpoint`.
         """
-        load_checkpoint(self._checkpoints, cursor, learner, state)
+        files = load_checkpoint(self._checkpoints, cursor, learner, state)
+        self._memory.resume(files, learner.memory)
         self._history_bytes = cursor.history_bytes
         if cursor.build != build_facts():
             logger.warning(

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import structlog
@@ -270,7 +271,7 @@ class Trainer:
                 edge=step.range.end_edge,
                 seq=step.seq,
                 weights=learner.model.state_dict(),
-                memory=learner.memory.tensors(),
+                memory=partial(self._ledger.store_memory, learner.memory),
                 memory_us=learner.memory.now_us,
                 parent=step.version,
                 facts=FACT_NAMES,
@@ -321,7 +322,7 @@ class Trainer:
         # Learn and publish it. The loop goes on after it.
         learning = RoleProgress("bootstrapping", step="learn")
         self._learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
-        learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
+        learned = self._learn(step)
         self._learner.on_progress = self._on_progress
         if learned is not None:
             self._publish(step, learned, {})

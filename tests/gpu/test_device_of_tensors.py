@@ -93,6 +93,6 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
             memory.edge = rows.first_edge
         twin = memory.copy()
         again = Memory.restored(twin.tensors(), twin.edge, twin.now_us, DEVICE)
-        assert {str(t.device) for m in (memory, twin, again) for t in (*m.tensors().values(), m.pending_index)} == {DEVICE}
+        assert {str(t.device) for m in (memory, twin, again) for t in m.tensors().values()} == {DEVICE}
         model.fact_stats.update(chunk.learn.facts_ECF)
         assert model.fact_stats.shift.device == torch.device(DEVICE)

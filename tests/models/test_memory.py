@@ -65,7 +65,7 @@ def test_memory_is_a_function_of_the_log_however_it_arrives(tmp_path, model):
     s, net = model
     arrays = stream(700)
     want = fed_in_tails(tmp_path / "600", (600,), s, net, arrays)
-    assert want.edge == 700 and want.state.abs().max() > 0.01
+    assert want.edge == 700 and want.tensors()["state"].abs().max() > 0.01
     for tails in ((1,), (7,), (200,), (1, 7, 200, 600)):
         got = fed_in_tails(tmp_path / str(tails), tails, s, net, arrays)
         assert got.edge == want.edge and got.now_us == want.now_us
@@ -99,7 +99,7 @@ def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
     memory = net.new_memory()
     assert not memory.gather(torch.tensor([0, 1, 2]), net.updated(memory)).any()
     net.advance(memory, rows, NO_DELETES)
-    assert not memory.state.any(), "messages of a chunk are applied when the next one begins"
+    assert not memory.tensors()["state"].any(), "messages of a chunk are applied when the next one begins"
     now = memory.gather(torch.tensor([0, 1, 2, 3, -1]), net.updated(memory))
     assert now[:3].any(1).all() and not now[3:].any()
 
@@ -127,8 +127,8 @@ def test_the_memory_update_equals_a_float64_reference(model):
     slow_net, slow = copy.deepcopy(net).double(), memory.copy()
     gru = slow_net.updater.gru
     for p, node in enumerate(slow.pending_node.tolist()):
-        h = slow.state[node].double()
-        last = int(slow.last_us[node])
+        h = slow.tensors()["state"][node].double()
+        last = int(slow.tensors()["last_us"][node])
         gaps = (int(slow.pending_us[p]) - last) / 7e6 if last > 0 else 0.0
         encoding = torch.cos(gaps * slow_net.updater.time.weight + slow_net.updater.time.bias)
         stats = net.edge_stats
@@ -153,10 +153,10 @@ def test_a_deleted_node_loses_its_state_at_the_next_cut_and_taking_the_delete_in
     memory = net.new_memory()
     for i in range(2):
         net.advance(memory, rows(i), deletes)
-    assert memory.state[:6].any(1).all() and {0, 1} <= set(memory.pending_node.tolist())
+    assert memory.tensors()["state"][:6].any(1).all() and {0, 1} <= set(memory.pending_node.tolist())
     early = memory.copy()
     early.forget(deletes)
-    assert not early.state[:2].any() and early.state[2:6].any(1).all() and not {0, 1} & set(early.pending_node.tolist())
+    assert not early.tensors()["state"][:2].any() and early.tensors()["state"][2:6].any(1).all() and not {0, 1} & set(early.pending_node.tolist())
     restored = Memory.restored(early.copy().tensors(), early.edge, early.now_us)
     last = rows(2)
     for m in (memory, early, restored):
@@ -193,9 +193,9 @@ def test_a_memory_stored_before_a_delete_takes_it_in_when_it_goes_on(model, plac
         net.advance(always, chunk, deletes)
         net.advance(later, chunk, NO_DELETES)
     later = Memory.restored(later.copy().tensors(), later.edge, later.now_us)
-    assert later.state[0].any()
+    assert later.tensors()["state"][0].any()
     for memory in (always, later):
         net.advance(memory, chunks[3], deletes)
-        assert not memory.state[0].any()
+        assert not memory.tensors()["state"][0].any()
     for name, tensor in always.tensors().items():
         torch.testing.assert_close(later.tensors()[name], tensor, atol=1e-6, rtol=0)

@@ -1,5 +1,7 @@
 import json
 import multiprocessing
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +12,25 @@ from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal
 from streamd.registry.registry import read_manifests
-from streamd.storage import TAIL_BYTES
+from streamd.storage import TAIL_BYTES, StoredFile
+from streamd.tensors import file_checksum
 from streamd.windows import Window
 from tests.builders import settings
 
+MADE = tempfile.TemporaryDirectory()
+
+
+def memory():
+    """Two files that versions link to; what they hold does not matter to the registry."""
+    out = []
+    for name in ("messages", "rows"):
+        path = Path(MADE.name) / name
+        path.write_bytes(name.encode())
+        out.append(StoredFile(path, file_checksum(path)))
+    return tuple(out)
+
 
 def candidate(n, learned=None):
-    memory = {"state": torch.ones(2, 3), "pending_features": torch.zeros(0, 0)}
     return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))}, memory=memory,
                      memory_us=5, parent="", facts=("met",), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
 

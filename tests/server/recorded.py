@@ -19,6 +19,7 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory import EdgeRows
+from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.segments.log import LogWriter
@@ -91,7 +92,7 @@ def publish(path, values, edge, beside=None):
     window = Window(int(times[-1]) // HOUR * HOUR, (int(times[-1]) // HOUR + 1) * HOUR, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
     return Registry(chosen).publish(Candidate(
-        window=window, edge=memory.edge, seq=3, weights=model.state_dict(), memory=memory.tensors(),
+        window=window, edge=memory.edge, seq=3, weights=model.state_dict(), memory=lambda: MemoryFiles(path / "made").store(memory),
         memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES,
         learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
 

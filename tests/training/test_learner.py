@@ -150,7 +150,7 @@ def spoil_a_statistic(learner, monkeypatch):
 def spoil_memory(learner, monkeypatch):
     advance = learner._advance_all
     calls = []
-    monkeypatch.setattr(learner, "_advance_all", lambda: (advance(), calls or learner.memory.state[0, 0].fill_(torch.nan), calls.append(1)))
+    monkeypatch.setattr(learner, "_advance_all", lambda: (advance(), calls or learner.memory.rows.write(np.zeros(1, np.int64), torch.full((1, learner.memory.dim), torch.nan), torch.ones(1, dtype=torch.int64)), calls.append(1)))
 
 
 def spoil_logits_of_the_tail(learner, monkeypatch):

@@ -173,7 +173,7 @@ def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart
     again, _, _ = make(tmp_path, registry__gate_events=150)
     assert again.contest.shadow.name == trainer.contest.shadow.name == registry.shadow()
     assert again.contest.compared == trainer.contest.compared
-    assert (again.contest.shadow.memory.state == trainer.contest.shadow.memory.state).all()
+    assert (again.contest.shadow.memory.tensors()["state"] == trainer.contest.shadow.memory.tensors()["state"]).all()
     assert again.contest.shadow.memory.edge == again.edge
 
 
@@ -283,7 +283,7 @@ def test_a_first_start_on_a_log_with_a_past_learns_the_newest_of_it_at_once(tmp_
     again, _, _ = make(tmp_path, **values)
     again.bootstrap()
     assert again.edge == end and len(registry.names()) == 1, "once is enough"
-    assert (again._learner.memory.state == trainer._learner.memory.state).all()
+    assert (again._learner.memory.tensors()["state"] == trainer._learner.memory.tensors()["state"]).all()
 
 
 def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch):

@@ -1,0 +1,260 @@
+"""Stores a memory as files: one with every row, then one each with the rows that changed since.
+
+So what is written depends on the nodes that events touched, not on all nodes ever seen. A version
+and a checkpoint hold links to the files of their memory, which are safetensors: first the pending
+messages, then the rows to write one file after the other, `node`: int64[K] with their `state`:
+float32[K, D] and `last_us`: int64[K]. All rows are written again once a node was deleted, so that
+no file holds its state any more.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from streamd.errors import VersionError
+from streamd.events import Int64
+from streamd.models.memory import PENDING, Memory
+from streamd.models.memory_pages import PAGE
+from streamd.storage import DISK, Disk, StoredFile, link_or_copy, remove_scratch
+from streamd.tensors import Column, file_checksum, write_columns
+
+MAX_FILES = 64
+"""Files of a memory, after which all rows are written again: a folder with links stays small."""
+SLICE_ROWS = 1 << 16
+"""Rows gathered or read at once, so that a large memory needs little more room than its own."""
+MAX_NODES = 1 << 31
+"""Node ids have 32 bits in the graph too; a file that names a higher one is damaged."""
+REMOVE = "remove its folder, or restore it from a backup."
+
+
+class MemoryFiles:
+    """Writes the files of one memory that moves on, in a folder of their own. Owner: one thread."""
+
+    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
+        """folder: home of the files; versions and checkpoints link to them."""
+        self._folder = folder
+        self._disk = disk
+        self._stored: Memory | None = None
+        """A copy of the memory that the files hold."""
+        self._pending: tuple[StoredFile, ...] = ()
+        self._rows: tuple[StoredFile, ...] = ()
+        self._num_full = self._num_changed = 0
+        self._num_forgotten = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_scratch(folder, disk)
+
+    def resume(self, files: Sequence[StoredFile], memory: Memory) -> None:
+        """Go on from files elsewhere that hold `memory`, by links to them here."""
+        names = self._new_names()
+        links = [self._folder / next(names) for _ in files]
+        for file, link in zip(files, links, strict=True):
+            link_or_copy(file.path, link, self._disk)
+        pairs = zip(files, links, strict=True)
+        linked = [StoredFile(link, file.checksum) for file, link in pairs]
+        self._pending, self._rows = tuple(linked[:1]), tuple(linked[1:])
+        self._stored = memory.copy() if linked else None
+
+        # How much of it is changes, and the deletes that the file of all rows knew.
+        counts = [_num_rows(file.path) for file in self._rows]
+        if counts:
+            self._num_full, self._num_changed = counts[0], sum(counts[1:])
+            self._num_forgotten = _num_forgotten(self._rows[0].path)
+        self.sweep()
+
+    def store(self, memory: Memory) -> tuple[StoredFile, ...]:
+        """Write what changed since the last call. Returns: all files of the memory, in order.
+
+        memory: of the same pool as the one before, or all rows are written. Raises: OSError.
+        """
+        # Nothing to do where it is the memory stored last.
+        stored = self._stored
+        node_K = None if stored is None else _changed(memory, stored)
+        if stored is not None and node_K is not None and not len(node_K):
+            pairs = zip(memory.pending().values(), stored.pending().values(), strict=True)
+            if memory.edge == stored.edge and all(torch.equal(a, b) for a, b in pairs):
+                return (*self._pending, *self._rows)
+
+        # The rows that changed, or now and then all.
+        names = self._new_names()
+        if (
+            node_K is None
+            or len(self._rows) >= MAX_FILES
+            or self._num_changed + len(node_K) > self._num_full
+            or memory.num_forgotten != self._num_forgotten
+        ):
+            slots = memory.rows.used_slots()
+            node_K = (slots[:, None] * PAGE + np.arange(PAGE)).ravel()
+            self._rows = (self._written(next(names), _rows(memory, node_K), memory),)
+            self._num_full, self._num_changed = len(node_K), 0
+            self._num_forgotten = memory.num_forgotten
+        elif len(node_K):
+            file = self._written(next(names), _rows(memory, node_K), memory)
+            self._rows = (*self._rows, file)
+            self._num_changed += len(node_K)
+
+        # The messages are as new as the newest rows.
+        pending = {name: tensor.cpu().numpy() for name, tensor in memory.pending().items()}
+        columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
+        self._pending = (self._written(next(names), columns, memory),)
+        self._stored = memory.copy()
+        return (*self._pending, *self._rows)
+
+    def _written(self, name: str, columns: dict[str, Column], memory: Memory) -> StoredFile:
+        path = self._folder / name
+        forgotten = str(memory.num_forgotten)
+        return StoredFile(path, write_columns(path, columns, self._disk, forgotten=forgotten))
+
+    def sweep(self) -> None:
+        """Remove the files that the memory stored last does not need."""
+        needed = {file.path.name for file in (*self._pending, *self._rows)}
+        for path in self._folder.glob("*.safetensors"):
+            if path.name not in needed:
+                self._disk.unlink(path)
+
+    def _new_names(self) -> Iterator[str]:
+        taken = [int(p.stem) for p in self._folder.glob("*.safetensors") if p.stem.isdigit()]
+        number = max(taken, default=-1)
+        while True:
+            number += 1
+            yield f"{number:012d}.safetensors"
+
+
+class MemoryReader:
+    """Reads the memories of versions that follow each other, each from what it has more than the
+    one before. Owner: one thread at a time."""
+
+    def __init__(self, like: Memory | None = None) -> None:
+        """like: a memory that the first one read will be much like."""
+        self._memory = like
+        self._files: tuple[str, ...] = ()
+
+    def read(
+        self,
+        files: Sequence[StoredFile],
+        edge: int,
+        now_us: int,
+        widths: tuple[int, int],
+        device: str | torch.device,
+    ) -> Memory:
+        """Read a memory, and keep a copy to go on from. Arguments and errors: as `read_memory`."""
+        # The first file holds messages only, in every format but the oldest.
+        checksums = tuple(file.checksum for file in files[1:])
+        known = len(self._files)
+        like = self._memory
+        if like is not None and 0 < known <= len(checksums) and checksums[:known] == self._files:
+            files = [files[0], *files[1 + known :]]
+            memory = read_memory(files, edge, now_us, widths, device, after=like)
+        else:
+            memory = read_memory(files, edge, now_us, widths, device, like=like)
+        self._memory = memory.copy()
+        self._files = checksums if all(checksums) else ()
+        return memory
+
+
+def read_memory(
+    files: Sequence[StoredFile],
+    edge: int,
+    now_us: int,
+    widths: tuple[int, int],
+    device: str | torch.device,
+    *,
+    after: Memory | None = None,
+    like: Memory | None = None,
+) -> Memory:
+    """Read the files of a memory at the cut `edge`, the last event before it at `now_us`.
+
+    widths: of states and of edge features. after: the memory that earlier files hold, not changed.
+    like: a memory with which equal pages are shared.
+    Raises: VersionError where a file is gone or damaged, does not fit, or is not finite.
+    """
+    # An empty memory, in the pool of the one that it is to be like, or a copy to go on from.
+    near = after or like
+    pool = None
+    if near is not None and (near.dim, near.device) == (widths[0], torch.device(device)):
+        pool = near.rows.pool
+    memory = after.copy() if after is not None else Memory(*widths, edge, device, pool)
+    memory.num_forgotten = 0
+
+    for file in files:
+        try:
+            if file.checksum and file_checksum(file.path) != file.checksum:
+                raise VersionError(f"{file.path} differs from its checksum.", REMOVE)
+            with safe_open(file.path, "np") as data:
+                names = set(data.keys())
+                if "state" in names:
+                    _apply(memory, data, like if pool is not None else None)
+                if PENDING[0] in names:
+                    pending = {name: torch.from_numpy(data.get_tensor(name)) for name in PENDING}
+                    memory.take_pending(pending, edge, now_us)
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise VersionError(f"{file.path} cannot be read: {error}.", REMOVE) from None
+    if not memory.is_finite(since=memory):
+        raise VersionError(f"The messages of {files[0].path} are not finite.", REMOVE)
+    return memory
+
+
+def _apply(memory: Memory, data: safe_open, like: Memory | None) -> None:
+    """Write the rows of a file into memory, in slices."""
+    state, last_us = data.get_slice("state"), data.get_slice("last_us")
+    count, dim = state.get_shape()
+    if dim != memory.dim:
+        raise ValueError(f"its states have width {dim} instead of {memory.dim}")
+
+    # Releases before format 4 stored a row for each node and more, most of them zeros.
+    named = "node" in data.keys()  # noqa: SIM118 - the file is not a dict
+    node_K = data.get_tensor("node") if named else np.arange(count)
+    if len(node_K) and not 0 <= node_K.min() <= node_K.max() < MAX_NODES:
+        raise ValueError("it names nodes that cannot be")
+    for a in range(0, count, SLICE_ROWS):
+        node, rows = node_K[a : a + SLICE_ROWS], state[a : a + SLICE_ROWS]
+        times = last_us[a : a + SLICE_ROWS]
+        if not np.isfinite(rows).all():
+            raise ValueError("a state is not finite")
+        if not named:
+            kept = rows.any(1) | (times != 0)
+            node, rows, times = node[kept], rows[kept], times[kept]
+        on_device = (
+            torch.from_numpy(np.ascontiguousarray(x)).to(memory.device) for x in (rows, times)
+        )
+        memory.rows.write(node, *on_device)
+        if like is not None:
+            memory.rows.share_equal(np.unique(node // PAGE), like.rows)
+
+
+def _changed(memory: Memory, since: Memory) -> Int64 | None:
+    """Nodes whose rows differ: int64, ascending; None where the two share no pages."""
+    if memory.rows.pool is not since.rows.pool:
+        return None
+    slots = memory.rows.slots_changed(since.rows)
+    step = SLICE_ROWS // PAGE
+    parts = [
+        memory.rows.changed(slots[a : a + step], since.rows) for a in range(0, len(slots), step)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _rows(memory: Memory, node_K: Int64) -> dict[str, Column]:
+    """The columns of a file with the rows of some nodes, gathered as they are written."""
+    slices = [node_K[a : a + SLICE_ROWS] for a in range(0, len(node_K), SLICE_ROWS)]
+    at = [torch.from_numpy(part).to(memory.device) for part in slices]
+    states = (memory.rows.state(node).cpu().numpy() for node in at)
+    times = (memory.rows.last_us(node).cpu().numpy() for node in at)
+    return {
+        "node": Column(node_K.dtype, node_K.shape, [node_K]),
+        "state": Column(np.dtype(np.float32), (len(node_K), memory.dim), states),
+        "last_us": Column(node_K.dtype, node_K.shape, times),
+    }
+
+
+def _num_rows(path: Path) -> int:
+    with safe_open(path, "np") as data:
+        count: int = data.get_slice("last_us").get_shape()[0]
+        return count
+
+
+def _num_forgotten(path: Path) -> int:
+    with safe_open(path, "np") as data:
+        return int((data.metadata() or {}).get("forgotten", "0"))

@@ -1,0 +1,267 @@
+"""Memory's rows of nodes, in pages that copies share until one of them writes (copy on write).
+
+A copy of a memory costs a table of its pages, and a write the pages it touches. So several
+memories of nearly the same rows (epochs of one window, the shadow, the next version) together
+take little more than one.
+"""
+
+import collections
+import threading
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamd.events import Bools, Int64
+from streamd.graph.arena import Arena
+
+PAGE = 16
+"""Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
+table, which every copy of a memory takes whole."""
+RESERVED_BYTES = 1 << 38
+"""Address space reserved for a pool on the host: more than a machine's memory, so that rows never
+move. Only what is written takes memory."""
+FIRST_PAGES = 1024
+"""Pages of a pool on a GPU at first: there, the arrays double where they are full."""
+
+
+class PagePool:
+    """The pages of several memories on one device, and how many memories use each.
+
+    Safe to use from several threads: a page that several memories use is never written, and a page
+    that one memory uses is written by its owner only. Page 0 is all zeros and never written.
+
+    state: float32[R, D]; last_us: int64[R]. Page p holds the rows [p * PAGE, (p + 1) * PAGE).
+    """
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        self.lock = threading.Lock()
+        self.dim = dim
+        if device.type == "cpu":
+            rows = RESERVED_BYTES // (4 * max(dim, 1)) // PAGE * PAGE
+            self._arenas = Arena(np.float32, rows, dim), Arena(np.int64, rows)
+            self.state, self.last_us = (torch.from_numpy(a.array) for a in self._arenas)
+        else:
+            rows = FIRST_PAGES * PAGE
+            self.state = torch.zeros(rows, dim, device=device)
+            self.last_us = torch.zeros(rows, dtype=torch.int64, device=device)
+
+        # Pages below `_end` were used at some time; those that nobody uses any more are `_free`.
+        self._users = np.zeros(FIRST_PAGES, np.int32)
+        self._end = 1
+        self._free = np.zeros(0, np.int64)
+        self._dropped: collections.deque[Int64] = collections.deque()
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pages that were ever used, which is what the pool takes of the device."""
+        return self._end * PAGE * (4 * self.dim + 8)
+
+    def share(self, page_P: Int64) -> None:
+        """Count one more memory that uses these pages; 0 is skipped."""
+        with self.lock:
+            self._users[page_P[page_P > 0]] += 1
+
+    def drop(self, page_P: Int64) -> None:
+        """Let go of the pages of a memory that is gone.
+
+        It only notes them, since it is called by the garbage collector, which may interrupt any
+        other method.
+        """
+        self._dropped.append(page_P)
+
+    def is_shared(self, page_P: Int64) -> Bools:
+        """Whether each page is used by more than one memory, or is the page of zeros; the caller
+        holds the lock."""
+        return (page_P == 0) | (self._users[page_P] > 1)
+
+    def copies(self, page_P: Int64) -> Int64:
+        """Copy pages to new ones of one user each; the caller holds the lock and uses the copies in
+        place of the originals. Returns: the new pages, int64[P]."""
+        new_P = self._take(len(page_P))
+        for array in (self.state, self.last_us):
+            pages = array.view(-1, PAGE, *array.shape[1:])
+            new, old = (torch.from_numpy(p).to(self.device) for p in (new_P, page_P))
+            pages[new] = pages[old]
+        self._let_go(page_P)
+        return new_P
+
+    def replace(self, old_P: Int64, new_P: Int64) -> None:
+        """Count one user less of the old pages and one more of the new ones; the caller holds the
+        lock."""
+        self._users[new_P] += 1
+        self._let_go(old_P)
+
+    def _take(self, count: int) -> Int64:
+        """Take pages that nobody uses, free ones first, and count one user each."""
+        # Pages of memories that are gone.
+        while self._dropped:
+            self._let_go(self._dropped.popleft())
+        free = min(count, len(self._free))
+        taken = self._free[len(self._free) - free :]
+        self._free = self._free[: len(self._free) - free]
+
+        # The rest was never used.
+        end = self._end + count - free
+        self._grow(end)
+        taken = np.concatenate([taken, np.arange(self._end, end)])
+        self._end = end
+        self._users[taken] = 1
+        return taken
+
+    def _let_go(self, page_P: Int64) -> None:
+        page_P = page_P[page_P > 0]
+        self._users[page_P] -= 1
+        self._free = np.concatenate([self._free, page_P[self._users[page_P] == 0]])
+
+    def _grow(self, end: int) -> None:
+        """Make room for pages below `end`."""
+        if end > len(self._users):
+            more = max(end, 2 * len(self._users)) - len(self._users)
+            self._users = np.concatenate([self._users, np.zeros(more, np.int32)])
+        if end * PAGE > len(self.state):
+            more = max(end * PAGE, 2 * len(self.state)) - len(self.state)
+            self.state = torch.cat([self.state, self.state.new_zeros(more, self.dim)])
+            self.last_us = torch.cat([self.last_us, self.last_us.new_zeros(more)])
+
+
+class NodeRows:
+    """A state and a time for each node. Owner: one thread.
+
+    num_nodes: one past the highest node that was written. Other nodes have zeros.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.num_nodes = 0
+        self._set_table(np.zeros(0, np.int64))
+
+    def __del__(self) -> None:
+        self.pool.drop(self._page_S)
+
+    def _set_table(self, page_S: Int64) -> None:
+        """Slot s of the table names the page of the nodes [s * PAGE, (s + 1) * PAGE)."""
+        self._page_S = page_S
+        self._on_device = torch.from_numpy(page_S).to(self.pool.device)
+
+    def copy(self) -> "NodeRows":
+        """Make another memory's rows, equal to these; the pages are shared."""
+        twin = NodeRows(self.pool)
+        self.pool.share(self._page_S)
+        twin._set_table(self._page_S.copy())
+        twin.num_nodes = self.num_nodes
+        return twin
+
+    def rows(self, node_M: Tensor) -> Tensor:
+        """Rows of the pool that hold the nodes' values, int64[M], a row of zeros for nodes without.
+
+        node_M: int64[M] on the device; negative ids are unknown nodes.
+        """
+        known_M = (node_M >= 0) & (node_M < self.num_nodes)
+        if not len(self._page_S):
+            return torch.zeros_like(node_M)
+        slot_M = torch.where(known_M, node_M // PAGE, 0)
+        return torch.where(known_M, self._on_device[slot_M] * PAGE + node_M % PAGE, 0)
+
+    def host_rows(self, node_M: Int64) -> Int64:
+        """As `rows`, for arrays of the host."""
+        known_M = (node_M >= 0) & (node_M < self.num_nodes)
+        row_M = np.zeros(len(node_M), np.int64)
+        inside = node_M[known_M]
+        row_M[known_M] = self._page_S[inside // PAGE] * PAGE + inside % PAGE
+        return row_M
+
+    def state(self, node_M: Tensor) -> Tensor:
+        """States of nodes, float32[M, D]. node_M: as of `rows`."""
+        return self.pool.state[self.rows(node_M)]
+
+    def last_us(self, node_M: Tensor) -> Tensor:
+        """Times of nodes, int64[M]. node_M: as of `rows`."""
+        return self.pool.last_us[self.rows(node_M)]
+
+    def write(self, node_K: Int64, state_KD: Tensor, last_us_K: Tensor) -> None:
+        """Replace the values of nodes. node_K: int64[K], each once, none negative."""
+        if not len(node_K):
+            return
+        self._own(np.unique(node_K // PAGE))
+        self.num_nodes = max(self.num_nodes, int(node_K.max()) + 1)
+        # Under the lock, since another memory may make the pool's arrays grow.
+        with self.pool.lock:
+            row_K = torch.from_numpy(self.host_rows(node_K)).to(self.pool.device)
+            self.pool.state[row_K] = state_KD
+            self.pool.last_us[row_K] = last_us_K
+
+    def _own(self, slot_S: Int64) -> None:
+        """Make pages of our own for these slots of the table, int64[S], ascending, each once."""
+        if slot_S[-1] >= len(self._page_S):
+            grown = np.zeros(max(int(slot_S[-1]) + 1, 2 * len(self._page_S)), np.int64)
+            grown[: len(self._page_S)] = self._page_S
+            self._set_table(grown)
+        with self.pool.lock:
+            shared = slot_S[self.pool.is_shared(self._page_S[slot_S])]
+            if len(shared):
+                self._page_S[shared] = self.pool.copies(self._page_S[shared])
+        self._update_device_table(shared)
+
+    def _update_device_table(self, slot_S: Int64) -> None:
+        # On the host, the tensor is a view of the array.
+        if self.pool.device.type != "cpu" and len(slot_S):
+            slots, pages = (
+                torch.from_numpy(a).to(self.pool.device) for a in (slot_S, self._page_S[slot_S])
+            )
+            self._on_device[slots] = pages
+
+    def slots_changed(self, since: "NodeRows") -> Int64:
+        """Slots of the table whose pages are not those of `since`, which is of the same pool.
+
+        Their values may be equal nevertheless. Returns: int64, ascending.
+        """
+        size = max(len(self._page_S), len(since._page_S))
+        a, b = (np.pad(t, (0, size - len(t))) for t in (self._page_S, since._page_S))
+        return np.flatnonzero(a != b)
+
+    def changed(self, slot_S: Int64, since: "NodeRows") -> Int64:
+        """Nodes of some slots whose values differ in any bit from those of `since`: int64,
+        ascending."""
+        node_K = _nodes_of(slot_S)
+        node = torch.from_numpy(node_K).to(self.pool.device)
+        row, before = self.rows(node), since.rows(node)
+        differs_K = (
+            self.pool.state[row].view(torch.int32) != since.pool.state[before].view(torch.int32)
+        ).any(1)
+        differs_K |= self.pool.last_us[row] != since.pool.last_us[before]
+        return node_K[differs_K.cpu().numpy()]
+
+    def used_slots(self) -> Int64:
+        """Slots of the table that have a page: int64, ascending."""
+        return np.flatnonzero(self._page_S)
+
+    def share_equal(self, slot_S: Int64, other: "NodeRows") -> None:
+        """Use the pages of `other`, which is of the same pool, where they hold the same bits.
+
+        slot_S: int64, the slots to look at.
+        """
+        slot_S = slot_S[slot_S < min(len(self._page_S), len(other._page_S))]
+        differing = np.unique(self.changed(slot_S, other) // PAGE)
+        slot_S = np.setdiff1d(slot_S, differing, assume_unique=True)
+        slot_S = slot_S[self._page_S[slot_S] != other._page_S[slot_S]]
+        with self.pool.lock:
+            # A page of zeros may be the page 0, which has no users.
+            theirs = other._page_S[slot_S]
+            self.pool.replace(self._page_S[slot_S], theirs[theirs > 0])
+            self._page_S[slot_S] = theirs
+        self._update_device_table(slot_S)
+
+    def is_finite(self, slot_S: Int64) -> bool:
+        """Whether all states of some slots are numbers."""
+        node = torch.from_numpy(_nodes_of(slot_S)).to(self.pool.device)
+        return bool(self.state(node).isfinite().all())
+
+
+def _nodes_of(slot_S: Int64) -> Int64:
+    nodes: Int64 = (slot_S[:, None] * PAGE + np.arange(PAGE)).ravel()
+    return nodes

@@ -1,0 +1,85 @@
+"""The embeddings of nodes that a version has computed at one cut of its memory, kept for reuse."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamd.events import Bools, Float32, Int64
+from streamd.graph.arena import Arena
+
+MAX_KEPT = 1 << 17
+"""Embeddings kept before all are dropped: 100 MB at `model.dim` 64. More than a request asks for."""
+MAX_NODES = 1 << 32
+"""Address space for as many node ids; what is not written takes no memory."""
+MAX_SLOTS = 1 << 26
+"""Address space for as many embeddings: one pass of requests may ask for more than are kept."""
+FIRST_SLOTS = 1024
+"""Embeddings for which there is room on a GPU at first."""
+PARTS = 3
+"""Of each node the embedding itself, and the head's vectors of it as source and as destination."""
+
+
+class Embeddings:
+    """A sparse set of nodes, each with a slot of its parts. Owner: the version that computes them.
+
+    Forgetting all costs nothing: a slot counts only if it lies below the number kept and names the
+    node. Nodes are ids from UNKNOWN (-1) on.
+    """
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        # Small pages, since a version that only one query sees keeps few embeddings.
+        self._slot_of = Arena(np.int32, MAX_NODES, huge_pages=False).array
+        self._node_of = Arena(np.int64, MAX_SLOTS, huge_pages=False).array
+        self._num_kept = 0
+        self._device = device
+        if device.type == "cpu":
+            arenas = (Arena(np.float32, MAX_SLOTS, dim, huge_pages=False) for _ in range(PARTS))
+            self._parts = [torch.from_numpy(arena.array) for arena in arenas]
+        else:
+            self._parts = [torch.zeros(FIRST_SLOTS, dim, device=device) for _ in range(PARTS)]
+
+    def __len__(self) -> int:
+        return self._num_kept
+
+    def forget(self) -> None:
+        """Drop all embeddings."""
+        self._num_kept = 0
+
+    def has(self, nodes: Int64) -> Bools:
+        """Whether each node's embedding is kept: bool of the same shape."""
+        slot = self._slot_of[nodes + 1]
+        return (slot < self._num_kept) & (self._node_of[slot] == nodes)
+
+    def missing(self, nodes: Int64) -> Int64:
+        """The nodes to compute before all of these are kept: int64, ascending, each once.
+
+        Where too many would be kept, all are dropped first, so that these are all missing.
+        """
+        wanted = np.unique(nodes)
+        out = wanted[~self.has(wanted)]
+        if len(out) and self._num_kept + len(out) > MAX_KEPT:
+            self.forget()
+            return wanted
+        return out
+
+    def keep(self, nodes: Int64, parts: list[Tensor]) -> None:
+        """Keep the parts, float32[M, D] each, of nodes that are missing: int64[M], each once."""
+        first, end = self._num_kept, self._num_kept + len(nodes)
+        if end > len(self._parts[0]):
+            more = max(end, 2 * len(self._parts[0])) - len(self._parts[0])
+            self._parts = [torch.cat([p, p.new_zeros(more, p.shape[1])]) for p in self._parts]
+        for kept, part in zip(self._parts, parts, strict=True):
+            kept[first:end] = part
+        self._slot_of[nodes + 1] = np.arange(first, end)
+        self._node_of[first:end] = nodes
+        self._num_kept = end
+
+    def of(self, part: int, nodes: Int64) -> Tensor:
+        """Gather a part of nodes that are kept: float32[M, D]."""
+        slots = self._slot_of[nodes + 1].astype(np.int64)
+        return self._parts[part][torch.from_numpy(slots).to(self._device)]
+
+    def host(self, part: int, nodes: Int64) -> Float32:
+        """As `of`, on the host."""
+        out: Float32 = self._parts[part].numpy()[self._slot_of[nodes + 1]]
+        return out
