@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIN_FREE_BYTES = 1_000_000_000
 """Least free disk: a few segments of a million edges, versions and checkpoints."""
 OTHER_FILES = 128
-"""Open files of a role beside connections and segments: libraries, logs, sockets to the brokers."""
+"""Open files of a role besides connections and segments: libraries, logs, sockets to brokers."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def _broker(settings: Settings) -> str:
         raise StreamdError(
             "; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing)
         )
+
+    # librdkafka names its mock cluster so.
     stand_in = (
         " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
     )
@@ -193,6 +195,8 @@ def _newest(settings: Settings) -> tuple[int, str]:
     except StreamdError:
         pass  # the check of the broker says why
     reader = LogReader.open(settings.data_dir)
+
+    # Without records in Kafka, or without Kafka, the log can still tell.
     if reader is None or not reader.num_edges:
         return 0, ""
     return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"

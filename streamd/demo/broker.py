@@ -84,12 +84,14 @@ class ApacheKafka:
         self.bootstrap_servers = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports)
         self.note = "Apache Kafka"
         try:
+            # All are started before any is waited for: a quorum needs most of them.
             for node in range(nodes):
                 self._configure(node)
                 self.start(node, wait=False)
             for node in range(nodes):
                 self._wait(node)
         except BaseException:
+            # Nodes that did start would go on running.
             self.close()
             raise
 

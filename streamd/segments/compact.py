@@ -122,6 +122,7 @@ def _copy(
 def _copy_rows(
     old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
 ) -> None:
+    # Rows and times stay, so that event ids and order do: only ends and features are overwritten.
     src, dst, time, msg = (
         old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg")
     )
@@ -158,6 +159,7 @@ def _remove_node_features(log: LogWriter, reader: LogReader) -> None:
     path = log.data_dir / FEATURES
     data = path.read_bytes()[: log.state.files.get(FEATURES, NOTHING).num_bytes]
     rows = np.frombuffer(data, feature_row(log.schema.node_feature_dim)).copy()
+    # Rows of zeros were overwritten before; the file is replaced only for others.
     dead = reader.deletions.is_gone(rows["node"]) & rows["values"].any(1)
     if dead.any():
         rows["values"][dead] = 0

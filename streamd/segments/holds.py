@@ -3,7 +3,7 @@ read it.
 
 `DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its
 events. `DATA/holds/compact` is the request to compact: everything deleted before an event id is to
-be overwritten. Roles that see it write newer state at their next cut.
+be overwritten. Roles that see it store newer state, which no longer holds what was deleted.
 """
 
 from collections.abc import Iterator
@@ -46,10 +46,12 @@ def read_holds(data_dir: Path) -> dict[str, Hold]:
     """Read the holds of all roles that ever ran here, by name. Raises: CorruptionError where one
     cannot be read."""
     holds = {}
+    # Where a role has two files, the one in its own folder comes later and counts.
     for name, path in _hold_files(data_dir):
         try:
             holds[name] = msgspec.json.decode(path.read_bytes(), type=Hold)
         except FileNotFoundError:
+            # A role that starts has moved it since it was listed.
             continue
         except msgspec.DecodeError as error:
             raise CorruptionError(

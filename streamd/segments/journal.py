@@ -216,6 +216,7 @@ def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
     positions = {t: dict(parts) for t, parts in old.positions.items()}
     for topic, parts in fields["positions"].items():
         for partition, (offset, index, ahead, *epoch) in parts.items():
+            # Older logs have no epoch: the position then has its default.
             positions.setdefault(topic, {})[int(partition)] = Position(
                 offset, index, tuple((a, b) for a, b in ahead), *epoch
             )
@@ -279,6 +280,7 @@ class JournalWriter:
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
+        # The checkpoint is durable before the file gets its name, so none is ever seen without.
         self.append(encode_line(state.checkpoint()))
         self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
@@ -295,6 +297,7 @@ class JournalWriter:
 
         On some shared volumes the lock of the directory does not keep others out.
         """
+        # Another process may have begun a file of the same name, which only the inode tells.
         newest = journal_files(self.folder)[-1]
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(

@@ -232,7 +232,7 @@ class LogWriter:
             line["gaps"] = [list(g) for g in gaps]
         self._line(segments, line)
 
-        # Foreign readers of the file see the rows by its header, which recovery writes anew.
+        # Foreign readers of the file see the rows by its header, which recovery writes again.
         if segments and self._segment is not None:
             self._segment.raise_counts()
         if batch.num_edges:

@@ -150,6 +150,7 @@ def _bytes_crc(path: Path, claim: _Claim) -> tuple[int, str]:
     crc = 0
     with path.open("rb") as file:
         file.seek(a)
+        # Pieces of 16 MiB: a file may be larger than memory.
         while a < b and (piece := file.read(min(b - a, 1 << 24))):
             crc = crc32c(piece, crc)
             a = a + len(piece)

@@ -54,7 +54,7 @@ def test_the_file_is_read_anew_for_each_client(tmp_path):
     ({"bootstrap_servers": HUSH}, {}, "bootstrap_servers is decided by streamd"),
     ({"group_id": HUSH}, {}, "group_id is decided by streamd"),
     ({"value_deserializer": HUSH}, {}, "value_deserializer is decided by streamd"),
-    (SCRAM, {"sasl_plain_password": HUSH}, "sasl_plain_password stands in kafka.client and in"),
+    (SCRAM, {"sasl_plain_password": HUSH}, "sasl_plain_password is set in kafka.client and in"),
     (f"sasl_plain_password: *{HUSH}\n", {}, "no YAML at line 1"),
     (f"security_protocol: SSL\nssl_password: a: {HUSH}\n", {}, "no YAML at line 2"),
     (f"security.protocol=SASL_SSL\npassword={HUSH}\n", {}, "mapping"),

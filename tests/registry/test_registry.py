@@ -107,7 +107,7 @@ def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after,
 
 def test_what_is_learned_beside_a_champion_is_kept_and_does_not_serve(registry):
     serving = registry.publish(candidate(1)).version
-    outcome = registry.publish(candidate(2), beside=serving)
+    outcome = registry.publish(candidate(2), incumbent=serving)
     assert not outcome.promoted and not outcome.refused and registry.champion() == serving
     assert registry.names() == [serving, outcome.version]
 

@@ -200,14 +200,14 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
 
 
 def test_verify_names_every_damaged_file_beside_the_log(world):
-    from streamd.maintenance import damage_beside_the_log
+    from streamd.maintenance import damage_outside_the_log
 
-    assert list(damage_beside_the_log(world.settings)) == []
+    assert list(damage_outside_the_log(world.settings)) == []
     flip(world.registry.folder / world.registry.champion() / "state.safetensors")
     (checkpoint,) = (world.path / "train/checkpoints").iterdir()
     chunk = min(world.path.glob("train/replay/*.safetensors"))
     flip(checkpoint / "state.safetensors")
     flip(chunk)
-    said = list(damage_beside_the_log(world.settings))
+    said = list(damage_outside_the_log(world.settings))
     assert len(said) == 3 and all("differs from its checksum" in s for s in said)
     assert world.registry.champion() in said[0] and checkpoint.name in said[1] and chunk.name in said[2]
