@@ -96,10 +96,14 @@ class DeviceGraph:
         self._device = torch.device(device)
         self._launch = launch
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
+
+        # Streams are a GPU's; without one `on_stream` changes nothing.
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
         """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all
         else that is public does it itself."""
+
+        # Nothing was inserted yet, so that placing moves nothing.
         self.place(placement)
 
     @property
@@ -135,6 +139,8 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E)
+
+        # What changed is found from the nodes touched.
         touched = np.unique(np.concatenate([src_E, dst_E]))
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
@@ -143,6 +149,7 @@ class DeviceGraph:
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         self._host.hide(src_E, dst_E, event_E)
+        # `Mirror.changes` does not find old entries that were hidden: their nodes are sent whole.
         for mirror in self._mirrors.values():
             self._send_again(mirror, mirror.nodes_with_hidden())
 
@@ -174,11 +181,13 @@ class DeviceGraph:
             self.placement = placement
             entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
             logger.info("graph_placed", placement=placement, entries=entries)
+            # The GPU is going to read entries of the host: all of them must be there.
             if placement == "hybrid":
                 self._host.restore_all()
             for mirror in self._mirrors.values():
                 if placement == "hybrid":
                     mirror.drop_entries()
+                    # Restoring changed directories, and may have hidden what was deleted meanwhile.
                     self._send_directories(mirror)
                     self._send_again(mirror, mirror.nodes_with_hidden())
                     mirror.lock_pages()
@@ -225,8 +234,12 @@ class DeviceGraph:
                 f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
             )
         mirror = self._mirrors[draw.direction]
+
+        # Ask only for events that the log still has and that were inserted.
         since_R = _filled(root_R, since).clamp(min=self._host.since_event)
         before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
+
+        # Read back what is missing and ask again.
         while True:
             found, missing_R = self._ask(mirror, root_R, since_R, before_R, draw)
             # Where nothing is offloaded the device need not be waited for.
@@ -257,6 +270,8 @@ class DeviceGraph:
             torch.empty(shape, dtype=torch.bool, device=device),
         )
         missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
+
+        # Addresses on the device, but for entries that are read on the host.
         store = (
             mirror.arrays["nodes"].data_ptr(),
             mirror.arrays["blocks"].data_ptr(),
@@ -282,7 +297,7 @@ class DeviceGraph:
             draw.fanout,
         )
 
-        # The fields of the kernel's records, one after the other.
+        # A thread for each neighbour; the fields of the kernel's records, one after the other.
         kernel = STRATEGIES[draw.strategy].device_kernel
         self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
@@ -292,18 +307,21 @@ class DeviceGraph:
         if not len(touched):
             return
 
-        # Entries first, the node table last: a query reads only what the table counts.
+        # Entries and directories before the node table: a query reads only what the table counts.
         g = mirror.store.arrays
         num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)
         rows = g.nodes[: 4 * num_nodes].reshape(-1, 4)[touched]
         if self.placement == "resident":
             self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])
+        # A slot of a directory is two numbers.
         slots = (2 * block_at[:, None] + np.arange(2)).ravel()
         self._put(mirror, "blocks", 2 * int(g.used[1]), slots, g.blocks[slots])
         self._put(mirror, "nodes", num_nodes, touched, rows)
         self._put(mirror, "hidden", num_nodes, touched, g.hidden[touched])
         mirror.note_sent(touched, rows)
+
+        # New entries are read on the host, once their pages are locked.
         if self.placement == "hybrid":
             mirror.lock_pages()
 
@@ -317,6 +335,7 @@ class DeviceGraph:
         self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
 
     def _send_all_entries(self, mirror: "Mirror") -> None:
+        # In pieces, since what is sent is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
@@ -330,6 +349,8 @@ class DeviceGraph:
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
         shorter."""
+
+        # Grow; where the device has no room, entries alone can do without it.
         have = mirror.arrays[name]
         if size > len(have):
             try:
@@ -341,6 +362,8 @@ class DeviceGraph:
                         "lower retention, shard the topic, or set device: cpu.",
                     ) from None
                 grown = None
+
+            # They move to the host, and need not be sent.
             if grown is None:
                 logger.warning(
                     "graph_moved_to_host",
@@ -354,12 +377,15 @@ class DeviceGraph:
             grown[: len(have)] = have
             mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
+
+        # Send what changed, which may be nothing.
         if len(places):
             have[self._to_device(places)] = self._to_device(values)
 
     def _grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
         """A larger array; None where it would exceed the budget, which entries alone can do
         without."""
+        # Arrays double, but entries never beyond the budget.
         have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
         if name == "entries":
@@ -381,6 +407,7 @@ class DeviceGraph:
         host = torch.from_numpy(np.ascontiguousarray(array))
         metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
         if self._device.type == "cpu":
+            # A tensor on the CPU would share the array, which changes.
             return host.clone()
         return host.pin_memory().to(self._device, non_blocking=True)
 
@@ -401,7 +428,9 @@ class Mirror:
             "entries": torch.zeros(0, dtype=torch.int64, device=device),
             "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
         }
+        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
         self._sent = np.zeros(0, np.int64)
+        # Addresses of the pieces that are page-locked, without gaps.
         self._locked: list[int] = []
 
     @property
@@ -427,6 +456,7 @@ class Mirror:
 
     def forget_sent(self, nodes: Int64) -> None:
         """Have all of some nodes sent again: entries and directory."""
+        # No entries, and a directory that lies elsewhere: all of them count as new.
         known = nodes[4 * nodes < len(self._sent)]
         self._sent[4 * known + DEGREE] = 0
         self._sent[4 * known + DIRECTORY] = -1
@@ -437,6 +467,7 @@ class Mirror:
 
     def drop_entries(self) -> None:
         """Free the entries on the device."""
+        # A copy, since a view of no rows would keep the memory of all.
         self.arrays["entries"] = self.arrays["entries"][:0].clone()
 
     def lock_pages(self) -> None:
