@@ -102,8 +102,6 @@ class DeviceGraph:
         self.on_stream = partial(torch.cuda.stream, own)
         """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all
         else that is public does it itself."""
-
-        # Nothing was inserted yet, so that placing moves nothing.
         self.place(placement)
 
     @property
@@ -139,8 +137,6 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E)
-
-        # What changed is found from the nodes touched.
         touched = np.unique(np.concatenate([src_E, dst_E]))
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
@@ -234,8 +230,6 @@ class DeviceGraph:
                 f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
             )
         mirror = self._mirrors[draw.direction]
-
-        # Ask only for events that the log still has and that were inserted.
         since_R = _filled(root_R, since).clamp(min=self._host.since_event)
         before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
 
@@ -314,7 +308,6 @@ class DeviceGraph:
         rows = g.nodes[: 4 * num_nodes].reshape(-1, 4)[touched]
         if self.placement == "resident":
             self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])
-        # A slot of a directory is two numbers.
         slots = (2 * block_at[:, None] + np.arange(2)).ravel()
         self._put(mirror, "blocks", 2 * int(g.used[1]), slots, g.blocks[slots])
         self._put(mirror, "nodes", num_nodes, touched, rows)
@@ -377,8 +370,6 @@ class DeviceGraph:
             grown[: len(have)] = have
             mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
-
-        # Send what changed, which may be nothing.
         if len(places):
             have[self._to_device(places)] = self._to_device(values)
 

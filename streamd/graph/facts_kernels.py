@@ -94,7 +94,6 @@ def find(f: FactArrays, key: np.uint64) -> Any:
     """Entry of a pair, -1 where there is none."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(key) & wrap
-    # Linear probing: an empty slot ends the search.
     while f.slots[at] != 0:
         entry = f.slots[at] - 1
         if f.key[entry] == key:
@@ -146,7 +145,6 @@ def _displace(f: FactArrays, entry: int) -> None:
 def _unlink(f: FactArrays, entry: int) -> None:
     before = f.before[entry]
     after = f.after[entry]
-
     # size[1] and size[2] name the ends of the list, oldest and newest.
     if before >= 0:
         f.after[before] = after
@@ -297,7 +295,6 @@ def _power(f: FactArrays, rate: int, age: int) -> Any:
 @inner
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
     f.seen[node] += 1
-
     # Weights decay by the node's own events since the two last met, then count this event.
     age = f.seen[node] - f.met_at[entry, side]
     for r in range(NUM_RATES):
@@ -305,8 +302,6 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
         f.weight[entry, side, r] = old + 1.0
     f.met_at[entry, side] = f.seen[node]
     f.last[node] = time
-
-    # The newest partner is written over the oldest.
     f.ring[node, f.ring_count[node] % PARTNERS] = other
     f.ring_count[node] += 1
 
@@ -474,7 +469,6 @@ def advance(
     """
     i = done = np.int64(0)
     while i < len(src):
-        # A delete before the first event of a time acts before the rows of that time.
         done = _forget_until(f, gone, gone_at, done, i)
 
         # Events of one time do not see one another: all their rows are written first.
@@ -489,8 +483,6 @@ def advance(
             done = _forget_until(f, gone, gone_at, done, k)
             update(f, src[k], dst[k], time[k], max_pairs)
         i = j
-
-    # Deletes behind the last event.
     _forget_until(f, gone, gone_at, done, len(src))
 
 

@@ -34,8 +34,8 @@ class RestartPoint:
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts that have reached event `edge` should be stored: they are past a whole segment,
-        or compaction waits for them."""
+        """Whether facts that have reached event `edge` should be stored: they are past a whole
+        segment, or compaction waits for them."""
         behind = max(self._live.log.sealed_until(edge), min(self.compaction_request() or 0, edge))
         return self._facts_edge < behind
 
