@@ -57,8 +57,8 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     from tests.training.test_trainer import make, process_all
 
     write_log(tmp_path, *stream(900, hours=60), Schema(2, 0, 0), watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path)
-    records = process_all(trainer, log)
+    trainer, _, _ = make(tmp_path)
+    records = process_all(trainer)
     twins = Twins(settings(tmp_path, stream__edge_feature_dim=2), 900)
     twins.start()
     import time

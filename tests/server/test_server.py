@@ -276,8 +276,8 @@ def test_labels_are_predicted_by_a_version_with_a_head_and_refused_by_others(wor
     world.start()
     assert world.client.get("/v1/labels/n:3").status_code == 404
     path = tmp_path_factory.mktemp("labels")
-    _, trainer, _ = trained(path, 1, lambda camp: [camp], model__labels="classification")
-    labelled = World.of(path, trainer._settings).start()
+    s, _, _ = trained(path, 1, lambda camp: [camp], model__labels="classification")
+    labelled = World.of(path, s).start()
     wait(lambda: labelled.engine.status.version == labelled.registry.champion())
     answers = [labelled.client.get(f"/v1/labels/n:{user}").json() for user in range(20)]
     assert all(a["known"] and len(a["labels"]) == 1 and a["memory_edge"] > 0 for a in answers)
