@@ -1,4 +1,5 @@
-"""Kernels of a block store, compiled by numba: layout, insert, hide, offload.
+"""Layout of a block store, and its numba kernels to insert, search and hide; `offloading.py` has
+those that offload.
 
 Block b of a node has room for clamp(degree, 1, tau) entries, where degree is the node's when the
 block was begun: 1, 1, 2, 4, ... and then tau each. Only a node's last block is ever partly filled,
@@ -236,8 +237,8 @@ def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int)
     """How many rows of an ascending table, [at, at + count), are below `bound`; count is above 0.
     Row i is table[step * i].
 
-    Without branches, since what a search finds is anyone's guess, and with unsigned places, which
-    cannot count from the end.
+    It has no branches, because the processor cannot predict the comparisons; indices are unsigned,
+    so that numba makes no code for negative ones.
     """
     low = np.uint64(at)
     left = np.uint64(count)
@@ -282,8 +283,8 @@ def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
 
 @inner
 def _bound(base: int, before: int) -> Any:
-    """The packed entry that no entry of a block with first event `base` reaches unless its event is
-    `before` or later."""
+    """A packed value for a block with first event `base`: entries of events before `before` are
+    below it, all others at or above."""
     return min(before - base, SPAN) << 32
 
 
@@ -418,7 +419,7 @@ def hide_events(
 @kernel
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
-    of both directions. None of the nodes' own entries may be offloaded."""
+    of both directions. Nothing in the store may ever have been offloaded."""
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]

@@ -37,8 +37,8 @@ class Compact:
 @dataclass(frozen=True)
 class Layer:
     """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time:
-    int64[R, k], mask: bool[R, k]; padding is 0. Next hop's roots are `root` itself, then the
-    sampled neighbours in row order, padding left out."""
+    int64[R, k], mask: bool[R, k]; padding is 0. The next layer's roots are `root`, then the sampled
+    neighbours in row order without padding; with strategy window they are `root` alone."""
 
     root: Int64
     root_time: Int64
@@ -158,7 +158,8 @@ class TemporalSampler:
 
         Args:
             nodes: int64[R].
-            times: int64[R] microseconds, each root sees events strictly before its own.
+            times: int64[R] microseconds, each root sees events strictly before its own, except with
+            strategy static.
             before_event: the snapshot, events below this id only, None for all of the log.
         """
         snapshot = self.columns.end if before_event is None else before_event
@@ -194,7 +195,8 @@ class TemporalSampler:
 
     def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
         """Random walks back in time, one from each root: each step goes to a neighbour of an event
-        strictly before the event that led here, drawn as the strategy says.
+        strictly before the event that led here, drawn as the newest event (recent, window) or
+        uniformly (uniform, static); always back in time, without windows.
 
         Returns: int64[R, steps + 1], the roots first, -1 behind a walk's end.
         """

@@ -33,8 +33,8 @@ def _pad(r: int, found: int, out: Sampled) -> None:
 
 @inner
 def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
-    """Find roots that ask what an earlier one does: own[:n] lists the others, like[r] is the first
-    that asks the same as r."""
+    """Find roots that repeat an earlier root's question. own[:n]: the roots that do not; like[r]:
+    the first root with r's question."""
     # A power of two, at most half full; 0 is an empty slot, so a root is its index + 1.
     size = 16
     while size < 2 * len(q.root):

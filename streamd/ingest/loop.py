@@ -129,7 +129,8 @@ class IngestLoop:
         return None
 
     def _rediscover(self, source: KafkaSource, stop: threading.Event) -> None:
-        """Learn the partitions again after they changed, or after Kafka lost some.
+        """Learn the partitions again: after they changed, after Kafka lost records, or after a
+        begin that the broker did not answer.
 
         What was buffered is dropped; the next assignment reads it again.
         """
@@ -219,7 +220,7 @@ class IngestLoop:
             and self._merger.all_at_end
             and (wait := self._until_commit()) > 0
         ):
-            # All is read: sleep, so that the events of this time are polled together.
+            # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._clock.sleep(min(wait, POLL_SECONDS))
 
         # Poll.
@@ -329,8 +330,7 @@ class IngestLoop:
     ) -> Block:
         """Decode records, portion by portion with a heartbeat in between.
 
-        Returns: the events that the log does not hold yet; others than valid ones became dead
-        letters.
+        Returns: the events that the log does not hold yet; invalid ones became dead letters.
         """
         self._letters.remember(number, records)
         blocks: list[Block] = []
@@ -419,7 +419,7 @@ class IngestLoop:
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
         """Raise the watermark to the open window's end after a quiet time, so that the window is
-        learned (DESIGN section 3).
+        learned (docs/how-it-works.md).
 
         The wall clock must have passed that end too, since an event of the window may still come.
         """
@@ -434,7 +434,7 @@ class IngestLoop:
         ):
             return
 
-        # Ask the broker once a timeout, whatever it answers.
+        # Ask the broker at most once per idle timeout, whatever it answers.
         end = (newest // self._width_us + 1) * self._width_us
         if self._log.watermark >= end or self._clock.now_us() < end:
             return

@@ -1,5 +1,5 @@
-"""The log's one writer turns each batch into a durable commit, in the numbered steps of DESIGN
-section 2, and recovers what a crash left."""
+"""The log's one writer turns each batch into a durable commit, in the numbered steps of
+docs/how-it-works.md, and recovers what a crash left."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +50,9 @@ class LogWriter:
     """Appends commits to the log, drops segments and replaces files, each as one line of the
     journal.
 
-    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to dense node
-    ids. After a failed write or sync nothing more is accepted: the process ends, and a new writer
+    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to node ids;
+    `BatchBuilder` adds and removes entries before it commits. After a failed write or sync nothing
+    more is accepted: the process ends, and a new writer
     recovers.
     """
 
@@ -159,7 +160,8 @@ class LogWriter:
         remaining = segment.edge_capacity - segment.num_edges
         if self.schema.label_dim:
             remaining = min(remaining, max(segment.label_capacity - segment.num_labels, 0))
-        # Where labels filled the segment, the next commit begins a new one.
+        # Where labels filled the segment, a commit with labels begins a new one, or enlarges one
+        # that has no edge yet.
         return min(remaining, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
     def commit(
@@ -169,8 +171,9 @@ class LogWriter:
 
         Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
         that Kafka lost and that are passed over.
-        Raises: DiskError where a write or sync failed; the log stays at the commit before and the
-        caller ends the process. LockedError where another process writes here too.
+        Raises: DiskError where a write or sync failed. Whether the commit is durable is then
+        unknown until recovery has read the journal; the caller ends the process. LockedError where
+        another process writes here too.
         """
         # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
@@ -357,7 +360,7 @@ class LogWriter:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """Run the steps of one commit; after a failure between two of them refuse all further ones.
+        """Run one change of the log; after any failure in it, refuse every later change.
 
         Memory and disk may then differ, and only recovery knows what the disk holds.
         """
@@ -390,7 +393,8 @@ class LogWriter:
         return segment
 
     def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
-        """Replace a segment that is full of labels before it has an edge by one of twice the size.
+        """Move a segment whose labels are full, and that has no edge yet, to a file of at least
+        twice the capacity.
 
         It cannot be sealed, because the next segment would be named by the same event id.
         """
@@ -434,7 +438,8 @@ class LogWriter:
             self.disk,
         )
 
-        # Journal files end with segments, so that retention can drop the two together.
+        # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
+        # together.
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)

@@ -45,7 +45,8 @@ class Learner:
     thread.
 
     tail: chunks of the last window's held-out events, which the next window learns.
-    num_learned: windows learned so far.
+    num_learned: learning steps so far, refused ones included; at least 1 when learning goes on from
+    a version.
     """
 
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
@@ -78,7 +79,8 @@ class Learner:
         it, so that a retry may succeed."""
         self.model.eval()
 
-        # What was scored since `begin`, one entry a chunk.
+        # The window since `begin`: memory at its start, and an entry per chunk; `logits` and
+        # `label_scores` have one per scored or labelled chunk.
         self._start = self.memory
         self._edges: list[EdgeRows] = []
         self.seen: list[ReplayChunk | None] = []
@@ -232,7 +234,7 @@ class Learner:
     def continue_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
         """Go on from a version's weights with a fresh optimizer and no held-out tail.
 
-        memory: the version's, advanced to the event that this learner's memory is at.
+        memory: the version's, at the event where learning goes on.
         """
         self.restore_weights(weights, None)
         self.memory = memory
@@ -244,8 +246,9 @@ class Learner:
     def recall(self) -> Measures | None:
         """Measure forgetting: scores of the present weights on chunks of the replay store.
 
-        The true destination ranks among 11. The chunks stay the same for as long as replay holds
-        them: the first by a hash of their event id. Returns: None where replay is empty.
+        The true destination ranks among 11. Taken are the ten chunks with the smallest hashes of
+        their event ids, so that few change from window to window. Returns: None where replay is
+        empty.
         """
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
@@ -259,7 +262,8 @@ class Learner:
         self.replay.hide_deleted(deletions)
 
     def refuse(self) -> None:
-        """Undo the `learn` since `begin`: restore the weights from before, and memory under them.
+        """Restore the weights and the optimizer from before `learn`, and memory under them. The
+        tail, replay and `num_learned` keep what was learned.
 
         Raises: ValueError where nothing was learned since.
         """
@@ -315,7 +319,8 @@ class Learner:
     def _epoch(
         self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
     ) -> float:
-        """Learn the window once, from the memory at its start. Returns: mean loss over its events.
+        """Learn the window once, from the memory at its start. Returns: mean link loss over the
+        weights of the window's and the replayed events.
 
         replayed: the past that joins each step, as `_replayed`. dropout: key of the dropout's hash.
         """

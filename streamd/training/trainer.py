@@ -40,7 +40,8 @@ POLL_SECONDS = 0.05
 
 
 class Trainer:
-    """Learns windows as they close. It runs in the train process's one thread.
+    """Learns windows as they close. Its owner is the train process's main thread; chunks are
+    recorded and sent to a GPU ahead of time in threads of their own.
 
     It owns the graph and facts (`recorder`), the model and its past (`learner`), the comparison of
     versions (`contest`), and the durable state (`Ledger`). Others read the first
@@ -126,7 +127,8 @@ class Trainer:
         return closed[:most] if len(closed) > most > 0 else closed[:1]
 
     def process(self, *windows: Window) -> WindowRecord:
-        """Score each window singly, then learn, publish, record and checkpoint them as one.
+        """Score each window singly, learn and publish them as one, record each, and write one
+        checkpoint.
 
         Windows that a stop cut short are processed from their start. Returns: the last one's
         record.
@@ -146,14 +148,15 @@ class Trainer:
         begun = time.perf_counter()
         scored = [self._score(window, step) for window in step.windows]
 
-        # 2. Compare the champion that scored them with its shadow or incumbent.
+        # 2. Decide, once enough events were compared, whether the learner's version is proven or
+        # worse.
         learning = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
 
-        # 3. Learn them as one. Under a champion that is worse they are not learned: they, or those
-        # before them, made it worse.
+        # 3. Learn them as one, unless the champion is worse than the shadow: their events, or those
+        # of windows before them, may be the cause.
         learned = self._learn(step) if verdict.back_to is None else None
 
         # 4. Publish what was learned, or go back to the shadow.
@@ -185,7 +188,7 @@ class Trainer:
 
     def _score(self, window: Window, step: Step) -> ScoredWindow:
         """Score a window by all models that are compared, before any of it is learned."""
-        # The merged windows share the limit of one.
+        # Merged windows share `windows.max_events`.
         tally = Tally()
         num_labelled = len(self.learner.label_scores)
         chunks = self.recorder.chunks(
@@ -194,18 +197,18 @@ class Trainer:
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
-        # Chunk by chunk: the champion, or the rule before the first version, and the shadow.
+        # Chunk by chunk: the learner's version, or the rule before the first one, and the shadow.
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
             shadow_EC = self.contest.score(chunk, logits_EC)
             if chunk.score is not None:
-                live_EC = logits_EC if self.learner.num_learned else rule_scores(chunk.scored_facts)
+                live_EC = logits_EC if step.version else rule_scores(chunk.scored_facts)
                 tally.add(chunk, live_EC, shadow_EC)
 
         # The incumbent, whose windows have a width of their own.
         incumbent_EC = None
-        if len(tally) and self.learner.num_learned:
+        if len(tally) and step.version:
             incumbent_EC = self.contest.score_window(
                 tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
             )
@@ -213,7 +216,7 @@ class Trainer:
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
-        """Learn what was scored. Returns: None where no event could be scored."""
+        """Learn what was scored. Returns: None where no event could be learned."""
         learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
         self.learner.memory.forget(self.log.deletions.of_nodes)
         return learned
@@ -223,7 +226,7 @@ class Trainer:
     ) -> PublishResult:
         """Publish what was learned, or roll back. scores: of the step's last window.
 
-        Returns: which version serves from here on, and why.
+        Returns: the version that learning goes on from, whether it was promoted, and why.
         """
         if step.do == "pass over":
             logger.error(
@@ -243,14 +246,15 @@ class Trainer:
             outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
         elif learned is None:
             outcome = PublishResult(
-                step.version, False, "no event of this window could be scored yet"
+                step.version, False, "no event of this window could be learned yet"
             )
         else:
             self._on_step("publish")
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # Windows that were passed over were only scored, whatever else happened.
+        # Windows that were passed over were neither scored nor learned; the record says so even
+        # after a rollback.
         if step.do != "pass over":
             return outcome
         return PublishResult(
@@ -287,9 +291,8 @@ class Trainer:
         return outcome
 
     def bootstrap(self) -> None:
-        """At a first start on a log with a past, learn its newest windows at once and publish.
-
-        The range is not scored. Nothing happens at any other start.
+        """Where nothing was learned under these settings yet, learn the log's newest windows at
+        once and publish. No scores of them are kept. Otherwise nothing happens.
         """
         # Whether there is a range to learn.
         if self.learner.num_learned or self.edge > self.log.first_edge:
@@ -360,9 +363,9 @@ class Trainer:
             self._ledger.keep(self.edge, self._window_edge)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint, else from the champion, else from the log's start.
-
-        The champion is taken where the checkpoint cannot be read.
+        """Go on from the newest checkpoint; where it is damaged, from the champion. Learning begins
+        at the log's start where there is no checkpoint, its settings are not ours, or that champion
+        cannot be used either.
         """
         # Weights, memory, replay and the contest.
         from_champion = False
@@ -398,7 +401,8 @@ class Trainer:
         )
 
     def _resume_from_checkpoint(self) -> str:
-        """Load the newest checkpoint, if it has this trainer's settings.
+        """Load the newest checkpoint, if it has this trainer's settings. One of other settings is
+        replaced by a checkpoint at the log's start.
 
         Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
         """
@@ -439,7 +443,9 @@ class Trainer:
         own = learn_alike(manifest.fixed_settings, self._settings)
         if not own or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
             logger.error(
-                "champion_not_followed", version=name, reason="the log or the settings are others"
+                "champion_not_followed",
+                version=name,
+                reason="it has other settings, or its event is not in the log",
             )
             return False
 
@@ -453,8 +459,8 @@ class Trainer:
         return True
 
     def _report_trained_until(self) -> None:
-        """Set the metric to where the next event's window begins: all before it is learned, or had
-        no events."""
+        """Set the metric to the start of the window that holds the next event, or the watermark if
+        none waits: every window before it is finished."""
         if self.log.num_edges:
             waits = self.edge < self.log.num_edges
             next_us = self.log.watermark
@@ -463,8 +469,8 @@ class Trainer:
             metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
     def _rebuilding(self, until_event: int) -> Callable[[int], None]:
-        """Returns: what is called with the graph's next event id during a rebuild to `until_event`,
-        and reports the progress."""
+        """Make the progress callback of a rebuild up to `until_event`; it is called with the event
+        id reached."""
         first = self.log.first_edge
         work = RoleProgress("rebuilding", metrics.rebuild_ratio)
         work.at(0, until_event - first)
