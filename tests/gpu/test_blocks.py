@@ -17,6 +17,7 @@ from tests.builders import stream
 from tests.gpu import host
 from tests.graph.drawing import recent, same, uniform
 from tests.properties import test_graph_machine as machine
+from tests.readings import reading
 
 pytestmark = host.needs_compiler
 
@@ -149,9 +150,9 @@ def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
     _, gpu = twins(device)
     src, dst, _ = stream(50_000, 300, 200)
     gpu.insert(src, dst)
-    sent = metrics.gpu_transfer_bytes.labels("up")._value.get()
+    sent = reading(metrics.gpu_transfer_bytes.labels("up"))
     gpu.insert(src[:100], dst[:100])
-    assert metrics.gpu_transfer_bytes.labels("up")._value.get() - sent < 100 * 2 * 100 < gpu.device_bytes / 40
+    assert reading(metrics.gpu_transfer_bytes.labels("up")) - sent < 100 * 2 * 100 < gpu.device_bytes / 40
 
 
 def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, capsys):
@@ -164,7 +165,7 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
     assert len(sizes) < 8, "near its budget too it grows in large steps"
     plain.insert(src, dst)
     assert graph.placement == "hybrid" and "graph_moved_to_host" in capsys.readouterr().out
-    assert metrics.gpu_placement.labels("hybrid")._value.get() == 1
+    assert reading(metrics.gpu_placement.labels("hybrid")) == 1
     same(recent(plain, np.arange(500), 30_000, 10), recent(graph, np.arange(500), 30_000, 10))
     graph.place("resident")
     assert graph.placement == "hybrid", "nor does asking for it make it fit"

@@ -15,6 +15,7 @@ from streamd.events import Schema
 from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
+from tests.readings import reading
 from tests.server.test_server import World, ask, wait
 
 SCHEMA = Schema(2, 0, 0)
@@ -75,7 +76,7 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
     world.start()
     wait(lambda: world.engine.status.version == proven)
     assert ask(world)["as_of"]["version"] == proven
-    assert metrics.champion_not_served._value.get() == 1
+    assert reading(metrics.champion_not_served) == 1
     for path in ("/v1/models", "/status.json", "/metrics"):
         assert world.client.get(path).status_code == 200
     refused = world.client.post(f"/v1/models/{champion}/promote", json={"why": "again"})
@@ -84,7 +85,7 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
         world.registry.promote(champion, "me", "again")
     world.registry.promote(world.registry.names()[0], "me", "it can be read")
     wait(lambda: world.engine.status.version == world.registry.champion())
-    assert metrics.champion_not_served._value.get() == 0
+    assert reading(metrics.champion_not_served) == 0
 
 
 def test_without_any_version_that_can_be_served_the_rule_answers(world):
@@ -92,7 +93,7 @@ def test_without_any_version_that_can_be_served_the_rule_answers(world):
         flip(world.registry.folder / name / "model.safetensors")
     world.start()
     assert ask(world)["as_of"]["version"] == "rule"
-    wait(lambda: metrics.champion_not_served._value.get() == 1)
+    wait(lambda: reading(metrics.champion_not_served) == 1)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -196,7 +197,7 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
     monkeypatch.setattr(LoadedVersion, "scores", broken)
     assert ask(world)["as_of"]["version"] == "rule", "no request fails for it"
     wait(lambda: world.engine.status.version == proven)
-    assert metrics.champion_not_served._value.get() == 1
+    assert reading(metrics.champion_not_served) == 1
 
 
 def test_verify_names_every_damaged_file_beside_the_log(world):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from streamd import doctor
+from streamd.doctor import run_check
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
 from streamd.segments.holds import read_holds
 from streamd.server import retention_hold
@@ -41,7 +41,7 @@ def test_two_servers_of_different_names_do_not_disturb_one_another(two):
     # Both are shown, each by its own heartbeat.
     roles = first.client.get("/status.json").json()["roles"]
     assert roles["serve"]["alive"] and roles["serve-2"]["alive"] and roles["serve-2"]["role"] == "serve"
-    seen = doctor._roles(first.settings)
+    seen = run_check("roles", first.settings).seen
     assert "serve: ready, holds the log from edge 500; serve-2: ready, holds the log from edge 500" in seen
 
     # What one loses, the other keeps; and what is gone for good holds nothing.
