@@ -168,7 +168,7 @@ def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_s
     rows = batch(SCHEMA, np.array([40]), np.array([20]), np.array([life.time[499] + 5]), [SECRET])
     life.writer.commit(rows, Progress(), int(life.time[499]) + 5)
     wait(lambda: world.client.post("/v1/score", json=ask).json()["known"] is True)
-    assert world.engine._view.log.ids[SECRET] == 40, "a new id, with fresh state"
+    assert LogReader.open(tmp_path).ids[SECRET] == 40, "a new id, with fresh state"
     world.stop()
     life.writer.close()
 

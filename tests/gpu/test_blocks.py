@@ -114,8 +114,8 @@ def test_all_that_the_graph_does_on_the_device_is_on_its_own_stream(monkeypatch)
     calls = []
     graph = DeviceGraph(BlockGraph(), on_own_stream(host.launch), host.Pages(), "cpu")
     graph.on_stream = Stream
-    monkeypatch.setattr(graph, "_to_device", on_own_stream(graph._to_device))
-    monkeypatch.setattr(blocks, "_to_host", on_own_stream(blocks._to_host))
+    monkeypatch.setattr(graph, "to_device", on_own_stream(graph.to_device))
+    monkeypatch.setattr(blocks, "to_host", on_own_stream(blocks.to_host))
     src, dst, _ = stream(3000)
     roots = np.arange(9)
     asked = (lambda: graph.insert(src, dst), lambda: recent(graph, roots, 3000, 5), lambda: uniform(graph, roots, 3000, 5, 0),
@@ -174,14 +174,14 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
 
 def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_to_do(monkeypatch):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
-    grown, full = graph._grown, {"entries"}
+    grown, full = graph.grown, {"entries"}
 
     def short(mirror, name, size):
         if name in full:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return grown(mirror, name, size)
 
-    monkeypatch.setattr(graph, "_grown", short)
+    monkeypatch.setattr(graph, "grown", short)
     src, dst, _ = stream(3000)
     graph.insert(src, dst)
     assert graph.placement == "hybrid" and recent(graph, np.array([3]), 3000, 5).mask.all()

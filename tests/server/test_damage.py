@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from streamd.cli import app as cli
 from streamd.errors import VersionError
 from streamd.events import Schema
+from streamd.roles import FACTS, MEMORY, folder_of
+from streamd.server import retention_hold
 from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
@@ -24,7 +26,7 @@ SCHEMA = Schema(2, 0, 0)
 @pytest.fixture
 def world(tmp_path):
     """A few versions; the newest is the champion, the one before it the proven one."""
-    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR, segment_edges=200)
     made = World(tmp_path)
     made.train(4)
     made.registry.prove(made.registry.names()[-2], "as good")
@@ -147,14 +149,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_learning_goes_on_from_the_champ
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.write_bytes(b"")])
-def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage):
+def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage, monkeypatch):
+    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
     world.train()
     world.start()
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
-    view = world.engine._view
-    view.retention.store_facts(view.facts.copy())
-    view.retention.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
+    folder = folder_of(world.path, "serve")
+    wait(lambda: (folder / MEMORY).exists() and list((folder / FACTS).glob("*")))
     world.stop()
     damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),
                *world.path.glob("train/replay/*.safetensors")]

@@ -25,12 +25,10 @@ def test_health_says_why(tmp_path):
 def test_an_error_nobody_foresaw_while_a_version_is_loaded_ends_the_server_rather_than_its_answers(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path)
-    ended = []
-    world.engine._on_failure = lambda: ended.append(True)
     monkeypatch.setattr(Registry, "load", lambda self, name: {}["nothing"])
     world.train(2)
     world.run()
-    wait(lambda: ended)
+    wait(lambda: world.failures)
     assert not world.engine.status.ready and "the engine failed" in world.client.get("/readyz").json()["why"]
     world.stop()
 

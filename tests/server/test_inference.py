@@ -124,13 +124,13 @@ def test_an_output_says_for_itself_whether_it_is_bytes(world):
         (True, None, False),
         (None, None, True),
     ):
-        wish = (
+        wanted = (
             {"name": "known"}
             if own is None
             else {"name": "known", "parameters": {"binary_data": own}}
         )
         more = {} if everything is None else {"parameters": {"binary_data_output": everything}}
-        answer = send(world, *body_of(*tensors, outputs=[wish], **more))
+        answer = send(world, *body_of(*tensors, outputs=[wanted], **more))
         assert ("Inference-Header-Content-Length" not in answer.headers) == is_json
         assert read(answer)["known"].shape == (2, 3)
 

@@ -49,7 +49,9 @@ class World:
     def open(self, path, chosen):
         self.path, self.settings = path, chosen
         self.registry = Registry(self.settings)
-        self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve", self.name))
+        self.failures = []
+        beat = Heartbeat(path, "serve", self.name)
+        self.engine = Engine(self.settings, self.registry, beat, lambda: self.failures.append(True))
         self.state = ServerState(self.settings, self.engine, self.registry)
         self.client = TestClient(create_app(self.state), "http://localhost")
         self.running = ExitStack()
@@ -392,7 +394,7 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
     again = World(world.path)
     followed = []
-    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion._advance", lambda self, log, first, chunks, _own=LoadedVersion._advance: (
+    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion.advance", lambda self, log, first, chunks, _own=LoadedVersion.advance: (
         followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
     again.start()
     wait(lambda: again.engine.status.version == version)
