@@ -23,7 +23,7 @@ from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream
 from tests.graph.drawing import rows, wanted
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 
 SCHEMA = Schema(2, 1, 0)
 SECRET = "secret:user"

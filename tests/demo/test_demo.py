@@ -1,3 +1,5 @@
+"""The demo end to end: its streams, player, comparisons, table and what it says of itself."""
+
 import io
 import json
 import re

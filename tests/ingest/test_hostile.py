@@ -1,4 +1,4 @@
-"""One record never takes ingest with it: what stands for more than its bytes is a dead letter, its neighbours go in."""
+"""Hostile records through decoder, Arrow reader and loop: what stands for more than its bytes is a dead letter, its neighbours go in."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The writer stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
+"""Writer, journal, compaction and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
 
 import dataclasses
 from pathlib import Path

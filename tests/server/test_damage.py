@@ -18,7 +18,7 @@ from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
 from tests.readings import reading
-from tests.server.test_server import World, ask, wait
+from tests.server.world import World, ask, wait
 
 SCHEMA = Schema(2, 0, 0)
 

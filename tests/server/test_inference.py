@@ -13,7 +13,7 @@ import pytest
 from streamd.server.binary import DTYPES, INTEGERS
 from streamd.server.envelope import MAX_BODY_BYTES
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import SCHEMA, World, ask
+from tests.server.world import SCHEMA, World, ask
 
 PATH = "/v2/models/streamd/infer"
 SRC, DST = ["n:3", "n:4"], [["n:20", "n:21", "n:22"], ["n:23", "é:1", "n:25"]]

@@ -20,7 +20,7 @@ from streamd.server.listening import web_config
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.readings import reading
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 
 POST = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"

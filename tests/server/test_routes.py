@@ -17,7 +17,7 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.server.listening import web_config
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
-from tests.server.test_server import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, wait
 
 JSON = {"content-type": "application/json"}
 

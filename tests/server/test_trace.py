@@ -11,7 +11,7 @@ from streamd.server.trace import trace_of
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.readings import reading
-from tests.server.test_server import World
+from tests.server.world import World
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{PARENT}-01"

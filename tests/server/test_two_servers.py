@@ -10,7 +10,7 @@ from streamd.segments.holds import read_holds
 from streamd.server import retention_hold
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, settings, stream, write_log
-from tests.server.test_server import SCHEMA, World, ask, wait
+from tests.server.world import SCHEMA, World, ask, wait
 
 
 @pytest.fixture
