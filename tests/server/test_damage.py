@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_learning_goes_on_from_the_champ
 
 @pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.write_bytes(b"")])
 def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage, monkeypatch):
-    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
+    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 0)
     world.train()
     world.start()
     wait(lambda: world.engine.status.version == world.registry.champion())
