@@ -23,7 +23,7 @@ from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream
 from tests.graph.drawing import rows, wanted
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 
 SCHEMA = Schema(2, 1, 0)
 SECRET = "secret:user"
@@ -168,7 +168,7 @@ def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_s
     rows = batch(SCHEMA, np.array([40]), np.array([20]), np.array([life.time[499] + 5]), [SECRET])
     life.writer.commit(rows, Progress(), int(life.time[499]) + 5)
     wait(lambda: world.client.post("/v1/score", json=ask).json()["known"] is True)
-    assert world.engine._view.log.ids[SECRET] == 40, "a new id, with fresh state"
+    assert LogReader.open(tmp_path).ids[SECRET] == 40, "a new id, with fresh state"
     world.stop()
     life.writer.close()
 

@@ -201,7 +201,7 @@ class DeviceGraph:
         random."""
         there = self._roots_to_device(Roots(root_R, since, before))
         found = self.sample_on_device(there.node, there.since, there.before, draw)
-        return Neighbors(*(_to_host(t) for t in (found.neighbor, found.event, found.mask)))
+        return Neighbors(*(to_host(t) for t in (found.neighbor, found.event, found.mask)))
 
     @on_own_stream
     def sample_neighborhood(
@@ -212,14 +212,14 @@ class DeviceGraph:
         found = self.sample_neighborhood_on_device(self._roots_to_device(roots), draws, next_roots)
         hops = tuple(
             NumberedHop(
-                _to_host(hop.root_U),
-                _to_host(hop.neighbor_UK),
-                _to_host(hop.eid_UK),
-                _to_host(hop.mask_UK),
+                to_host(hop.root_U),
+                to_host(hop.neighbor_UK),
+                to_host(hop.eid_UK),
+                to_host(hop.mask_UK),
             )
             for hop in found.hops
         )
-        return NumberedHops(_to_host(found.node_M), hops)
+        return NumberedHops(to_host(found.node_M), hops)
 
     def sample_on_device(
         self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
@@ -239,7 +239,7 @@ class DeviceGraph:
             # Where nothing is offloaded the device need not be waited for.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
-            nodes = np.unique(_to_host(root_R[missing_R]))
+            nodes = np.unique(to_host(root_R[missing_R]))
             self._host.restore(draw.direction, nodes)
             self._send_again(mirror, nodes)
 
@@ -347,7 +347,7 @@ class DeviceGraph:
         have = mirror.arrays[name]
         if size > len(have):
             try:
-                grown = self._grown(mirror, name, size)
+                grown = self.grown(mirror, name, size)
             except torch.cuda.OutOfMemoryError as error:
                 if name != "entries":
                     raise DeviceMemoryError(
@@ -371,11 +371,11 @@ class DeviceGraph:
             mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
         if len(places):
-            have[self._to_device(places)] = self._to_device(values)
+            have[self.to_device(places)] = self.to_device(values)
 
-    def _grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
-        """A larger array; None where it would exceed the budget, which entries alone can do
-        without."""
+    def grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
+        """A larger array of zeros; None where it would exceed the budget, which entries alone can
+        do without. Raises: torch.cuda.OutOfMemoryError."""
         # Arrays double, but entries never beyond the budget.
         have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
@@ -388,12 +388,12 @@ class DeviceGraph:
 
     def _roots_to_device(self, roots: Roots[Int64]) -> Roots[Tensor]:
         since, before = (
-            self._to_device(x) if isinstance(x, np.ndarray) else x
+            self.to_device(x) if isinstance(x, np.ndarray) else x
             for x in (roots.since, roots.before)
         )
-        return Roots(self._to_device(roots.node), since, before)
+        return Roots(self.to_device(roots.node), since, before)
 
-    def _to_device(self, array: NDArray[Any]) -> Tensor:
+    def to_device(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
         host = torch.from_numpy(np.ascontiguousarray(array))
         metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
@@ -494,7 +494,8 @@ def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 
-def _to_host(tensor: Tensor) -> NDArray[Any]:
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """A copy on the host, which is waited for."""
     metrics.gpu_transfer_bytes.labels("down").inc(tensor.numel() * tensor.element_size())
     array: NDArray[Any] = tensor.cpu().numpy()
     return array

@@ -52,7 +52,7 @@ class IngestLoop:
     """Reads Kafka into the log until it is stopped. Owner: the ingest process.
 
     A restart continues at the positions in the journal. What belongs to one assignment of
-    partitions is made by `_begin`.
+    partitions is made by `begin`.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class IngestLoop:
         try:
             # Each turn is one assignment of partitions; it ends where they change.
             while not stop.is_set():
-                if not self._begin(source):
+                if not self.begin(source):
                     stop.wait(RETRY_SECONDS)
                     self._rediscover(source, stop)
                     continue
-                while not stop.is_set() and self._step(source):
+                while not stop.is_set() and self.step(source):
                     pass
                 if not stop.is_set():
                     self._rediscover(source, stop)
@@ -107,7 +107,7 @@ class IngestLoop:
             # Commit what may go; without an assignment there is nothing.
             if not self._resume:
                 return
-            while self._commit(source, final=True):
+            while self.commit(source, final=True):
                 pass
         finally:
             source.close()
@@ -161,7 +161,7 @@ class IngestLoop:
             self._warned_at[event + about] = now
             logger.warning(event, error=error)
 
-    def _begin(self, source: KafkaSource) -> bool:
+    def begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions and make the state of this assignment of partitions.
 
         Returns: False while the broker does not answer. Raises: DataLossError.
@@ -208,7 +208,7 @@ class IngestLoop:
         )
         return True
 
-    def _step(self, source: KafkaSource) -> bool:
+    def step(self, source: KafkaSource) -> bool:
         """Poll and decode once, and commit if it is time.
 
         Returns: False where the source must begin again.
@@ -247,7 +247,7 @@ class IngestLoop:
 
         # Commit and report at their intervals.
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
-            while self._commit(source):
+            while self.commit(source):
                 self._touch_heartbeat(source)
         if now - self._last_report >= REPORT_SECONDS:
             self._last_report = now
@@ -358,7 +358,7 @@ class IngestLoop:
             self._letters.add(number, r.offset, r.index, r.reason, r.error, r.raw, r.content_type)
         return events
 
-    def _commit(self, source: KafkaSource, final: bool = False) -> bool:
+    def commit(self, source: KafkaSource, final: bool = False) -> bool:
         """Commit the events that may be appended now.
 
         Returns: whether the commit was full, so that more events may be waiting.

@@ -66,19 +66,21 @@ class LogWriter:
         self.segment_edges = segment_edges
         self.disk = disk
         self._failed = ""
-        self._closed = False
+        self.closed = False
+        """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; give it back where the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._lock = lock_directory(data_dir / "lock")
+        self.lock = lock_directory(data_dir / "lock")
+        """Descriptor of the lock on the directory, held until `close`."""
         try:
             self._open()
         except OSError as error:
-            os.close(self._lock)
+            os.close(self.lock)
             raise _disk_error(data_dir, error) from error
         except BaseException:
-            os.close(self._lock)
+            os.close(self.lock)
             raise
 
     def _open(self) -> None:
@@ -341,12 +343,12 @@ class LogWriter:
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
             with ExitStack() as stack:
-                stack.callback(os.close, self._lock)
+                stack.callback(os.close, self.lock)
                 for fd in (self._published, *self._files.values()):
                     stack.callback(self.disk.close, fd)
                 stack.callback(self._journal.close)
