@@ -18,14 +18,19 @@ class NodeFeatures:
         end = int(np.searchsorted(edge_U, until_event, side="right"))
         if end <= self._taken:
             return
+
+        # Updates are in log order: the new ones follow those that were taken.
         nodes = node_U[self._taken : end]
         values = values_UD[self._taken : end]
         if nodes.max() >= len(self._values):
+            # Rows double, so that growing costs little per update.
             grown = np.zeros(
                 (max(int(nodes.max()) + 1, 2 * len(self._values)), self.dim), np.float32
             )
             grown[: len(self._values)] = self._values
             self._values = grown
+
+        # Of several updates of a node the last one stays.
         self._values[nodes] = values
         self._taken = end
 

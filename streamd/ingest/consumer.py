@@ -1,4 +1,5 @@
-"""The consumer of ingest, whose positions come from the log and never from Kafka."""
+"""The consumer of ingest. It resumes from positions in the log, never from offsets committed to a
+consumer group."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ class KafkaSource:
         self._epochs: dict[TopicPartition, int] = {}
         self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
         """Partitions whose leader's log differs from what was read: the first offset that differs,
-        None where all of it does."""
+        None where the broker cannot tell."""
 
     def _open(self) -> None:
         """Make the client; polls are bounded in bytes."""

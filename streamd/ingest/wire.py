@@ -19,7 +19,7 @@ TOO_DEEP = "nested deeper than the decoder goes"
 
 
 class WireEvent(msgspec.Struct, gc=False):
-    """An event of any type (DESIGN section 3).
+    """An event of any type (docs/how-it-works.md).
 
     `time` may be a float here, so that the error can name the field.
     """

@@ -274,6 +274,8 @@ class MemoryUpdater(nn.Module):
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
+
+        # A node's first message has none before it: the time since is 0.
         own = memory.rows.state(node)
         last = memory.rows.last_us(node)
         since = torch.where(last > 0, memory.pending_us - last, 0)

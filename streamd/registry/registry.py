@@ -243,7 +243,8 @@ class Registry:
         )
 
     def champion(self) -> str | None:
-        """Name of the version that serves, None before there is one."""
+        """Name of the champion, which serves unless a server refused it; None before there is
+        one."""
         last = self.journal.last()
         return last.champion if last else None
 
@@ -404,7 +405,8 @@ class Registry:
         return last.shadow if last else None
 
     def prove(self, name: str, why: str) -> None:
-        """Make a version the shadow, once `streamd.training.shadow.judge` has proven it."""
+        """Make a version the shadow: one that was proven, the first one under its settings, or the
+        champion in place of a shadow that is lost or may hold deleted data."""
         champion = self.champion()
         assert champion is not None
         self.journal.move("prove", champion, "trainer", why, shadow=name)

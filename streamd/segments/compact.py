@@ -38,7 +38,8 @@ class Compaction:
 
 
 def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
-    """Overwrite the deleted rows before an event id, and all deleted keys, one segment a step.
+    """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
+    of deleted nodes; one segment per step.
 
     A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
@@ -52,7 +53,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
 
-    # Segments are named before the loop: sealing adds one, which holds nothing deleted.
+    # List the segments before the loop: sealing adds one, which holds nothing deleted.
     done = Compaction(keys=keys, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)

@@ -24,7 +24,8 @@ class Hold(msgspec.Struct, frozen=True):
     """What one role needs of the log.
 
     edge: the oldest event id that the role replays from after a restart. purged_before_event:
-    deletes before this event id have left all files of the role.
+    data deleted by deletes before this event id (`clean_edge` in the file) is in none of the role's
+    files any more.
     """
 
     edge: int
@@ -76,7 +77,8 @@ def _hold_files(data_dir: Path) -> Iterator[tuple[str, Path]]:
 
 
 def ask_to_compact(data_dir: Path, edge: int) -> None:
-    """Ask ingest to overwrite what was deleted before an event id."""
+    """Ask ingest to compact: it overwrites deleted rows as far as the oldest hold, and is done when
+    none waits and every role has purged the deletes placed before `edge`."""
     (data_dir / REQUEST_FOLDER).mkdir(parents=True, exist_ok=True)
     write_durably(data_dir / REQUEST_FOLDER / COMPACT_REQUEST, b"%d" % edge)
 

@@ -2,7 +2,8 @@
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
 whole state) and is named by the first commit that may follow. `LogState.after` is the only code
-that interprets lines, for all readers.
+that derives state from lines; `recovery.drop_journals` and `verify` read the names of their files
+too.
 """
 
 import os
@@ -31,7 +32,8 @@ class SegmentState:
     """The committed part of a segment.
 
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
-    was allocated for. revision: the commit that replaced its file by a compacted one, 0 for none;
+    was allocated for. revision: the commit that last replaced its file, by a compacted or a larger
+    one, 0 for none;
     readers map the file again when this changes.
     """
 
@@ -81,8 +83,8 @@ OTHER = "use the streamd that wrote it."
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: number of the
-    leader's reign; 0 where one machine writes the log for itself."""
+    """What is committed after commit `seq`. files: append-only files by path. term: reserved for
+    logs that several machines write in turn, as in Raft; always 0 today."""
 
     schema: Schema
     seq: int = 0
@@ -123,7 +125,8 @@ class LogState:
         for dropped in line.get("dropped", ()):
             del segments[dropped]
 
-        # Append-only files grow; those of a segment's rows are named by `segments` already.
+        # Append-only files grow or are replaced. Entries without `bytes` are about rows of
+        # segments, which `segments` has covered.
         files = dict(self.files)
         for change in line["files"]:
             if "bytes" in change:

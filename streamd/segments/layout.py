@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-# Paths relative to the data directory; DESIGN section 2 draws the tree.
+# Paths relative to the data directory.
 EDGES = "edges/default"
 KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"

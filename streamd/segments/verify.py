@@ -1,4 +1,5 @@
-"""Checks every committed byte of a log against the checksum in the journal."""
+"""Checks the committed bytes of a log against the checksums in the journal, as far as the journal
+still has them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

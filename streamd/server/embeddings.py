@@ -8,7 +8,7 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.arena import Arena
 
 MAX_KEPT = 1 << 17
-"""Embeddings kept before all are dropped: 100 MB at `model.dim` 64. More than a request asks for."""
+"""Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
 MAX_NODES = 1 << 32
 """Address space for as many node ids; what is not written takes no memory."""
 MAX_SLOTS = 1 << 26
