@@ -374,8 +374,7 @@ class DeviceGraph:
             have[self.to_device(places)] = self.to_device(values)
 
     def grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
-        """A larger array of zeros; None where it would exceed the budget, which entries alone can
-        do without. Raises: torch.cuda.OutOfMemoryError."""
+        """A larger array of zeros; None where entries would exceed the budget."""
         # Arrays double, but entries never beyond the budget.
         have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
