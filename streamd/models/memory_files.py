@@ -209,8 +209,9 @@ def _apply(memory: Memory, data: safe_open, like: Memory | None) -> None:
     if len(node_K) and not 0 <= node_K.min() <= node_K.max() < MAX_NODES:
         raise ValueError("it names nodes that cannot be")
     for a in range(0, count, SLICE_ROWS):
-        node, rows = node_K[a : a + SLICE_ROWS], state[a : a + SLICE_ROWS]
-        times = last_us[a : a + SLICE_ROWS]
+        b = min(a + SLICE_ROWS, count)
+        node, times = node_K[a:b], last_us[a:b]
+        rows = state[a:b] if dim else np.zeros((b - a, 0), np.float32)
         if not np.isfinite(rows).all():
             raise ValueError("a state is not finite")
         if not named:

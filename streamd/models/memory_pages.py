@@ -84,7 +84,7 @@ class PagePool:
         place of the originals. Returns: the new pages, int64[P]."""
         new_P = self._take(len(page_P))
         for array in (self.state, self.last_us):
-            pages = array.view(-1, PAGE, *array.shape[1:])
+            pages = array.view(len(array) // PAGE, PAGE, *array.shape[1:])
             new, old = (torch.from_numpy(p).to(self.device) for p in (new_P, page_P))
             pages[new] = pages[old]
         self._let_go(page_P)

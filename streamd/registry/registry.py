@@ -184,7 +184,7 @@ class Registry:
         name = base
         number = 0
         while (self.folder / name).exists():
-            if self._holds(name, checksums):
+            if self._holds(name, checksums["model.safetensors"], candidate):
                 return name
             number += 1
             name = f"{base}-{number}"
@@ -195,17 +195,24 @@ class Registry:
         write_folder_durably(self.folder / name, files, self._disk)
         return name
 
-    def _holds(self, name: str, checksums: dict[str, str]) -> bool:
-        """Whether the version of this name is whole, has these tensors and our settings."""
+    def _holds(self, name: str, checksum: str, candidate: Candidate) -> bool:
+        """Whether the version of this name is whole, and has these weights, this place in the log
+        and our settings. Its memory follows from these.
+
+        checksum: of the weights.
+        """
         try:
             manifest = self.manifest(name)
             self._check_files(manifest)
         except (VersionError, OSError):
             return False
         # Before format 2 a manifest has no checksums.
-        stored = manifest.checksums or {n: file_checksum(self.folder / name / n) for n in checksums}
-        same = learn_alike(manifest.fixed_settings, self._settings)
-        return stored == checksums and same
+        file = "model.safetensors"
+        stored = manifest.checksums.get(file) or file_checksum(self.folder / name / file)
+        place = manifest.edge, manifest.memory_us, manifest.parent
+        same = place == (candidate.edge, candidate.memory_us, candidate.parent)
+        same = same and self.is_servable(manifest)
+        return stored == checksum and same and learn_alike(manifest.fixed_settings, self._settings)
 
     def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
         """Make the manifest of a candidate that is about to be written under a name."""

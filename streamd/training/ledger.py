@@ -37,7 +37,7 @@ logger = structlog.get_logger()
 FOLDER = "train"
 """The trainer's folder in the data directory."""
 MEMORY = "memory"
-"""Folder in the trainer's, home of the files that versions and checkpoints link to."""
+"""Folder in the trainer's with the files that versions and checkpoints link to."""
 KEEP_SECONDS = 1.0
 """Least time between two holds while compaction waits: each reads every version's manifest."""
 
@@ -87,7 +87,11 @@ class Ledger:
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._hold = RetentionHold(settings, versions, live)
-        self._memory = MemoryFiles(self._folder / MEMORY)
+        # Two homes, so that a checkpoint and the versions have no file in common: where one is
+        # damaged, learning goes on from the other.
+        self._memory = MemoryFiles(self._folder / MEMORY / "checkpoints")
+        self._version_memory = MemoryFiles(self._folder / MEMORY / "versions")
+        self._version_memory.sweep()
         self._history_bytes = 0
         versions.sweep()
 
@@ -147,8 +151,9 @@ class Ledger:
         return self._versions.publish(candidate, incumbent)
 
     def store_memory(self, memory: Memory) -> tuple[StoredFile, ...]:
-        """Write what of a memory changed since the last call. Returns: all files of it."""
-        return self._memory.store(memory)
+        """Write what of a version's memory changed since the last call, or all of it the first time
+        after a start. Returns: all files of it."""
+        return self._version_memory.store(memory)
 
     def prove(self, proof: Proof | None) -> None:
         """Write to the registry's journal which version is the shadow; None changes nothing."""
@@ -173,6 +178,7 @@ class Ledger:
         self.save(edge, window_edge, learner, contest)
         learner.replay.sweep()
         self._memory.sweep()
+        self._version_memory.sweep()
         self.keep(edge, window_edge)
 
     def save(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:

@@ -14,6 +14,7 @@ from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.roles import FACTS, MEMORY, folder_of
 from streamd.server import retention_hold
+from streamd.server.checkpoint import INDEX
 from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
@@ -28,8 +29,9 @@ def world(tmp_path):
     """A few versions; the newest is the champion, the one before it the proven one."""
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR, segment_edges=200)
     made = World(tmp_path)
-    made.train(4)
-    made.registry.prove(made.registry.names()[-2], "as good")
+    made.train(3)
+    made.registry.prove(made.registry.champion(), "as good")
+    made.train(1)
     yield made
     made.stop()
 
@@ -60,9 +62,9 @@ def not_finite(folder):
 
 DAMAGES = {
     "a flipped bit of the weights": lambda folder: flip(folder / "model.safetensors"),
-    "a flipped bit of the memory": lambda folder: flip(folder / "state.safetensors"),
+    "a flipped bit of the memory": lambda folder: flip(folder / "memory-001.safetensors"),
     "half of the weights": lambda folder: truncate(folder / "model.safetensors"),
-    "no memory": lambda folder: (folder / "state.safetensors").unlink(),
+    "no memory": lambda folder: (folder / "memory-001.safetensors").unlink(),
     "an empty manifest": lambda folder: (folder / "manifest.json").write_bytes(b""),
     "a manifest of noise": lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"),
     "a newer format": lambda folder: change_manifest(folder / "manifest.json", format=99),
@@ -85,9 +87,8 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
     assert refused.status_code in (404, 409), refused.text
     with pytest.raises(VersionError):
         world.registry.promote(champion, "me", "again")
-    world.registry.promote(world.registry.names()[0], "me", "it can be read")
-    wait(lambda: world.engine.status.version == world.registry.champion())
-    assert reading(metrics.champion_not_served) == 0
+    world.registry.promote(proven, "me", "it can be read")
+    wait(lambda: world.engine.status.version == world.registry.champion() and reading(metrics.champion_not_served) == 0)
 
 
 def test_without_any_version_that_can_be_served_the_rule_answers(world):
@@ -156,9 +157,9 @@ def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damag
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
     folder = folder_of(world.path, "serve")
-    wait(lambda: (folder / MEMORY).exists() and list((folder / FACTS).glob("*")))
+    wait(lambda: (folder / MEMORY / INDEX).exists() and list((folder / FACTS).glob("*")))
     world.stop()
-    damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),
+    damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/memory/*"),
                *world.path.glob("train/replay/*.safetensors")]
     assert len(damaged) >= 4
     for path in damaged:
@@ -206,7 +207,7 @@ def test_verify_names_every_damaged_file_beside_the_log(world):
     from streamd.maintenance import damage_outside_the_log
 
     assert list(damage_outside_the_log(world.settings)) == []
-    flip(world.registry.folder / world.registry.champion() / "state.safetensors")
+    flip(world.registry.folder / world.registry.champion() / "memory-000.safetensors")
     (checkpoint,) = (world.path / "train/checkpoints").iterdir()
     chunk = min(world.path.glob("train/replay/*.safetensors"))
     flip(checkpoint / "state.safetensors")
