@@ -31,6 +31,8 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
             else "shadow"
             if last and m.name == last.shadow
             else ""
+            if registry.is_servable(m)
+            else "without memory"
         )
         live = m.scores.get("live")
         mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"

@@ -88,7 +88,7 @@ NAMED = [
     Named("a version's folder is not synced after the rename", "streamd/storage.py",
           "        raise\n    disk.sync_folder(path.parent)\n\n\ndef append", "        raise\n\n\ndef append", ["tests/test_storage.py"]),
     Named("a page that two memories share is written", "streamd/models/memory_pages.py",
-          "(page_P == 0) | (self._users[page_P] > 1)", "page_P == 0", ["tests/models/test_memory_pages.py"]),
+          "shared: Bools = (page_P == 0) | (self._users[page_P] > 1)", "shared: Bools = page_P == 0", ["tests/models/test_memory_pages.py"]),
     Named("a deleted node's state stays in the files of memory", "streamd/models/memory_files.py",
           "            or memory.num_forgotten != self._num_forgotten\n", "", ["tests/models/test_memory_files.py"]),
     Named("replay draws the newest only", "streamd/training/replay.py", "rng.permutation(len(self._chunks)).tolist()",

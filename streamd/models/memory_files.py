@@ -9,6 +9,7 @@ no file holds its state any more.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,8 +197,8 @@ def read_memory(
     return memory
 
 
-def _apply(memory: Memory, data: safe_open, like: Memory | None) -> None:
-    """Write the rows of a file into memory, in slices."""
+def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
+    """Write the rows of an open safetensors file into memory, in slices."""
     state, last_us = data.get_slice("state"), data.get_slice("last_us")
     count, dim = state.get_shape()
     if dim != memory.dim:

@@ -77,7 +77,8 @@ class PagePool:
     def is_shared(self, page_P: Int64) -> Bools:
         """Whether each page is used by more than one memory, or is the page of zeros; the caller
         holds the lock."""
-        return (page_P == 0) | (self._users[page_P] > 1)
+        shared: Bools = (page_P == 0) | (self._users[page_P] > 1)
+        return shared
 
     def copies(self, page_P: Int64) -> Int64:
         """Copy pages to new ones of one user each; the caller holds the lock and uses the copies in
@@ -234,7 +235,8 @@ class NodeRows:
             self.pool.state[row].view(torch.int32) != since.pool.state[before].view(torch.int32)
         ).any(1)
         differs_K |= self.pool.last_us[row] != since.pool.last_us[before]
-        return node_K[differs_K.cpu().numpy()]
+        differing: Int64 = node_K[differs_K.cpu().numpy()]
+        return differing
 
     def used_slots(self) -> Int64:
         """Slots of the table that have a page: int64, ascending."""

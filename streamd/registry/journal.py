@@ -6,6 +6,7 @@ when and why.
 
 import os
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from filelock import FileLock
 from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durably
 
 logger = structlog.get_logger()
+RECENT = 20
+"""Newest moves that the status page lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,8 @@ class ModelJournal:
         self._disk = disk
         self.passed_over: dict[bytes, str] = {}
         """Lines that were read and are no moves -> why; each is logged once."""
+        self._recent: deque[Move] = deque(maxlen=RECENT)
+        self._at = self._num_moves = 0
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(folder / ".lock")
         """Of whoever moves the champion or drops what only it may need; may be taken twice."""
@@ -56,6 +61,27 @@ class ModelJournal:
             return []
         # A last line without its end was torn by a kill; the next move overwrites it.
         return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
+
+    def recent(self) -> tuple[list[Move], int]:
+        """The newest RECENT moves, oldest first, and the number of all. Only what was appended
+        since the last call is read. Owner: one thread."""
+        try:
+            with self._path.open("rb") as file:
+                # A file that was put in place of ours may be shorter: then from its beginning.
+                if os.fstat(file.fileno()).st_size < self._at:
+                    self._at = self._num_moves = 0
+                    self._recent.clear()
+                file.seek(self._at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    if move := self._decoded(line):
+                        self._recent.append(move)
+                        self._num_moves += 1
+        except FileNotFoundError:
+            pass
+        return list(self._recent), self._num_moves
 
     def last(self) -> Move | None:
         """Read the newest move, None before there is one."""

@@ -4,96 +4,35 @@ without pickle."""
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import msgspec
 import structlog
 from crc32c import crc32c
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamd import __version__
 from streamd.errors import VersionError
-from streamd.events import EDGE_SETS, Schema
+from streamd.events import EDGE_SETS
 from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
+from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
-from streamd.settings import ModelSettings, Settings
+from streamd.settings import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 
 logger = structlog.get_logger()
 FOLDER = "models"
-MEMORY = "memory-{:03d}.safetensors"
-"""Name of the n-th file of a version's memory, from 0 on."""
-OLD_MEMORY = "state.safetensors"
-"""The one file of a memory before format 4."""
 DROPPED = ".dropped"
 """Ending of a version's folder that is being removed, so that a kill leaves no half version."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 """<window end in microseconds>-<event id>, and a number where another version has that name."""
 REMOVE = "remove its folder from models/, or restore it from a backup."
 """What the operator does about a damaged version."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """The manifest of a version: its position in the log, how it was made, how it scored.
-
-    Times are in microseconds, but `created`, which is wall time in seconds. edge: event id up to
-    which memory has advanced. facts: names of the fact columns that the weights know, in order;
-    empty in versions of a release before they had names. tail: MRR before and after learning on the
-    held-out events, None where the window was too small to hold any out. checksums: CRC32C of each
-    file of tensors, by name; empty before format 2.
-    """
-
-    name: str
-    window_start_us: int
-    window_end_us: int
-    first_edge: int
-    edge: int
-    seq: int
-    memory_us: int
-    parent: str
-    model: dict[str, Any]
-    schema: dict[str, int]
-    window_seconds: int
-    training: dict[str, Any]
-    scores: dict[str, dict[str, float]]
-    tail: dict[str, float | None]
-    loss: float
-    code: str
-    created: float
-    facts: tuple[str, ...] = ()
-    sets: tuple[str, ...] = EDGE_SETS
-    format: int = 1
-    checksums: dict[str, str] = field(default_factory=dict)
-
-    def model_settings(self) -> ModelSettings:
-        """The model settings of the version. Raises: VersionError where this release does not know
-        one of them."""
-        try:
-            return ModelSettings(**self.model)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            setting = ".".join(map(str, problem["loc"]))
-            raise VersionError(
-                f"Version {self.name} has a model setting this streamd does not know: {setting}: "
-                f"{problem['msg']}.",
-                "use the streamd that made it.",
-            ) from None
-
-    def log_schema(self) -> Schema:
-        return Schema(**self.schema)
-
-    @property
-    def fixed_settings(self) -> dict[str, Any]:
-        """The settings that learning must share to go on from the version: see `fixed_settings`."""
-        return {"model": self.model, "window": self.window_seconds}
 
 
 @dataclass(frozen=True)
@@ -106,26 +45,6 @@ class Version:
     manifest: Manifest
     weights: dict[str, Tensor]
     memory: tuple[StoredFile, ...]
-
-
-def fixed_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that must be equal for learning to go on from a version or a checkpoint."""
-    return {
-        "model": settings.model.model_dump(mode="json"),
-        "window": settings.windows.width_seconds,
-    }
-
-
-def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
-    """Whether learning can go on from what was learned under stored `fixed_settings`.
-
-    A setting that the release which stored them did not know has its default.
-    """
-    try:
-        model = ModelSettings(**stored["model"]).model_dump(mode="json")
-    except ValidationError:
-        return False
-    return {**stored, "model": model} == fixed_settings(settings)
 
 
 class Registry:
@@ -142,6 +61,8 @@ class Registry:
         self.journal = ModelJournal(self.folder, disk)
         self.passed_over: dict[str, str] = {}
         """Folders that are no versions -> why, as of the last call of `names`."""
+        self._manifests: dict[str, tuple[tuple[int, int], Manifest]] = {}
+        """Manifests read, by name, with inode and time of change of the file each came from."""
 
     def publish(self, candidate: Candidate, incumbent: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
@@ -280,6 +201,7 @@ class Registry:
             else:
                 readable.append(path.name)
         self.passed_over = unreadable
+        self._manifests = {n: known for n, known in self._manifests.items() if n in readable}
         # A name begins with the window's end, so numbers in order are times in order.
         return sorted(readable, key=lambda n: tuple(int(x) for x in n.split("-")))
 
@@ -293,6 +215,11 @@ class Registry:
                 f"There is no version {name!r}.", "pick one of `streamd models list`."
             )
         try:
+            stat = path.stat()
+            stamp = (stat.st_ino, stat.st_mtime_ns)
+            known = self._manifests.get(name)
+            if known is not None and known[0] == stamp:
+                return known[1]
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             raise VersionError(
@@ -323,6 +250,7 @@ class Registry:
             raise VersionError(
                 f"The folder {name} holds a copy of version {manifest.name}.", REMOVE
             )
+        self._manifests[name] = stamp, manifest
         return manifest
 
     def load(self, name: str) -> Version:
@@ -491,13 +419,6 @@ class Registry:
                 self._disk.remove_folder(scratch)
                 self._disk.replace(self.folder / name, scratch)
                 self._disk.remove_folder(scratch)
-
-
-def memory_names(manifest: Manifest) -> list[str]:
-    """Names of the files of a version's memory, in order."""
-    if manifest.format < 4:
-        return [OLD_MEMORY]
-    return sorted(name for name in manifest.checksums if name.startswith("memory-"))
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:

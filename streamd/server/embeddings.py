@@ -48,7 +48,8 @@ class Embeddings:
     def has(self, nodes: Int64) -> Bools:
         """Whether each node's embedding is kept: bool of the same shape."""
         slot = self._slot_of[nodes + 1]
-        return (slot < self._num_kept) & (self._node_of[slot] == nodes)
+        kept: Bools = (slot < self._num_kept) & (self._node_of[slot] == nodes)
+        return kept
 
     def missing(self, nodes: Int64) -> Int64:
         """The nodes to compute before all of these are kept: int64, ascending, each once.

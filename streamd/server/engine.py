@@ -18,7 +18,7 @@ import torch
 from streamd.errors import StreamdError
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
-from streamd.registry.registry import Manifest
+from streamd.registry.manifest import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.freshness import EventRate, Freshness

@@ -17,7 +17,8 @@ from streamd.models.architectures import FastInference
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import label_inputs
 from streamd.models.memory_files import MemoryReader, read_memory
-from streamd.registry.registry import Manifest, Version
+from streamd.registry.manifest import Manifest
+from streamd.registry.registry import Version
 from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import MemoryStore
 from streamd.server.embeddings import Embeddings
@@ -300,8 +301,8 @@ class LoadedVersion:
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
         if self.fast is not None:
-            src_RD, dst_RD = self._embeddings.host(1, src_R), self._embeddings.host(2, dst_R)
-            return self.fast.logits(facts_RF, src_RD, dst_RD)
+            ends = self._embeddings.host(1, src_R), self._embeddings.host(2, dst_R)
+            return self.fast.logits(facts_RF, *ends)
 
         # The pair's facts, and what embeddings add to them.
         out = self.model.pair_logits(self._to_device(facts_RF))

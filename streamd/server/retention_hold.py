@@ -12,7 +12,7 @@ from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.models import Memory
-from streamd.registry.registry import Manifest
+from streamd.registry.manifest import Manifest
 from streamd.roles import folder_of
 from streamd.server.checkpoint import MemoryStore
 from streamd.server.loaded_version import LoadedVersion

@@ -167,6 +167,7 @@ def models(state: State) -> ModelsResponse:
         versions=[
             ModelInfo(
                 name=m.name,
+                servable=state.registry.is_servable(m),
                 parent=m.parent,
                 created=m.created,
                 trained_until=m.window_end_us // scale,

@@ -162,9 +162,11 @@ class LabelsResponse(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """A version. scores: model -> measure -> value over its window, measured before learning it."""
+    """A version. scores: model -> measure -> value over its window, measured before learning it.
+    servable: whether it has its memory still, as champion, shadow and the newest one do."""
 
     name: str
+    servable: bool
     parent: str
     created: float
     trained_until: int

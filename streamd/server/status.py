@@ -5,7 +5,8 @@ from typing import Any
 
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
-from streamd.registry.registry import Manifest, read_manifests
+from streamd.registry.manifest import Manifest
+from streamd.registry.registry import read_manifests
 from streamd.roles import ROLES
 from streamd.server.engine import Engine
 from streamd.settings import Settings
@@ -14,8 +15,6 @@ from streamd.windows.history import HistoryReader
 
 MAX_WINDOWS = 1000
 """Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
-MAX_MOVES = 20
-"""Newest moves of the champion that the page lists."""
 
 
 class StatusPage:
@@ -43,7 +42,7 @@ class StatusPage:
 
         # What training wrote.
         records = self._history.refresh()
-        moves = self._registry.journal.moves()
+        moves, num_moves = self._registry.journal.recent()
         last = moves[-1] if moves else None
 
         return {
@@ -82,13 +81,14 @@ class StatusPage:
                 for r in records[-MAX_WINDOWS:]
             ],
             # Versions and moves, newest first.
-            "num_moves": len(moves),
+            "num_moves": num_moves,
             "champion": last and last.champion,
             "shadow": last and last.shadow,
             "versions": [
                 {
                     "name": m.name,
                     "trained_until_us": m.window_end_us,
+                    "servable": self._registry.is_servable(m),
                     "mrr": _mrr(m, "live"),
                     "edgebank": _mrr(m, "edgebank"),
                 }
@@ -103,7 +103,7 @@ class StatusPage:
                     "who": m.who,
                     "why": m.why,
                 }
-                for m in moves[-MAX_MOVES:]
+                for m in moves
             ][::-1],
         }
 

@@ -22,7 +22,7 @@ from streamd.errors import CorruptionError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.models import Memory
 from streamd.models.memory_files import read_memory
-from streamd.registry.registry import MEMORY
+from streamd.registry.manifest import MEMORY
 from streamd.segments.journal import LogState
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum

@@ -13,7 +13,7 @@ from streamd.models import restored
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
-from streamd.registry.registry import learn_alike
+from streamd.registry.manifest import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics

@@ -14,7 +14,7 @@ from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
-from streamd.registry.registry import fixed_settings
+from streamd.registry.manifest import fixed_settings
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings

@@ -16,7 +16,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
-from streamd.registry.registry import learn_alike
+from streamd.registry.manifest import learn_alike
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.telemetry import metrics

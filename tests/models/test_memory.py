@@ -4,7 +4,7 @@ import torch
 
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
-from streamd.registry.registry import Manifest
+from streamd.registry.manifest import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from tests.builders import HOUR, settings, stream
