@@ -68,7 +68,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
 
         # Rewrite the segment without what is deleted, no larger than its rows.
         if dead_E.any() or dead_L.any():
-            if first == log.state.segments[-1].first_edge:
+            if log.state.last is not None and first == log.state.last.first_edge:
                 log.seal()
             reserved = _reserve(log) if reserved < 0 else reserved
             smaller = replace(state, capacity=max(state.num_edges, 1))

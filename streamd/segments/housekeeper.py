@@ -132,15 +132,14 @@ class Housekeeper:
         # Find how many of the oldest segments are due, and which of them a hold keeps.
         blocked = 0
         drop_until = 0
-        for segment in self._writer.state.segments[:-1]:
+        for segment in self._writer.state.sealed:
             if not self._is_due(segment, total):
                 break
             total -= sizes[segment.first_edge]
-            end = segment.first_edge + segment.num_edges
-            if blocked or end > held:
+            if blocked or segment.end > held:
                 blocked += sizes[segment.first_edge]
             else:
-                drop_until = end
+                drop_until = segment.end
 
         # Drop the free ones; say once that others are held.
         if drop_until:

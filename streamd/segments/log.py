@@ -12,7 +12,7 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
-from streamd.events import EventBatch, Gap, Key, Progress, Schema
+from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 from streamd.segments.commit_rows import appended_bytes, read_deletions, segment_change
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
@@ -116,10 +116,10 @@ class LogWriter:
                 return int(file.column("time", segment.num_edges)[-1])
         return None
 
-    def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge between two node ids at an event time, deleted or not."""
-        self._lookup.refresh(self.state)
-        return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
+    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
+        """Whether the log holds an edge between two node ids that came at an event time, deleted or
+        not: bool[X]."""
+        return self._lookup.holds(self.state, src_X, dst_X, time_X)
 
     def _read_keys(self) -> dict[Key, int]:
         """Read the keys of the nodes that are not deleted, key -> node id."""
@@ -254,6 +254,8 @@ class LogWriter:
         }
 
         # Step 3: append the line; once it is durable, so is the commit.
+        if self._journal.is_full:
+            self._journal.roll(self.state)
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
         if replaces:
@@ -264,7 +266,7 @@ class LogWriter:
 
     def drop_before(self, first_edge: int) -> list[SegmentState]:
         """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
-        doomed = [s for s in self.state.segments[:-1] if s.first_edge + s.num_edges <= first_edge]
+        doomed = [s for s in self.state.sealed if s.end <= first_edge]
         if doomed:
             with self._steps():
                 self._line([], {"dropped": [s.first_edge for s in doomed]})
@@ -394,7 +396,8 @@ class LogWriter:
 
         It cannot be sealed, because the next segment would be named by the same event id.
         """
-        old = self.state.segments[-1]
+        old = self.state.last
+        assert old is not None
         capacity = 2 * max(old.capacity, num_labels)
         full.close()
 
@@ -434,7 +437,7 @@ class LogWriter:
             self.disk,
         )
 
-        # Journal files end with segments, so that retention can drop the two together.
+        # A journal file ends where a segment does, so that retention can drop the two together.
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
@@ -462,9 +465,9 @@ class LogWriter:
             self.disk.sync_folder((self.data_dir / name).parent)
 
     def _open_segment(self) -> None:
-        if not self.state.segments:
+        last = self.state.last
+        if last is None:
             return
-        last = self.state.segments[-1]
         if not (self.data_dir / last.path).exists():
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge

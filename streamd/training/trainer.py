@@ -339,8 +339,8 @@ class Trainer:
     def _hide_deleted(self) -> None:
         """Remove what deletes hide from the learner's past, once for each delete."""
         deletions = self._log.deletions
-        if len(deletions.places) > self._num_hidden:
-            self._num_hidden = len(deletions.places)
+        if deletions.count > self._num_hidden:
+            self._num_hidden = deletions.count
             self._learner.hide_deleted(deletions)
 
     def _renew_shadow(self) -> None:

@@ -19,7 +19,7 @@ from streamd.tensors import pack, unpack
 from tests.builders import stream, write_log
 
 STATE = LogState(
-    schema=Schema(2, 0, 0), seq=7, segments=(SegmentState(0, 5, 1, 10), SegmentState(5, 3, 0, 10, 6)),
+    schema=Schema(2, 0, 0), seq=7, sealed=(SegmentState(0, 5, 1, 10),), last=SegmentState(5, 3, 0, 10, 6),
     num_nodes=4, watermark=99, term=3)
 
 
