@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError
 from streamd.events import Bools, Int64
