@@ -1,6 +1,7 @@
 """Housekeeping of the log between commits: retention drops old segments, and compaction overwrites
 what deletes hide."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -12,6 +13,7 @@ from streamd.roles import COMPACT
 from streamd.segments.compact import Compaction, compaction, deleted_keys
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
 from streamd.segments.journal import SegmentState
+from streamd.segments.layout import JOURNAL_FOLDER
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
@@ -158,6 +160,9 @@ class Housekeeper:
         metrics.log_bytes.set(total + blocked)
         metrics.retention_blocked.set(blocked)
         metrics.log_first_edge.set(self._writer.state.first_edge)
+        for path, file in self._writer.state.files.items():
+            metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
+        metrics.journal_files.set(len(os.listdir(self._writer.data_dir / JOURNAL_FOLDER)))
 
     def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
         r = self._retention

@@ -27,6 +27,8 @@ rightly."""
 READABLE = (2, 3)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one."""
+JOURNAL = ".journal"
+"""Ending of a journal file's name."""
 FILE_LINES = 65_536
 """Commit lines after which a new journal file is begun. A start reads the newest file: so many
 lines take about half a second."""
@@ -285,7 +287,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 def journal_files(folder: Path) -> list[Path]:
     """List the journal files of a folder, oldest first."""
-    return sorted(folder.glob("*.journal"))
+    return sorted(folder.glob(f"*{JOURNAL}"))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -318,7 +320,7 @@ class JournalWriter:
 
         A file of that name is replaced whole: on the disk it may end earlier than it seems to.
         """
-        self._path = self.folder / f"{state.seq + 1:020d}.journal"
+        self._path = self.folder / f"{state.seq + 1:020d}{JOURNAL}"
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
@@ -349,7 +351,7 @@ class JournalWriter:
         changed_at = self.folder.stat().st_mtime_ns
         if changed_at == self._seen_at:
             return
-        newest = journal_files(self.folder)[-1]
+        newest = self.folder / max(n for n in os.listdir(self.folder) if n.endswith(JOURNAL))
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(
                 f"Another process has begun to write {self.folder.parent}, in spite of the lock.",

@@ -2,7 +2,7 @@
 section 2, and recovers what a crash left."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -303,28 +303,32 @@ class LogWriter:
             }
             self._line([new], {"files": [change]}, replaces=True)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace the committed bytes of an append-only file by others of the same length."""
-        assert len(data) == self._committed(path).num_bytes
+    def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Replace the committed bytes of an append-only file by others of the same length, given
+        piece by piece."""
         with self._steps():
             # Write the new file whole, under a name that recovery can finish or remove.
             revision = self.state.seq + 1
             fd = self.disk.open(
                 replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
             )
-            self.disk.write(fd, data, 0)
+            size = crc = 0
+            for piece in pieces:
+                self.disk.write(fd, piece, size)
+                size += len(piece)
+                crc = crc32c(piece, crc)
+            assert size == self._committed(path).num_bytes
             self.disk.sync(fd)
             self.disk.sync_folder((self.data_dir / path).parent)
 
             # Once the line is durable the new file is renamed into place, if need be by recovery.
-            crc = crc32c(data)
             self._line(
                 [],
                 {
                     "files": [
                         {
                             "path": path,
-                            "bytes": [0, len(data)],
+                            "bytes": [0, size],
                             "crc": crc,
                             "total": crc,
                             "revision": revision,

@@ -8,6 +8,7 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.segments import journal
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
@@ -64,6 +65,12 @@ def contents(path):
         "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
         "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
         "features": [n for n, _ in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]]}
+
+
+@pytest.fixture(autouse=True)
+def short_journals(monkeypatch):
+    """Journal files end within segments too."""
+    monkeypatch.setattr(journal, "FILE_LINES", 2)
 
 
 @pytest.fixture(scope="module")
