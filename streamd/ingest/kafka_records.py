@@ -39,7 +39,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     """
 
     max_batch_bytes: ClassVar[int] = 2**31
-    _buffer: bytes | bytearray
+    _buffer: bytes
     _pos: int
     _num_records: int
     _next_record_index: int

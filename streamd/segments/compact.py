@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Bools, Key, empty_batch
-from streamd.segments.format import TGUFSchema
 from streamd.segments.features import SLICE_BYTES
+from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import NOTHING, SegmentState
 from streamd.segments.layout import FEATURES, KEYS, feature_row
 from streamd.segments.log import LogWriter

@@ -1,7 +1,6 @@
 """Housekeeping of the log between commits: retention drops old segments, and compaction overwrites
 what deletes hide."""
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -12,8 +11,7 @@ from streamd.events import Key
 from streamd.roles import COMPACT
 from streamd.segments.compact import Compaction, compaction, deleted_keys
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
-from streamd.segments.journal import SegmentState
-from streamd.segments.layout import JOURNAL_FOLDER
+from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
@@ -162,7 +160,7 @@ class Housekeeper:
         metrics.log_first_edge.set(self._writer.state.first_edge)
         for path, file in self._writer.state.files.items():
             metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
-        metrics.journal_files.set(len(os.listdir(self._writer.data_dir / JOURNAL_FOLDER)))
+        metrics.journal_files.set(len(journal_files(self._writer.data_dir / "journal")))
 
     def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
         r = self._retention

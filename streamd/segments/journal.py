@@ -351,7 +351,7 @@ class JournalWriter:
         changed_at = self.folder.stat().st_mtime_ns
         if changed_at == self._seen_at:
             return
-        newest = self.folder / max(n for n in os.listdir(self.folder) if n.endswith(JOURNAL))
+        newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(
                 f"Another process has begun to write {self.folder.parent}, in spite of the lock.",

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 # Paths relative to the data directory; DESIGN section 2 draws the tree.
-JOURNAL_FOLDER = "journal"
 EDGES = "edges/default"
 KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"

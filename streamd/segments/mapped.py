@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class MappedSegments:
         self._files: list[TGUFFile] = []
         self._first_S = np.zeros(0, np.int64)
         self._newest_S: Int64 | None = None
+        self._labels_S: tuple[Int64, Int64] | None = None
         self._dim = 0
         self._columns: EdgeColumns | None = None
 
@@ -39,7 +41,7 @@ class MappedSegments:
                 for s in segments
             ]
             self._first_S = np.array([s.first_edge for s in segments], np.int64)
-            self._newest_S = self._columns = None
+            self._newest_S = self._labels_S = self._columns = None
         self._sealed = state.sealed
         self._last = state.last
         self._dim = state.schema.edge_feature_dim
@@ -48,6 +50,23 @@ class MappedSegments:
         """Yield every segment with its file, oldest first."""
         segments = self._sealed if self._last is None else (*self._sealed, self._last)
         return zip(segments, self._files, strict=True)
+
+    def with_labels(self, after_us: int, until_us: int) -> Iterator[tuple[SegmentState, TGUFFile]]:
+        """Yield the segments that may have labels with times in (after_us, until_us]."""
+        # Times of the first and last label of each sealed segment; the last one still grows.
+        if self._labels_S is None:
+            times = [
+                f.column("label_time", s.num_labels)[[0, -1]] if s.num_labels else (2**63 - 1, -1)
+                for s, f in self.each()
+                if s is not self._last
+            ]
+            bounds = np.array(times, np.int64).reshape(len(times), 2)
+            self._labels_S = bounds[:, 0].copy(), bounds[:, 1].copy()
+        first_S, last_S = self._labels_S
+        for i in np.flatnonzero((first_S <= until_us) & (last_S > after_us)).tolist():
+            yield self._sealed[i], self._files[i]
+        if self._last is not None and self._last.num_labels:
+            yield self._last, self._files[-1]
 
     @property
     def first_edge(self) -> int:
@@ -170,7 +189,7 @@ class MappedSegments:
                 [f.column("time", s.num_edges)[-1] for s, f in self.each() if s is not self._last],
                 np.int64,
             )
-        side = "right" if after else "left"
+        side: Literal["left", "right"] = "right" if after else "left"
         number_T = np.searchsorted(self._newest_S, time_T, side=side)
         out = np.full(len(time_T), self.num_edges, np.int64)
         for i in np.unique(number_T).tolist() if self._files else ():

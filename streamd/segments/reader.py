@@ -177,12 +177,8 @@ class LogReader:
         ]
 
         # Label times ascend within a segment.
-        for segment, file in self._segments.each():
-            time = (
-                file.column("label_time", segment.num_labels)
-                if segment.num_labels
-                else np.zeros(0, np.int64)
-            )
+        for segment, file in self._segments.with_labels(after_us, until_us):
+            time = file.column("label_time", segment.num_labels)
             a, b = (int(np.searchsorted(time, t, side="right")) for t in (after_us, until_us))
             if a < b:
                 node, target = (

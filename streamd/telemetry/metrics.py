@@ -137,7 +137,7 @@ log_first_edge = Gauge(
 log_bytes = Gauge("streamd_log_bytes", "Disk blocks of the log's segments", registry=INGEST)
 log_file_bytes = Gauge(
     "streamd_log_file_bytes",
-    "Bytes of the log's files beside the segments: keys, updates of node features, late times, deletes",
+    "Bytes of a file of the log beside its segments, as of keys or node features",
     ["file"],
     registry=INGEST,
 )
