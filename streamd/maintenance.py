@@ -43,7 +43,7 @@ def open_log(data_dir: Path) -> LogReader:
     return reader
 
 
-def damage_beside_the_log(settings: Settings) -> Iterator[str]:
+def damage_outside_the_log(settings: Settings) -> Iterator[str]:
     """Yield a line for each damaged file that is not the log's: versions, the trainer's checkpoint,
     and stored facts, memory and replay."""
     from streamd.registry import Registry
@@ -97,7 +97,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
             line.leave()
             return (
                 False,
-                f"not all is gone yet: {waiting}; the request stands, and ingest goes on with it",
+                f"not all is gone yet: {waiting}; the request stays, and ingest goes on with it",
             )
         _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)

@@ -77,6 +77,7 @@ def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
     leaves nothing behind."""
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
+        # Its bytes are durable before the rename shows them under the name.
         _write(scratch, data, disk)
         disk.replace(scratch, path)
     except OSError:

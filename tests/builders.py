@@ -84,6 +84,10 @@ class ManualClock:
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
 
+    def set_wall(self, now_us: int) -> None:
+        """Set the wall clock alone, as an operator or NTP does."""
+        self._now_us = now_us
+
     def advance(self, seconds: float) -> None:
         self._now_us += int(seconds * 1e6)
         self._monotonic += seconds

@@ -119,6 +119,7 @@ class Player:
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
         """Send events and wait for their acknowledgements."""
         topic = self._settings.kafka.topics[0]
+        # All at once, and then one wait for an hour of events.
         sent = [producer.send(topic, key=e.key, value=e.value) for e in batch]
         producer.flush()
         for future in sent:
@@ -144,5 +145,6 @@ class Player:
                     f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
                     "read daemon.log.",
                 )
+            # Short, because at full speed every hour of a month waits here.
             time.sleep(0.002)
         return None

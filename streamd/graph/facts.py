@@ -26,6 +26,7 @@ from streamd.graph.facts_kernels import (
     place_all,
 )
 
+# Fields of `FactArrays` with a row per node, and with a row per pair.
 NODE_ARRAYS = (
     "seen",
     "last",
@@ -39,6 +40,7 @@ NODE_ARRAYS = (
     "order",
 )
 PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
+# Rows of new nodes are zero, but for times, which begin as never.
 NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
 
 
@@ -58,7 +60,11 @@ class PairFacts:
         self.max_pairs = max_pairs
         self.edge = edge
         self._forgotten = 0
+
+        # Decay of a pair's weight by its age in events, looked up rather than computed.
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
+
+        # Tables begin empty: `_grow` makes room before events are taken in.
         self._f = FactArrays(
             seen=np.zeros(0, np.int64),
             last=np.zeros(0, np.int64),
@@ -167,6 +173,7 @@ class PairFacts:
 
     def log_shares(self, nodes: Int64, time_us: int) -> Float32:
         """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
+        # Shares do not depend on the source, so one that was never seen is asked about.
         return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
     def copy(self) -> "PairFacts":
@@ -177,8 +184,11 @@ class PairFacts:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, for storing; `edge` among it."""
+        # Rows behind the last node in use say nothing and are not stored.
         used = np.flatnonzero((self._f.seen > 0) | (self._f.rank > 0))
         nodes = int(used[-1]) + 1 if len(used) else 0
+
+        # Slots are not stored either: they follow from the keys.
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
@@ -192,10 +202,13 @@ class PairFacts:
         """Take over a stored state. Returns: False, and nothing is taken over, where it was made
         with other half-lives or with more pairs."""
         if (
+            # Popularity that decayed by other half-lives means something else.
             not np.array_equal(tensors["decay"], self._f.decay)
             or len(tensors["key"]) > self.max_pairs
         ):
             return False
+
+        # The release before stored no order of destinations.
         if "rank" not in tensors:
             tensors = _with_order(tensors)
         self._f = self._f._replace(
@@ -203,6 +216,8 @@ class PairFacts:
             slots=np.zeros(2, np.int32),
         )
         self.edge = int(tensors["edge"][0])
+
+        # Deletes are taken in from the first on; forgetting a node twice changes nothing.
         self._forgotten = 0
         self._place_pairs()
         return True
@@ -217,6 +232,7 @@ class PairFacts:
         deletes: NodeDeletes,
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
+        # Kernels cannot grow tables: make room for all that these events can add.
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
 
@@ -237,6 +253,8 @@ class PairFacts:
             size = max(nodes, 2 * len(f.seen), 1024)
             for name in NODE_ARRAYS:
                 changed[name] = _grown(getattr(f, name), size, NODE_FILL.get(name, 0))
+
+        # Beyond max_pairs a new pair takes the entry of the least recently touched one.
         pairs = min(pairs, self.max_pairs)
         if pairs > len(f.key):
             size = min(max(pairs, 2 * len(f.key), 1024), self.max_pairs)
@@ -247,6 +265,7 @@ class PairFacts:
         self._place_pairs()
 
     def _place_pairs(self) -> None:
+        # A power of two, and at most half full, so that probes stay short.
         slots = 1 << (2 * len(self._f.key) - 1).bit_length() if len(self._f.key) else 2
         if slots > len(self._f.slots):
             self._f = self._f._replace(slots=np.zeros(slots, np.int32))

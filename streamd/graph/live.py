@@ -43,8 +43,12 @@ class LiveGraph:
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
         self._feature_updates = reader.feature_updates()
+
+        # How many of the log's deletes the graph has taken in.
         self._nodes_hidden = self._edges_hidden = 0
         self._keep_us = keep_us
+
+        # The oldest event in memory, and where the graph ended at the last pass.
         self._in_memory_from = self._offloaded_at = graph.first_event
 
     @property
@@ -140,12 +144,14 @@ class LiveGraph:
         return nodes[~self.log.deletions.is_gone(nodes)]
 
     def restore_facts(self, folder: Path, until_event: int) -> int:
-        """Take over the newest stored facts at or before an edge. Returns: the edge they stand at.
+        """Take over the newest stored facts at or before an edge. Returns: the id of the next
+        edge that they take in.
 
         Without any they begin at the log's first edge, which is exact only where nothing lay before
         it.
         """
         for path in _stored_facts(folder):
+            # Facts from before the log cannot be continued; later ones know too much.
             if self.log.first_edge <= int(path.stem) <= until_event:
                 try:
                     if self.facts.restore(unpack(path)[0]):
@@ -159,6 +165,8 @@ class LiveGraph:
                     reason=reason,
                     meaning="they are made from the log again",
                 )
+
+        # None fits: they are made from the log, which retention may have shortened.
         if self.log.first_edge > 0:
             logger.warning(
                 "facts_incomplete",
@@ -183,6 +191,8 @@ def save_facts(facts: PairFacts, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{facts.edge:020d}.safetensors"
     write_durably(path, pack(facts.tensors()))
+
+    # A kill before this leaves both files, of which the newer one is taken.
     for old in _stored_facts(folder):
         if old.name < path.name:
             old.unlink()

@@ -22,6 +22,7 @@ class NodeFeatures:
         if not len(node_U):
             return
         if node_U.max() >= len(self._values):
+            # Rows double, so that growing costs little per update.
             grown = np.zeros(
                 (max(int(node_U.max()) + 1, 2 * len(self._values)), self.dim), np.float32
             )

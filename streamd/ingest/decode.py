@@ -166,6 +166,8 @@ class _Batch:
         wire = self._reader.edges_of_lines(values)
         if wire is None:
             return False
+
+        # Each record has an offset and a timestamp of its own.
         offset = np.fromiter((r.offset for r in records), np.int64, len(records))
         stamp = np.fromiter(map(_timestamp_us, records), np.int64, len(records))
         return self._add(
@@ -380,12 +382,15 @@ class _Batch:
                 (time, min(stamp, self._now), self._source, record.offset, index, kind, a, b, extra)
             )
             values.append(carried if kind == EDGE else (0.0,) * self.dim)
+
+        # One block for all valid events, in the order in which the record holds them.
         if rows:
             matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
             self._add(Block(np.array(rows, ROW), matrix, extras))
 
     def _tombstone(self, record: Any) -> None:
         """Take a null value as the delete of the node that its key names. Raises: BadEvent."""
+        # The error says which of the two is missing: the setting or the key.
         if not self._rules.tombstones or not record.key:
             raise BadEvent(
                 "tombstone",
@@ -405,6 +410,7 @@ class _Batch:
     def _horizon_of(self, record: Any) -> int:
         """The latest valid time of the record's events, microseconds."""
         stamp = _timestamp_us(record)
+        # A producer's clock may be ahead: its timestamp counts up to now only.
         return (
             self._now if stamp == NO_STAMP else min(stamp, self._now)
         ) + self._rules.max_ahead_us

@@ -133,6 +133,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
         """A refused record for the one at `start`, or for all the rest where its end is unknown."""
+        # Its own length and offset may be wrong: they count only where both lie in the batch.
         try:
             length, body = decode_varint(self._buffer, start)
             _, pos = decode_varint(self._buffer, body)
@@ -143,6 +144,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             )
         except UNREADABLE:
             has_end = False
+
+        # Only this record is lost where its end is known, else all that follow it in the batch.
         if has_end:
             self._pos = body + length
             return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
@@ -166,7 +169,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._decompressed = True
 
     def _refused_record(self, offset: int, why: str) -> DefaultRecord:
-        """A record that says why what stood at `offset` was refused."""
+        """A record that says why what was at `offset` was refused."""
         value = f"cannot be read: {why}".encode()[:1000]
         return DefaultRecord(
             len(value),
@@ -184,6 +187,7 @@ def _nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
     length, pos = decode_varint(buffer, pos)
     if length < 0:
         return None, pos
+    # A slice would silently be shorter.
     if pos + length > len(buffer):
         raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
     return buffer[pos : pos + length], pos + length
@@ -238,10 +242,12 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
     def take(self, n: int | None = None) -> list[Any]:
         """At most `n` records; the one that uses up `bytes_left` is the last."""
+        # An error that the last call kept back comes first.
         self._maybe_raise_next_inline_exception()
         records: list[Any] = []
         try:
             for record in itertools.islice(self.record_iterator, 0, n):
+                # A record counts as kafka-python holds it, expanded; absent parts have size -1.
                 records.append(record)
                 self.bytes_left -= (
                     max(0, record.serialized_key_size)
@@ -316,6 +322,7 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
     def parse_and_remember(fetched: Any) -> Any:
         data = fetched.partition_data
         if not data.error_code:
+            # An answer may lack it; then all up to the high water mark can be read.
             end = data.last_stable_offset
             stable[fetched.topic_partition] = (
                 end if end is not None and end >= 0 else data.high_watermark

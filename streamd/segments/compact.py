@@ -40,7 +40,8 @@ class Compaction:
 
 
 def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
-    """Overwrite the deleted rows before an event id, and all deleted keys, one segment a step.
+    """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
+    of deleted nodes; one segment per step.
 
     A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
@@ -54,7 +55,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
 
-    # Segments are named before the loop: sealing adds one, which holds nothing deleted.
+    # List the segments before the loop: sealing adds one, which holds nothing deleted.
     done = Compaction(keys=keys, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
@@ -124,6 +125,7 @@ def _copy(
 def _copy_rows(
     old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
 ) -> None:
+    # Rows and times stay, so that event ids and order do: only ends and features are overwritten.
     src, dst, time, msg = (
         old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg")
     )
@@ -157,6 +159,7 @@ def _remove_keys(log: LogWriter, reader: LogReader) -> None:
 
 
 def _remove_node_features(log: LogWriter, reader: LogReader) -> None:
+    # Rows of zeros were overwritten before; the file is replaced only for others.
     cleared = (reader.deletions.is_gone(r["node"]) & r["values"].any(1) for r in _feature_rows(log))
     if any(dead.any() for dead in cleared):
         log.replace_file(FEATURES, _without_deleted(log, reader))

@@ -88,7 +88,8 @@ class Deletions:
         return out
 
     def hides_edges(self, event_ids: Int64) -> Bools:
-        """Whether each event id was deleted as a single edge: bool of the same shape."""
+        """Whether each event id was deleted by a delete of that edge, not of its nodes: bool of the
+        same shape."""
         return self._edges.holds(event_ids)
 
     def hides(self, first_edge: int, src_E: Int64, dst_E: Int64) -> Bools:

@@ -21,7 +21,8 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
-"""Longest time that compaction keeps ingest from its next commit, but for one segment."""
+"""Time after which a step of compaction begins no further segment. A pass's first step also reads
+the log's keys and deletes, and rewrites keys and features, however long that takes."""
 BLOCK_BYTES = 512
 """Bytes of a block as `st_blocks` counts them."""
 

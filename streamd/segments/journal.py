@@ -2,7 +2,8 @@
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
 whole state) and is named by the first commit that may follow. `LogState.after` is the only code
-that interprets lines, for all readers.
+that derives state from lines; `recovery.drop_journals` and `verify` read the names of their files
+too.
 """
 
 import os
@@ -42,7 +43,8 @@ class SegmentState:
     """The committed part of a segment.
 
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
-    was allocated for. revision: the commit that replaced its file by a compacted one, 0 for none;
+    was allocated for. revision: the commit that last replaced its file, by a compacted or a larger
+    one, 0 for none;
     readers map the file again when this changes.
     """
 
@@ -97,8 +99,8 @@ OTHER = "use the streamd that wrote it."
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: number of the
-    leader's reign; 0 where one machine writes the log for itself.
+    """What is committed after commit `seq`. files: append-only files by path. term: reserved for
+    logs that several machines write in turn, as in Raft; always 0 today.
 
     sealed: the segments before the last, in order of event ids. States share this tuple until a
     segment is sealed, replaced or dropped, so that a commit costs the same however many there are.
@@ -160,7 +162,8 @@ class LogState:
         if dropped := set(line.get("dropped", ())):
             sealed = tuple(s for s in sealed if s.first_edge not in dropped)
 
-        # Append-only files grow; those of a segment's rows are named by `segments` already.
+        # Append-only files grow or are replaced. Entries without `bytes` are about rows of
+        # segments, which `segments` has covered.
         files = self.files
         for change in line["files"]:
             if "bytes" in change:
@@ -257,6 +260,7 @@ def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
     """The progress after the fields of a line; partitions of other topics are shared with `old`."""
     positions = old.positions
     for topic, parts in fields["positions"].items():
+        # Older logs have no epoch: the position then has its default.
         moved = {
             int(partition): Position(offset, index, tuple((a, b) for a, b in ahead), *epoch)
             for partition, (offset, index, ahead, *epoch) in parts.items()
@@ -325,6 +329,7 @@ class JournalWriter:
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
         self._num_commits = -1
+        # The checkpoint is durable before the file gets its name, so none is ever seen without.
         self.append(encode_line(state.checkpoint()))
         self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
@@ -351,6 +356,7 @@ class JournalWriter:
         changed_at = self.folder.stat().st_mtime_ns
         if changed_at == self._seen_at:
             return
+        # Another process may have begun a file of the same name, which only the inode tells.
         newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(

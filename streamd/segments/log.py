@@ -1,5 +1,5 @@
-"""The log's one writer turns each batch into a durable commit, in the numbered steps of DESIGN
-section 2, and recovers what a crash left."""
+"""The log's one writer turns each batch into a durable commit, in the numbered steps of
+docs/how-it-works.md, and recovers what a crash left."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,8 +50,9 @@ class LogWriter:
     """Appends commits to the log, drops segments and replaces files, each as one line of the
     journal.
 
-    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to dense node
-    ids. After a failed write or sync nothing more is accepted: the process ends, and a new writer
+    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to node ids;
+    `BatchBuilder` adds and removes entries before it commits. After a failed write or sync nothing
+    more is accepted: the process ends, and a new writer
     recovers.
     """
 
@@ -65,19 +66,21 @@ class LogWriter:
         self.segment_edges = segment_edges
         self.disk = disk
         self._failed = ""
-        self._closed = False
+        self.closed = False
+        """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; give it back where the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._lock = lock_directory(data_dir / "lock")
+        self.lock = lock_directory(data_dir / "lock")
+        """Descriptor of the lock on the directory, held until `close`."""
         try:
             self._open()
         except OSError as error:
-            os.close(self._lock)
+            os.close(self.lock)
             raise _disk_error(data_dir, error) from error
         except BaseException:
-            os.close(self._lock)
+            os.close(self.lock)
             raise
 
     def _open(self) -> None:
@@ -159,7 +162,8 @@ class LogWriter:
         remaining = segment.edge_capacity - segment.num_edges
         if self.schema.label_dim:
             remaining = min(remaining, max(segment.label_capacity - segment.num_labels, 0))
-        # Where labels filled the segment, the next commit begins a new one.
+        # Where labels filled the segment, a commit with labels begins a new one, or enlarges one
+        # that has no edge yet.
         return min(remaining, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
     def commit(
@@ -169,8 +173,9 @@ class LogWriter:
 
         Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
         that Kafka lost and that are passed over.
-        Raises: DiskError where a write or sync failed; the log stays at the commit before and the
-        caller ends the process. LockedError where another process writes here too.
+        Raises: DiskError where a write or sync failed. Whether the commit is durable is then
+        unknown until recovery has read the journal; the caller ends the process. LockedError where
+        another process writes here too.
         """
         # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
@@ -232,7 +237,7 @@ class LogWriter:
             line["gaps"] = [list(g) for g in gaps]
         self._line(segments, line)
 
-        # Foreign readers of the file see the rows by its header, which recovery writes anew.
+        # Foreign readers of the file see the rows by its header, which recovery writes again.
         if segments and self._segment is not None:
             self._segment.raise_counts()
         if batch.num_edges:
@@ -322,21 +327,8 @@ class LogWriter:
             self.disk.sync_folder((self.data_dir / path).parent)
 
             # Once the line is durable the new file is renamed into place, if need be by recovery.
-            self._line(
-                [],
-                {
-                    "files": [
-                        {
-                            "path": path,
-                            "bytes": [0, size],
-                            "crc": crc,
-                            "total": crc,
-                            "revision": revision,
-                        }
-                    ]
-                },
-                replaces=True,
-            )
+            change = {"path": path, "bytes": [0, size], "crc": crc, "total": crc}
+            self._line([], {"files": [change | {"revision": revision}]}, replaces=True)
 
             # Further commits append to the new file.
             self.disk.close(self._files[path])
@@ -344,12 +336,12 @@ class LogWriter:
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
             with ExitStack() as stack:
-                stack.callback(os.close, self._lock)
+                stack.callback(os.close, self.lock)
                 for fd in (self._published, *self._files.values()):
                     stack.callback(self.disk.close, fd)
                 stack.callback(self._journal.close)
@@ -363,7 +355,7 @@ class LogWriter:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """Run the steps of one commit; after a failure between two of them refuse all further ones.
+        """Run one change of the log; after any failure in it, refuse every later change.
 
         Memory and disk may then differ, and only recovery knows what the disk holds.
         """
@@ -396,7 +388,8 @@ class LogWriter:
         return segment
 
     def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
-        """Replace a segment that is full of labels before it has an edge by one of twice the size.
+        """Move a segment whose labels are full, and that has no edge yet, to a file of at least
+        twice the capacity.
 
         It cannot be sealed, because the next segment would be named by the same event id.
         """
@@ -441,7 +434,8 @@ class LogWriter:
             self.disk,
         )
 
-        # A journal file ends where a segment does, so that retention can drop the two together.
+        # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
+        # together.
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)

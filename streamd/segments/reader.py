@@ -122,7 +122,8 @@ class LogReader:
             else:
                 self.ids[key] = len(self.keys)
             self.keys.append(key)
-        # Compaction removes the keys of deleted nodes only.
+        # A row without a key is a deleted node, or the reserved one that compacted rows point to:
+        # both hide their rows.
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_deletions(self) -> None:

@@ -75,8 +75,8 @@ def replacement(path: Path, revision: int) -> Path:
 
 
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Rename the files that replace others by what the journal says; again after a crash between
-    line and rename."""
+    """Rename every replacement whose commit is in the journal onto the file it replaces. Recovery
+    repeats this, for a crash between line and rename."""
     named = {s.path: s.revision for s in state.segments} | {
         p: f.revision for p, f in state.files.items()
     }

@@ -1,4 +1,5 @@
-"""Checks every committed byte of a log against the checksum in the journal."""
+"""Checks the committed bytes of a log against the checksums in the journal, as far as the journal
+still has them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -199,6 +200,7 @@ def _bytes_crc(path: Path, claim: _Claim) -> tuple[int, str]:
     crc = 0
     with path.open("rb") as file:
         file.seek(a)
+        # Pieces of 16 MiB: a file may be larger than memory.
         while a < b and (piece := file.read(min(b - a, 1 << 24))):
             crc = crc32c(piece, crc)
             a = a + len(piece)

@@ -38,7 +38,10 @@ def test_every_strategy_equals_its_reference_after_every_batch(seed, tau, k, dir
 
 @pytest.mark.parametrize("tau", [1, 4, 64])
 def test_event_ids_far_above_two_to_the_33_and_far_apart_are_answered(tau):
-    """A node that waits for more than 2^31 events gets its next entry in a block of its own."""
+    """A node that waits for more than 2^31 events gets its next entry in a block of its own.
+
+    1 --> 2, 1 --> 3, 1 --> 1, 2 --> 3: these four events again and again, far apart
+    """
     src, dst = np.array([1, 1, 1, 2]), np.array([2, 3, 1, 3])
     starts = [2**33, 2**33 + SPAN - 2, 2**33 + SPAN + 7, 2**35, 2**35 + 10]
     graph = BlockGraph(starts[0], tau)
@@ -60,6 +63,11 @@ def test_event_ids_far_above_two_to_the_33_and_far_apart_are_answered(tau):
 
 
 def test_a_self_loop_is_stored_once_and_repeated_edges_are_kept():
+    """
+    0: 1 --> 1
+    1: 1 --> 2
+    2: 1 --> 2
+    """
     graph = BlockGraph()
     graph.insert(np.array([1, 1, 1]), np.array([1, 2, 2]))
     found = recent(graph, np.array([1, 2]), 3, 5)
@@ -67,7 +75,11 @@ def test_a_self_loop_is_stored_once_and_repeated_edges_are_kept():
     assert graph.num_entries == 5
 
 
-def test_edge_ids_go_on_from_where_the_log_starts():
+def test_event_ids_go_on_from_where_the_log_starts():
+    """
+    1000: 0 --> 1
+    1001: 0 --> 2
+    """
     graph = BlockGraph(first_event=1_000)
     graph.insert(np.array([0, 0]), np.array([1, 2]))
     assert recent(graph, np.array([0]), 1_001, 2).event[0, 0] == 1_000

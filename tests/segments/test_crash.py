@@ -1,4 +1,4 @@
-"""The writer stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
+"""Writer, journal, compaction and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
 
 import dataclasses
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, FaultyDisk(at, mode))
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log._closed:
+        if log is not None and not log.closed:
             with pytest.raises(DiskError, match="nothing more"):
                 log.commit(empty_batch(SCHEMA), Progress(), 10**9)
             log.close()
@@ -180,7 +180,7 @@ def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, exp
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log._closed:
+        if log is not None and not log.closed:
             log.close()
         disk.at = -1
         log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
