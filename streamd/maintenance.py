@@ -80,10 +80,9 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     """
     # The request outlives this process.
     log = open_log(settings.data_dir)
-    deleted_at = log.deletions.places
-    if not len(deleted_at):
+    if not log.deletions.count:
         return True, "nothing was deleted"
-    compaction_request = int(deleted_at.max())
+    compaction_request = log.deletions.newest_place
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.

@@ -10,6 +10,7 @@ from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batc
 from streamd.segments.holds import Hold, ask_to_compact, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
 from streamd.settings import RetentionSettings, Settings, load_settings
 
 SECOND = 1_000_000
@@ -51,6 +52,12 @@ def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,)
         writer.commit(batch(schema, src[at:end], dst[at:end], time[at:end], new, at), Progress(), mark)
         at, turn = end, turn + 1
     writer.close()
+
+
+def feature_updates(reader: LogReader, until: int = 2**62) -> list[tuple[int, list[float]]]:
+    """(node, values) of the updates of node features before an edge, in log order."""
+    return [(n, v.tolist()) for nodes, values in reader.feature_updates().until(until)
+            for n, v in zip(nodes.tolist(), values, strict=True)]
 
 
 def compact(log: LogWriter, held: int | None = None):

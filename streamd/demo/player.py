@@ -89,7 +89,9 @@ class Player:
             if log is None:
                 return
             self._wait_for(
-                log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes)
+                log,
+                "the node features are in the log",
+                lambda: log.num_feature_updates >= len(nodes),
             )
 
             # Each hour waits for its moment, and for the trainer where that is behind.

@@ -57,7 +57,7 @@ class Loader:
         self._decoder = Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(
-            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge
+            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edges
         )
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0

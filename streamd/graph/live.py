@@ -42,6 +42,7 @@ class LiveGraph:
         self.graph = graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
+        self._feature_updates = reader.feature_updates()
 
         # How many of the log's deletes the graph has taken in.
         self._nodes_hidden = self._edges_hidden = 0
@@ -116,9 +117,8 @@ class LiveGraph:
 
     def take_features(self, until_event: int) -> None:
         """Put the node features in force that were updated before an edge."""
-        self.features.advance(
-            self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_event
-        )
+        for nodes, values in self._feature_updates.until(until_event):
+            self.features.take(nodes, values)
 
     def hide_deleted(self) -> bool:
         """Hide what the reader learned of deletes since the last call, and what the log dropped.

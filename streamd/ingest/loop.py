@@ -74,7 +74,7 @@ class IngestLoop:
         self._housekeep = housekeep
         self._decoder = Decoder(rules_of(settings, log_writer.schema))
         self._builder = BatchBuilder(
-            log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edge
+            log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edges
         )
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)

@@ -2,7 +2,7 @@
 docs/how-it-works.md, and recovers what a crash left."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
-from streamd.events import EventBatch, Gap, Key, Progress, Schema
+from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 from streamd.segments.commit_rows import appended_bytes, read_deletions, segment_change
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
@@ -119,10 +119,10 @@ class LogWriter:
                 return int(file.column("time", segment.num_edges)[-1])
         return None
 
-    def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge between two node ids at an event time, deleted or not."""
-        self._lookup.refresh(self.state)
-        return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
+    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
+        """Whether the log holds an edge between two node ids that came at an event time, deleted or
+        not: bool[X]."""
+        return self._lookup.holds(self.state, src_X, dst_X, time_X)
 
     def _read_keys(self) -> dict[Key, int]:
         """Read the keys of the nodes that are not deleted, key -> node id."""
@@ -259,6 +259,8 @@ class LogWriter:
         }
 
         # Step 3: append the line; once it is durable, so is the commit.
+        if self._journal.is_full:
+            self._journal.roll(self.state)
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
         if replaces:
@@ -269,7 +271,7 @@ class LogWriter:
 
     def drop_before(self, first_edge: int) -> list[SegmentState]:
         """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
-        doomed = [s for s in self.state.segments[:-1] if s.first_edge + s.num_edges <= first_edge]
+        doomed = [s for s in self.state.sealed if s.end <= first_edge]
         if doomed:
             with self._steps():
                 self._line([], {"dropped": [s.first_edge for s in doomed]})
@@ -306,36 +308,27 @@ class LogWriter:
             }
             self._line([new], {"files": [change]}, replaces=True)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace the committed bytes of an append-only file by others of the same length."""
-        assert len(data) == self._committed(path).num_bytes
+    def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Replace the committed bytes of an append-only file by others of the same length, given
+        piece by piece."""
         with self._steps():
             # Write the new file whole, under a name that recovery can finish or remove.
             revision = self.state.seq + 1
             fd = self.disk.open(
                 replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
             )
-            self.disk.write(fd, data, 0)
+            size = crc = 0
+            for piece in pieces:
+                self.disk.write(fd, piece, size)
+                size += len(piece)
+                crc = crc32c(piece, crc)
+            assert size == self._committed(path).num_bytes
             self.disk.sync(fd)
             self.disk.sync_folder((self.data_dir / path).parent)
 
             # Once the line is durable the new file is renamed into place, if need be by recovery.
-            crc = crc32c(data)
-            self._line(
-                [],
-                {
-                    "files": [
-                        {
-                            "path": path,
-                            "bytes": [0, len(data)],
-                            "crc": crc,
-                            "total": crc,
-                            "revision": revision,
-                        }
-                    ]
-                },
-                replaces=True,
-            )
+            change = {"path": path, "bytes": [0, size], "crc": crc, "total": crc}
+            self._line([], {"files": [change | {"revision": revision}]}, replaces=True)
 
             # Further commits append to the new file.
             self.disk.close(self._files[path])
@@ -400,7 +393,8 @@ class LogWriter:
 
         It cannot be sealed, because the next segment would be named by the same event id.
         """
-        old = self.state.segments[-1]
+        old = self.state.last
+        assert old is not None
         capacity = 2 * max(old.capacity, num_labels)
         full.close()
 
@@ -469,9 +463,9 @@ class LogWriter:
             self.disk.sync_folder((self.data_dir / name).parent)
 
     def _open_segment(self) -> None:
-        if not self.state.segments:
+        last = self.state.last
+        if last is None:
             return
-        last = self.state.segments[-1]
         if not (self.data_dir / last.path).exists():
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge

@@ -343,8 +343,8 @@ class Trainer:
     def _hide_deleted(self) -> None:
         """Remove what deletes hide from the learner's past, once for each delete."""
         deletions = self.log.deletions
-        if len(deletions.places) > self._num_hidden:
-            self._num_hidden = len(deletions.places)
+        if deletions.count > self._num_hidden:
+            self._num_hidden = deletions.count
             self.learner.hide_deleted(deletions)
 
     def _renew_shadow(self) -> None:

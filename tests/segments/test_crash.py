@@ -8,10 +8,11 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.segments import journal
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from tests.builders import compact
+from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(2, 1, 1)
@@ -63,7 +64,13 @@ def contents(path):
     return reader.state.progress.positions.get("t", {0: Position(0)})[0].offset, {
         "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
         "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
-        "features": reader.feature_node[~reader.deletions.is_gone(reader.feature_node)].tolist()}
+        "features": [n for n, _ in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]]}
+
+
+@pytest.fixture(autouse=True)
+def short_journals(monkeypatch):
+    """Journal files end within segments too."""
+    monkeypatch.setattr(journal, "FILE_LINES", 2)
 
 
 @pytest.fixture(scope="module")

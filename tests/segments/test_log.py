@@ -20,7 +20,7 @@ from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import verify_log
-from tests.builders import batch, stream, write_log
+from tests.builders import batch, feature_updates, stream, write_log
 
 SCHEMA = Schema(2, 3, 0)
 
@@ -73,7 +73,7 @@ def test_positions_keys_features_and_late_times_survive_a_restart(tmp_path):
     writer.close()
     reader = read(tmp_path)
     assert reader.keys == list(keys) and reader.ids[1] != reader.ids["1"]
-    assert reader.feature_node.tolist() == [2] and reader.feature_edge.tolist() == [1]
+    assert feature_updates(reader) == [(2, [1.0, 1.0, 1.0])] and feature_updates(reader, 0) == []
     assert np.frombuffer((tmp_path / LATE).read_bytes(), "<i8").tolist() == [1, 3]
 
 
@@ -91,9 +91,9 @@ def test_the_writer_knows_which_edges_it_holds(tmp_path):
     src, dst, time_E = stream(300)
     writer = LogWriter(tmp_path, SCHEMA, 128)
     for edge in (0, 127, 128, 299):
-        assert writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]))
-        assert not writer.has_edge(int(src[edge]), int(dst[edge]), int(time_E[edge]) + 1)
-    assert not writer.has_edge(int(src.max()) + 1, int(dst[0]), int(time_E[0]))
+        one = slice(edge, edge + 1)
+        assert writer.has_edges(src[one], dst[one], time_E[one]) and not writer.has_edges(src[one], dst[one], time_E[one] + 1)
+    assert writer.has_edges(src + (src.max() + 1) * (np.arange(300) % 2), dst, time_E).tolist() == [True, False] * 150
     writer.close()
 
 
