@@ -88,6 +88,7 @@ class MemoryFiles:
         ):
             slots = memory.rows.used_slots()
             node_K = (slots[:, None] * PAGE + np.arange(PAGE)).ravel()
+            node_K = node_K[node_K < memory.num_nodes]
             self._rows = (self._written(next(names), _rows(memory, node_K), memory),)
             self._num_full, self._num_changed = len(node_K), 0
             self._num_forgotten = memory.num_forgotten

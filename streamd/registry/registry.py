@@ -382,15 +382,16 @@ class Registry:
         """Drop all but the newest `registry.keep` versions, and champion and shadow.
 
         Of those kept, champion, shadow and the newest keep their memory, which is as large as all
-        nodes together; the others serve as a record.
+        nodes together; the others serve as a record. So does the newest one's parent, which may be
+        proven already although the journal does not say so yet.
         """
         with self.journal.lock:
             made = sorted(read_manifests(self), key=lambda m: m.created)
             old = made[: -self._settings.registry.keep]
             self._drop([m.name for m in old])
-            named = self._named()
-            for manifest in made[len(old) : -1]:
-                if manifest.name not in named:
+            kept = self._named() | {name for m in made[-1:] for name in (m.name, m.parent)}
+            for manifest in made[len(old) :]:
+                if manifest.name not in kept:
                     for file in memory_names(manifest):
                         self._disk.unlink(self.folder / manifest.name / file)
 

@@ -88,7 +88,7 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
 @pytest.mark.parametrize("name", ["tgn", "tgat", "pair"])
 def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, name):
     """A stream through both under one version: each group of equal times is asked before any of it is produced."""
-    from streamd.models import Memory
+    from streamd.models import restored
     from streamd.training.learner import Learner
     from streamd.training.recorder import Recorder
     from streamd.training.replay import ReplayStore
@@ -107,7 +107,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     log = LogReader.open(whole)
     recorder, learner = Recorder(world.settings, log), Learner(world.settings, log, ReplayStore(None, 1, 0))
     learner.restore_weights(champion.weights, None)
-    learner.memory = Memory.restored(champion.memory, champion.manifest.edge, champion.manifest.memory_us)
+    _, learner.memory = restored(champion, SCHEMA)
     recorder.rebuild(champion.manifest.edge)
     want, asked_by_edge, cuts = {}, {}, []
     for window in recorded_windows(log, HOUR):
@@ -315,27 +315,27 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
 def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
     from streamd.roles import MEMORY, folder_of
     from streamd.server import retention_hold
-    from streamd.server.checkpoint import stored_memory
+    from streamd.server.checkpoint import INDEX, MemoryStore
 
     monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
     world.train(2)
     world.start()
     version, folder = world.registry.champion(), folder_of(world.path, "serve")
-    wait(lambda: world.engine.status.version == version and (folder / MEMORY).exists())
-    wait(lambda: (found := stored_memory(folder)) is not None and found.version == version)
+    wait(lambda: world.engine.status.version == version and (folder / MEMORY / INDEX).exists())
+    wait(lambda: (found := MemoryStore(folder).stored()) is not None and found.version == version)
     answer = ask(world)
-    stored = stored_memory(folder)
-    assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
+    stored = MemoryStore(folder).stored()
+    assert world.registry.manifest(version).edge + 50 <= stored.edge <= 500
     again = World(world.path)
     followed = []
     monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion.advance", lambda self, log, first, chunks, _own=LoadedVersion.advance: (
         followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
     again.start()
     wait(lambda: again.engine.status.version == version)
-    assert ask(again) == answer and all(edge >= stored.memory.edge for edge in followed)
+    assert ask(again) == answer and all(edge >= stored.edge for edge in followed)
     again.stop()
-    (folder / MEMORY).write_bytes(b"damaged")
-    assert stored_memory(folder) is None, "said, and replayed from the version instead"
+    (folder / MEMORY / INDEX).write_bytes(b"damaged")
+    assert MemoryStore(folder).stored() is None, "said, and replayed from the version instead"
 
 
 def test_health_says_why(tmp_path):

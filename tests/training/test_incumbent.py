@@ -59,6 +59,7 @@ def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_
     trainer, registry, _ = make(tmp_path)
     process_all(trainer)
     old = registry.champion()
+    shutil.copytree(registry.folder / old, tmp_path / "backup")
     other, _, log = make(tmp_path, model__name="pair")
     other.bootstrap()
     own = [n for n in registry.names() if n != old][-1]
@@ -66,6 +67,7 @@ def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_
     append(tmp_path, 600, 300, 12 * HOUR, seconds=60)
     log.refresh()
     assert process_all(other, 1)[0].promoted and other.contest.incumbent is None
+    shutil.copytree(tmp_path / "backup", registry.folder / old, dirs_exist_ok=True)
     registry.rollback("someone", "I did not") if registry.shadow() == old else registry.promote(old, "someone", "back")
     record, = process_all(other, 1)
     assert registry.champion() == old and not record.promoted
