@@ -17,7 +17,7 @@ models_app = typer.Typer(
 
 @models_app.command("list")
 def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """List the versions kept, oldest first."""
+    """List the versions kept, oldest first, with champion, shadow, and those without memory."""
     from streamd.registry.registry import read_manifests
 
     registry = _registry(config, data_dir)
