@@ -61,7 +61,7 @@ def not_finite(folder):
 
 DAMAGES = {
     "a flipped bit of the weights": lambda folder: flip(folder / "model.safetensors"),
-    "a flipped bit of the memory": lambda folder: flip(folder / "memory-001.safetensors"),
+    "a flipped bit of the memory": lambda folder: flip(folder / "memory-000.safetensors"),
     "half of the weights": lambda folder: truncate(folder / "model.safetensors"),
     "no memory": lambda folder: (folder / "memory-001.safetensors").unlink(),
     "an empty manifest": lambda folder: (folder / "manifest.json").write_bytes(b""),

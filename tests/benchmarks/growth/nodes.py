@@ -1,0 +1,157 @@
+"""What nodes cost: a trainer's and a server's memory for each million, a window at three sizes, a version on disk, and the longest
+time in which a server answers nobody while memory moves.
+
+Each size runs in a process of its own: `python -m tests.benchmarks.growth.nodes FOLDER NODES`.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.benchmarks.measure import Row, write_edges
+
+SIZES = (20_000, 500_000, 5_000_000)
+WINDOW_EVENTS = 2_000
+HOUR = 3_600_000_000
+
+
+def run() -> list[Row]:
+    """Rows for the sizes, the smallest as the peer of the larger ones."""
+    found = {size: in_child(size) for size in SIZES}
+    small = found[SIZES[0]]
+    rows = [Row(f"window of 2,000 events at {size:,} nodes", found[size]["window"], "s", small["window"], f"{SIZES[0]:,} nodes")
+            for size in SIZES]
+    for size in SIZES[1:]:
+        millions = (size - SIZES[0]) / 1e6
+        for name, what in (("trainer", "trainer's memory"), ("trainer_peak", "trainer's peak"), ("server", "server's memory"),
+                           ("versions", "20 versions on disk")):
+            rows.append(Row(f"{what} for a million nodes, from {size:,}", (found[size][name] - small[name]) / millions / 1e6, "MB"))
+    rows += [Row(f"longest stop of the server's loop at {size:,} nodes", found[size]["stop"], "ms") for size in SIZES]
+    return rows
+
+
+def in_child(size: int) -> dict[str, float]:
+    """The figures at a number of nodes, measured in a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out: dict[str, float] = {}
+        for what in ("train", "serve"):
+            command = [sys.executable, "-m", "tests.benchmarks.growth.nodes", folder, str(size), what]
+            out |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        return out
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def peak() -> int:
+    """Most bytes of this process that were in memory since `reset_peak`."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def make_log(folder: Path, nodes: int, windows: int) -> None:
+    """A log in whose first hour each node takes part, and then windows of events between any of them."""
+    rng = np.random.default_rng(nodes)
+    half = nodes // 2
+    src = [np.arange(half)]
+    dst = [np.arange(half, nodes)]
+    when = [np.linspace(0, HOUR - 1, half).astype(np.int64)]
+    for window in range(1, windows + 1):
+        src.append(rng.integers(0, half, WINDOW_EVENTS))
+        dst.append(rng.integers(half, nodes, WINDOW_EVENTS))
+        when.append(window * HOUR + np.sort(rng.integers(0, HOUR, WINDOW_EVENTS)))
+    columns = [np.concatenate(c) for c in (src, dst, when)]
+    write_edges(folder, [f"n:{i}" for i in range(nodes)], *columns, np.zeros((len(columns[0]), 0), np.float32), (windows + 1) * HOUR)
+
+
+def train(folder: Path, nodes: int) -> dict[str, float]:
+    """Learns five windows after the first. Returns: seconds of the quickest, and bytes."""
+    from streamd.clock import SystemClock
+    from streamd.registry import Registry
+    from streamd.segments.reader import LogReader
+    from streamd.telemetry.heartbeat import Heartbeat
+    from streamd.training.trainer import Trainer
+    from streamd.windows import next_window
+    from tests.builders import settings
+
+    make_log(folder, nodes, 24)
+    chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS, windows__merge_after=0)
+    log = LogReader.open(folder)
+    trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(folder, "train"))
+    seconds = []
+    for number in range(23):
+        window = next_window(log, trainer.edge, HOUR)
+        begun = time.perf_counter()
+        trainer.process(window)
+        seconds.append(time.perf_counter() - begun)
+        if number == 2:
+            reset_peak()
+    disk = {(p.stat().st_ino, p.stat().st_size) for p in (folder / "models").rglob("*") if p.is_file()}
+    return {"window": sorted(seconds[3:])[len(seconds[3:]) // 2], "trainer": resident(), "trainer_peak": peak(),
+            "versions": sum(size for _, size in disk)}
+
+
+def serve(folder: Path, nodes: int) -> dict[str, float]:
+    """Serves the newest version while events come and queries close chunks. Returns: bytes, and the longest stop."""
+    from streamd.events import Progress, Schema
+    from streamd.registry import Registry
+    from streamd.segments.log import LogWriter
+    from streamd.server.engine import Engine
+    from streamd.server.requests import Score
+    from streamd.telemetry.heartbeat import Heartbeat
+    from tests.builders import batch, settings
+
+    chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS)
+    engine = Engine(chosen, Registry(chosen), Heartbeat(folder, "serve"))
+    writer = LogWriter(folder, Schema(), 1 << 20)
+    rng = np.random.default_rng(1)
+    stops: list[float] = []
+    held = 0
+
+    async def watch() -> None:
+        """Notes how late it is waked up: for so long nobody was answered."""
+        while True:
+            begun = time.perf_counter()
+            await asyncio.sleep(0.001)
+            stops.append(time.perf_counter() - begun)
+
+    async def drive() -> None:
+        nonlocal held
+        running = asyncio.create_task(engine.run())
+        while not engine.status.ready:
+            await asyncio.sleep(0.05)
+        held = resident()
+        watching = asyncio.create_task(watch())
+        at = 25 * HOUR
+        for _ in range(100):
+            # A commit with nodes that nobody has seen, then a query whose time closes the chunk.
+            src, dst = rng.integers(0, nodes, (2, 40))
+            times = at + np.sort(rng.integers(0, 10**6, 40))
+            await asyncio.to_thread(writer.commit, batch(Schema(), src, dst, times), Progress(), int(times[-1]))
+            at += 2 * 10**6
+            await engine.ask(Score("n:1", tuple(f"n:{i}" for i in rng.integers(0, nodes, 20)), at + HOUR))
+            await asyncio.sleep(0.02)
+        watching.cancel()
+        engine.stop()
+        await running
+
+    asyncio.run(drive())
+    writer.close()
+    return {"server": held, "stop": 1e3 * max(stops)}
+
+
+if __name__ == "__main__":
+    path, size, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    print(json.dumps({"train": train, "serve": serve}[what](path, size)))
