@@ -141,8 +141,6 @@ class Trainer:
         if followed is not None:
             self.learner.continue_from(followed.model.state_dict(), followed.memory)
         self._hide_deleted()
-
-        # Write the step down before it is done, so that a restart takes the same windows.
         self._touch("scoring")
         step = self._ledger.begin(windows, self.contest.version, self.learner)
         with self._ledger.counting_failures():
@@ -203,8 +201,7 @@ class Trainer:
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
-        # Chunk by chunk: what serves (the learner's version, or the rule before there is one), and
-        # the shadow.
+        # Chunk by chunk: the learner's version (the rule before there is one), and the shadow.
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
@@ -223,9 +220,9 @@ class Trainer:
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
-        """Learn what was scored. Returns: None where no event could be learned."""
+        """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event
+        could be learned."""
         learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
-        # The memory to be published and stored forgets the nodes deleted up to here.
         self.learner.memory.forget(self.log.deletions.of_nodes)
         return learned
 
