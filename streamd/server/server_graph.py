@@ -5,7 +5,7 @@ import numpy as np
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
-from streamd.graph.live import LiveGraph, read_back
+from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
@@ -78,8 +78,9 @@ class ServerGraph:
         """Event time, microseconds, up to which the events taken in are complete."""
         return self.log.watermark if self.caught_up else self.newest_us
 
-    def follow(self) -> tuple[int, bool]:
-        """Take in up to one slice of new events, and all deletes.
+    def follow(self, answering: bool = True) -> tuple[int, bool]:
+        """Take in up to one slice of new events, and all deletes. answering: whether requests wait
+        meanwhile; without them the graph catches up in long slices.
 
         The reader's segments are read to their end before it looks for more: they stay mapped until
         then, while retention may drop their files.
@@ -89,7 +90,8 @@ class ServerGraph:
             return 0, False
         self._began = True
         deleted = self.live.hide_deleted()
-        took = self.live.step(self.log.num_edges, SLICE_EDGES)
+        catch_up = SLICE_EDGES if answering else CATCH_UP_EDGES
+        took = self.live.step(self.log.num_edges, SLICE_EDGES, catch_up)
 
         # Node features as of the newest event that was taken in.
         if took:

@@ -152,7 +152,7 @@ def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damag
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
     view = world.engine._view
-    view.retention.store_facts(view.facts.copy())
+    view.retention.store_facts(lambda: view.retention._restart.store(view.facts))
     view.retention.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
     world.stop()
     damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),

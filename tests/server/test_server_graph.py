@@ -25,7 +25,8 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     before = opened()
     read(before)
-    before.retention.store_facts(before.facts.copy())
+    before.retention.keep(None)
+    before.retention._storing.join()
     restarted = opened()
     assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
     writer = LogWriter(tmp_path, Schema(), 64)
