@@ -5,7 +5,7 @@ import numpy as np
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph import PairFacts
-from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
+from streamd.graph.live import LiveGraph, read_back
 from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
@@ -14,6 +14,8 @@ from streamd.settings import ModelSettings, Settings
 
 SLICE_EDGES = 20_000
 """Most events taken in between two passes of answers: requests wait while they are."""
+CATCH_UP_EDGES = 250_000
+"""The same for the graph alone before the server is ready: only health checks wait."""
 
 
 class ServerGraph:
