@@ -165,8 +165,8 @@ def backtest(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Play a recorded log or file through scoring and learning, beside nightly and frozen models
-    and plain rules."""
+    """Play a recorded log or file through scoring and learning, compared with nightly and frozen
+    models and plain rules."""
     from streamd.evaluation.backtest import Plan
     from streamd.exchange.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file
@@ -201,7 +201,7 @@ def train(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Train GraphSAGE, GAT or GCN on the log as a static graph, beside whatever runs on it."""
+    """Train GraphSAGE, GAT or GCN on the log as a static graph, while other roles run on it."""
     if not static:
         raise SettingsError(
             "streamd train needs --static.", "the live model is learned by `streamd run`."
@@ -225,7 +225,7 @@ def train(
 def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Check every committed byte of the log, and all versions and stored state, against their
     checksums."""
-    from streamd.maintenance import damage_beside_the_log
+    from streamd.maintenance import damage_outside_the_log
     from streamd.segments.verify import verify_log
 
     settings = settings_of(config, data_dir)
@@ -234,14 +234,14 @@ def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     with ProgressLine(err, "checking what was committed", "pieces") as line:
         commits, damage = verify_log(settings.data_dir, line.at)
         line.begin("checking versions and stored state")
-        other_damage = list(damage_beside_the_log(settings))
+        other_damage = list(damage_outside_the_log(settings))
 
     # Damage goes to stderr, a line each, the counts to stdout.
     for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
         err.print(f"damaged: {text}", markup=False, soft_wrap=True)
     out.print(
         f"{commits:,} commits checked, {len(damage)} damaged; "
-        f"{len(other_damage)} damaged beside the log"
+        f"{len(other_damage)} damaged outside the log"
     )
     raise typer.Exit(1 if damage or other_damage else 0)
 

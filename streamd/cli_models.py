@@ -81,6 +81,8 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
 
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     settings = settings_of(config, data_dir)
+
+    # Opening a registry would make the folder.
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
     return Registry(settings)

@@ -62,5 +62,6 @@ def time_us(when: datetime.datetime) -> int:
 def utc(time_us: int) -> str:
     """Write microseconds since the epoch as ISO 8601 in UTC, also beyond the year 9999, where
     Python's own dates end."""
+    # numpy always writes six decimals; zeros at their end are left out.
     text = str(np.datetime64(time_us, "us"))
     return f"{text.rstrip('0').removesuffix('.')}Z"

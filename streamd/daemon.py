@@ -322,7 +322,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
             settings=unused,
             meaning=f"model.name {settings.model.name} does not use them",
         )
-    _make_kernels_ready()
+    make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
 
     # One trainer for each data directory, which waits for ingest to make the log.
@@ -387,7 +387,7 @@ def _run_serve(
 
     # Set up the process: one thread answers, so batches need no locks.
     _fix_torch(1)
-    _make_kernels_ready()
+    make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
@@ -406,7 +406,7 @@ def _run_serve(
 
     # Listen before anything is loaded: a port that is taken is an error of the settings.
     listening = _listen(settings.server.host, settings.server.port)
-    lock = _lock_name(settings.data_dir, name, stop)
+    lock = lock_name(settings.data_dir, name, stop)
     if lock is None:
         return
     engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve", name), end_process)
@@ -433,7 +433,7 @@ def _run_serve(
         sys.exit(1)
 
 
-def _lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
+def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
     """Lock a server's name until this process ends.
 
     Under a supervisor it waits, because the server of one that was killed may still be ending.
@@ -470,7 +470,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _make_kernels_ready() -> None:
+def make_kernels_ready() -> None:
     """Compile or load the kernels before the first event needs them."""
     from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice

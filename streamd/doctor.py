@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIN_FREE_BYTES = 1_000_000_000
 """Least free disk: a few segments of a million edges, versions and checkpoints."""
 OTHER_FILES = 128
-"""Open files of a role beside connections and segments: libraries, logs, sockets to the brokers."""
+"""Open files of a role besides connections and segments: libraries, logs, sockets to brokers."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,14 @@ class Check:
 
 def examine(settings: Settings) -> Iterator[Check]:
     """Run all checks, yielding each as it is done."""
-    for name, look in (
-        ("broker", _broker),
-        ("data directory", _data_directory),
-        ("feature widths", _widths),
-        ("clock", _clock),
-        ("ports", _ports),
-        ("file limit", _file_limit),
-        ("crc32c", _crc32c),
-        ("model", _model),
-        ("device", _device),
-        ("kernels", _kernels),
-        ("roles", _roles),
-    ):
-        yield _checked(name, look, settings)
+    for name in CHECKS:
+        yield run_check(name, settings)
 
 
-def _checked(name: str, look: Callable[[Settings], str], settings: Settings) -> Check:
-    """Run one check; its error is its result."""
+def run_check(name: str, settings: Settings) -> Check:
+    """Run the check of a name in `CHECKS`; its error is its result."""
     try:
-        return Check(name, True, look(settings))
+        return Check(name, True, CHECKS[name](settings))
     except (StreamdError, OSError, ImportError) as error:
         return Check(name, False, str(error))
 
@@ -73,11 +61,13 @@ def _broker(settings: Settings) -> str:
 
     from streamd.ingest.watch import missing_topic
 
-    topics, _ = _asked(settings)
+    topics, _ = ask_broker(settings)
     if topics.missing:
         raise StreamdError(
             "; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing)
         )
+
+    # librdkafka names its mock cluster so.
     stand_in = (
         " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
     )
@@ -85,7 +75,7 @@ def _broker(settings: Settings) -> str:
     return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
 
 
-def _asked(settings: Settings, times: bool = False) -> tuple["Topics", int]:
+def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
     """Ask the broker for our topics, and with `times` for the newest timestamp of their records.
 
     Returns: the topics, and the timestamp in microseconds, 0 where there is none. Raises:
@@ -188,11 +178,13 @@ def _newest(settings: Settings) -> tuple[int, str]:
     from streamd.segments.reader import LogReader
 
     try:
-        if newest_us := _asked(settings, times=True)[1]:
+        if newest_us := ask_broker(settings, times=True)[1]:
             return newest_us, "Kafka's newest record"
     except StreamdError:
         pass  # the check of the broker says why
     reader = LogReader.open(settings.data_dir)
+
+    # Without records in Kafka, or without Kafka, the log can still tell.
     if reader is None or not reader.num_edges:
         return 0, ""
     return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"
@@ -305,6 +297,23 @@ def _roles(settings: Settings) -> str:
         holding = f", holds the log from edge {holds[name].edge:,}" if name in holds else ""
         lines.append(f"{name}: {runs}{holding}")
     return "; ".join(lines) or "none has run here"
+
+
+CHECKS: dict[str, Callable[[Settings], str]] = {
+    "broker": _broker,
+    "data directory": _data_directory,
+    "feature widths": _widths,
+    "clock": _clock,
+    "ports": _ports,
+    "file limit": _file_limit,
+    "crc32c": _crc32c,
+    "model": _model,
+    "device": _device,
+    "kernels": _kernels,
+    "roles": _roles,
+}
+"""Each check by its name, in the order in which they run: it returns what it saw, or raises what is
+wrong."""
 
 
 def warm_up() -> float:

@@ -145,6 +145,7 @@ class EventBatch:
 
 def empty_batch(schema: Schema) -> EventBatch:
     """Make a batch without rows, for commits that only move positions or the watermark."""
+    # One array can serve as all columns, since it has no rows that could change.
     none = np.zeros(0, np.int64)
     return EventBatch(
         src_E=none,

@@ -43,7 +43,7 @@ def open_log(data_dir: Path) -> LogReader:
     return reader
 
 
-def damage_beside_the_log(settings: Settings) -> Iterator[str]:
+def damage_outside_the_log(settings: Settings) -> Iterator[str]:
     """Yield a line for each damaged file that is not the log's: versions, the trainer's checkpoint,
     and stored facts, memory and replay."""
     from streamd.registry import Registry
@@ -80,10 +80,9 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     """
     # The request outlives this process.
     log = open_log(settings.data_dir)
-    deleted_at = log.deletions.places
-    if not len(deleted_at):
+    if not log.deletions.count:
         return True, "nothing was deleted"
-    compaction_request = int(deleted_at.max())
+    compaction_request = log.deletions.newest_place
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.
@@ -98,7 +97,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
             line.leave()
             return (
                 False,
-                f"not all is gone yet: {waiting}; the request stands, and ingest goes on with it",
+                f"not all is gone yet: {waiting}; the request stays, and ingest goes on with it",
             )
         _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)

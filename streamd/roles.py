@@ -86,7 +86,7 @@ def take_over(data_dir: Path, name: str) -> None:
     if (old_hold := data_dir / OLD_HOLDS / name).exists():
         _move(old_hold, make_folder(data_dir, name) / HOLD)
 
-    # Heartbeats are written anew; folders go where nothing else is in them.
+    # A role writes its heartbeat again at once; folders go where nothing else is in them.
     for beat in (name, COMPACT):
         (data_dir / OLD_HEARTBEATS / f"{beat}.json").unlink(missing_ok=True)
     for folder in (data_dir / name / FACTS, data_dir / name, data_dir / OLD_HEARTBEATS):

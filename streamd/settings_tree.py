@@ -314,7 +314,7 @@ class ServerSettings(Branch):
         75, description="a connection without a request for so long is closed"
     )
     drain_seconds: Seconds = Field(
-        0, description="told to stop, the server is unready but answers for so long"
+        0, description="asked to stop, the server is unready but answers for so long"
     )
 
 

@@ -85,6 +85,7 @@ def replace_durably(path: Path, disk: Disk = DISK) -> Iterator[Path]:
     `path` durably at the end. What fails leaves nothing behind."""
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
+        # Its bytes are durable before the rename shows them under the name.
         yield scratch
         disk.replace(scratch, path)
     except OSError:

@@ -10,6 +10,7 @@ from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batc
 from streamd.segments.holds import Hold, ask_to_compact, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
 from streamd.settings import RetentionSettings, Settings, load_settings
 
 SECOND = 1_000_000
@@ -53,6 +54,12 @@ def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,)
     writer.close()
 
 
+def feature_updates(reader: LogReader, until: int = 2**62) -> list[tuple[int, list[float]]]:
+    """(node, values) of the updates of node features before an edge, in log order."""
+    return [(n, v.tolist()) for nodes, values in reader.feature_updates().until(until)
+            for n, v in zip(nodes.tolist(), values, strict=True)]
+
+
 def compact(log: LogWriter, held: int | None = None):
     """Make deletes physical in one pass, as ingest does between commits. held: the edge that a role replays from."""
     if held is not None:
@@ -76,6 +83,10 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
+
+    def set_wall(self, now_us: int) -> None:
+        """Set the wall clock alone, as an operator or NTP does."""
+        self._now_us = now_us
 
     def advance(self, seconds: float) -> None:
         self._now_us += int(seconds * 1e6)

@@ -90,7 +90,7 @@ NAMED = [
     Named("waiting messages are not placed in a restored memory", "streamd/models/memory.py",
           "        memory._place_pending()\n        return memory", "        return memory", ["tests/models/test_memory.py"]),
     Named("replay draws the newest only", "streamd/training/replay.py", "rng.permutation(len(self._chunks)).tolist()",
-          "reversed(range(len(self._chunks)))", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
+          "reversed(range(len(self._chunks)))", ["tests/training/test_replay.py"]),
     Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(count) < left).float()",
           "torch.ones(count)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
 ]

@@ -2,9 +2,11 @@
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ class Roles:
 
     def __init__(self, monkeypatch, beats=None, **ends):
         self.ends, self.started, popen = ends, [], daemon.subprocess.Popen
+        self.newest, self.handlers = {}, {}
 
         def start(command, env):
             role = command[-1]
@@ -38,58 +41,65 @@ class Roles:
             statuses = self.ends.get(role, [])
             code = BEAT if beats and self.started.count(role) == 1 else ""
             code += f"raise SystemExit({statuses.pop(0)})" if statuses else "import time; time.sleep(600)"
-            return popen([sys.executable, "-c", code], env=env | {"BEAT": str(beats / f"roles/{role}/heartbeat.json") if beats else ""})
+            beat = str(beats / f"roles/{role}/heartbeat.json") if beats else ""
+            self.newest[role] = popen([sys.executable, "-c", code], env=env | {"BEAT": beat})
+            return self.newest[role]
 
         monkeypatch.setattr(daemon.subprocess, "Popen", start)
-        monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(daemon.signal, "signal", self.handlers.__setitem__)
         monkeypatch.setattr(daemon, "MAX_BACKOFF_SECONDS", 0.01)
 
+    def watched(self, supervisor, until=lambda: False, seconds=20):
+        """Run a supervisor, and send it SIGTERM when something is true or after so long. Returns: its exit status."""
+        ended = threading.Event()
 
-def watched(supervisor, until, turns=200):
-    """Run until something is true of the supervisor, then stop it. Returns: its exit status."""
-    wait = supervisor._stop.wait
-    left = iter(range(turns))
+        def watch():
+            deadline = time.monotonic() + seconds
+            while not until() and time.monotonic() < deadline:
+                if ended.wait(0.02):
+                    return
+            self.handlers[signal.SIGTERM](signal.SIGTERM, None)
 
-    def step(seconds):
-        if until() or next(left, None) is None:
-            supervisor._stop.set()
-        return wait(seconds)
-
-    supervisor._stop.wait = step
-    return supervisor.run()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            return supervisor.run()
+        finally:
+            ended.set()
+            watcher.join()
 
 
 def test_a_role_that_refuses_its_data_stays_down_and_the_others_go_on(tmp_path, monkeypatch):
     roles = Roles(monkeypatch, ingest=[ROLE_REFUSED])
-    supervisor = Supervisor(settings(tmp_path))
-    status = watched(supervisor, lambda: "ingest" in supervisor._refused, 100)
+    with capture_logs() as said:
+        status = roles.watched(Supervisor(settings(tmp_path)), lambda: any(x["event"] == "role_refused" for x in said), 10)
     assert status == 0 and roles.started == ["ingest", "train", "serve"]
-    assert sorted(supervisor._children) == ["serve", "train"]
+    ends = {role: process.returncode for role, process in roles.newest.items()}
+    assert ends == {"ingest": ROLE_REFUSED, "train": -signal.SIGTERM, "serve": -signal.SIGTERM}
 
 
 @pytest.mark.parametrize("role", ["ingest", "train", "serve"])
 def test_settings_that_one_role_refuses_end_them_all(tmp_path, monkeypatch, role):
-    Roles(monkeypatch, **{role: [REFUSED]})
-    assert watched(Supervisor(settings(tmp_path)), lambda: False) == REFUSED
+    roles = Roles(monkeypatch, **{role: [REFUSED]})
+    assert roles.watched(Supervisor(settings(tmp_path))) == REFUSED
 
 
 def test_where_all_roles_refuse_the_daemon_ends(tmp_path, monkeypatch):
-    Roles(monkeypatch, ingest=[ROLE_REFUSED], train=[1, ROLE_REFUSED], serve=[ROLE_REFUSED])
-    assert watched(Supervisor(settings(tmp_path)), lambda: False) == REFUSED
+    roles = Roles(monkeypatch, ingest=[ROLE_REFUSED], train=[1, ROLE_REFUSED], serve=[ROLE_REFUSED])
+    assert roles.watched(Supervisor(settings(tmp_path))) == REFUSED
 
 
 def test_a_role_that_dies_after_it_was_well_is_started_again(tmp_path, monkeypatch):
     for role in ROLES:
         make_folder(tmp_path, role)
     roles = Roles(monkeypatch, tmp_path, train=[1, -9, 1, 1])
-    supervisor = Supervisor(settings(tmp_path))
-    status = watched(supervisor, lambda: roles.started.count("train") == 5, 100)
+    status = roles.watched(Supervisor(settings(tmp_path)), lambda: roles.started.count("train") == 5, 10)
     assert status == 0 and roles.started.count("train") == 5 and roles.started.count("serve") == 1
 
 
 def test_a_role_that_dies_three_times_before_its_first_heartbeat_ends_the_daemon(tmp_path, monkeypatch):
     roles = Roles(monkeypatch, train=[1, -9, 1])
-    assert watched(Supervisor(settings(tmp_path)), lambda: False) == REFUSED
+    assert roles.watched(Supervisor(settings(tmp_path))) == REFUSED
     assert roles.started.count("train") == 3 and roles.started.count("serve") == 1
 
 
@@ -111,7 +121,8 @@ def test_a_data_dir_that_may_not_be_written_is_refused_in_words(tmp_path, monkey
 def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
     monkeypatch.setattr(daemon, "configure_logs", lambda *_: None)
     monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(daemon, "_die_with_parent", lambda: None)
+    monkeypatch.setattr(daemon, "end_with_parent", lambda: None)
+    monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
     (tmp_path / "roles").write_text("in the way")
     with capture_logs() as said:
         assert run_role(settings(tmp_path), "ingest") == 1
@@ -123,15 +134,15 @@ def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
 def test_a_second_server_of_a_name_is_refused_and_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
     stop = threading.Event()
-    held = [daemon._lock_name(tmp_path, name, stop) for name in ("serve", "serve-2")]
+    held = [daemon.lock_name(tmp_path, name, stop) for name in ("serve", "serve-2")]
     with pytest.raises(LockedError, match=rf"roles/serve-2 .* process {os.getpid()}.*--name of its own"):
-        daemon._lock_name(tmp_path, "serve-2", stop)
+        daemon.lock_name(tmp_path, "serve-2", stop)
     monkeypatch.setenv(daemon.SUPERVISED_BY, "1")
     threading.Timer(0.3, stop.set).start()
-    assert daemon._lock_name(tmp_path, "serve", stop) is None, "under a supervisor it waits for one that ends"
+    assert daemon.lock_name(tmp_path, "serve", stop) is None, "under a supervisor it waits for one that ends"
     for lock in held:
         os.close(lock)
-    os.close(daemon._lock_name(tmp_path, "serve", threading.Event()))
+    os.close(daemon.lock_name(tmp_path, "serve", threading.Event()))
 
 
 EVIL = "import pathlib; pathlib.Path('was_here').touch(); raise SystemExit(77)"

@@ -23,7 +23,7 @@ from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream
 from tests.graph.drawing import rows, wanted
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 
 SCHEMA = Schema(2, 1, 0)
 SECRET = "secret:user"
@@ -78,8 +78,8 @@ class Life:
 
     def learn(self, trainer, limit=99):
         done = 0
-        trainer._log.refresh()
-        while done < limit and (window := next_window(trainer._log, trainer.edge, HOUR)) is not None:
+        trainer.log.refresh()
+        while done < limit and (window := next_window(trainer.log, trainer.edge, HOUR)) is not None:
             trainer.process(window)
             done += 1
         return done
@@ -99,29 +99,29 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
     life.grow(450)
     trainer = life.trainer()
     life.learn(trainer)
-    held = trainer._learner.replay._chunks
+    held = trainer.learner.replay.chunks
     assert any((c.inputs.node_M == GONE).any() for c in held)
     single = int(np.flatnonzero(life.src[:400] != GONE)[-1])
     life.delete().delete(int(life.src[single]), int(life.dst[single]), int(life.time[single]))
     life.grow(900, 100 * HOUR)
     seen = []
-    chunks = trainer._recorder.chunks
-    trainer._recorder.chunks = lambda w, **how: (seen.append(c) or c for c in chunks(w, **how))
+    chunks = trainer.recorder.chunks
+    trainer.recorder.chunks = lambda w, **how: (seen.append(c) or c for c in chunks(w, **how))
     assert life.learn(trainer)
-    deletions = trainer._log.deletions
+    deletions = trainer.log.deletions
     for chunk in [c.learn for c in seen if c.learn is not None]:
         hop, = chunk.hops
         around = chunk.node_M[hop.neighbor_UK][hop.mask_UK]
         assert not (around == GONE).any() and not (hop.eid_UK[hop.mask_UK] == single).any()
         assert not (chunk.node_M[hop.root_U] == GONE).any(), "neither source nor candidate"
-    for recorded in [*trainer._learner.replay._chunks, *trainer._learner.tail]:
+    for recorded in [*trainer.learner.replay.chunks, *trainer.learner.tail]:
         x, gone_M = recorded.inputs, recorded.inputs.node_M == GONE
         assert not recorded.state_MD[gone_M].any() and not x.node_MD[gone_M].any()
         hop, = x.hops
         assert not (hop.mask_UK & gone_M[hop.neighbor_UK]).any() and not hop.edge_UKD[hop.eid_UK == single].any()
         hit = gone_M[hop.root_U][x.src_E] | torch.isin(x.event_E, torch.tensor([single]))
         assert not x.weight_E[hit].any() and not x.facts_ECF[hit].any()
-    assert not trainer._learner.memory.state[GONE].any() and deletions.hides_edges(np.array([single]))[0]
+    assert not trainer.learner.memory.state[GONE].any() and deletions.hides_edges(np.array([single]))[0]
 
 
 def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_same(life):
@@ -168,7 +168,7 @@ def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_s
     rows = batch(SCHEMA, np.array([40]), np.array([20]), np.array([life.time[499] + 5]), [SECRET])
     life.writer.commit(rows, Progress(), int(life.time[499]) + 5)
     wait(lambda: world.client.post("/v1/score", json=ask).json()["known"] is True)
-    assert world.engine._view.log.ids[SECRET] == 40, "a new id, with fresh state"
+    assert LogReader.open(tmp_path).ids[SECRET] == 40, "a new id, with fresh state"
     world.stop()
     life.writer.close()
 
@@ -227,7 +227,7 @@ def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
     again = life.trainer()
     assert again.edge == trainer.edge, "a trainer that starts now goes on from its checkpoint"
     np.testing.assert_array_equal(
-        *(t._recorder.live.facts.compute(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
+        *(t.recorder.live.facts.compute(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
           for t in (trainer, again)))
     life.writer.close()
     done = runner.invoke(app, options)
@@ -249,10 +249,10 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     assert again.edge == trainer.edge
     life.learn(trainer)
     life.learn(again)
-    for name, tensor in trainer._learner.memory.tensors().items():
-        assert torch.equal(tensor, again._learner.memory.tensors()[name]), name
+    for name, tensor in trainer.learner.memory.tensors().items():
+        assert torch.equal(tensor, again.learner.memory.tensors()[name]), name
     everyone = np.arange(40)
-    np.testing.assert_array_equal(*(t._recorder.live.facts.compute(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
+    np.testing.assert_array_equal(*(t.recorder.live.facts.compute(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
                                     for t in (trainer, again)))
-    a, b = (t._recorder.live.graph.sample(everyone, 0, 900, Draw(fanout=4)) for t in (trainer, again))
+    a, b = (t.recorder.live.graph.sample(everyone, 0, 900, Draw(fanout=4)) for t in (trainer, again))
     assert rows(a) == rows(b), "what was dropped is not answered with"

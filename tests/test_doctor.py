@@ -7,17 +7,12 @@ import time
 import pytest
 
 from streamd import doctor
+from streamd.doctor import run_check
 from streamd.errors import KafkaError
 from streamd.events import Schema
 from streamd.ingest.watch import Topics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import SECOND, settings, stream, write_log
-
-
-def checked(name, s):
-    return doctor._checked(name, {"broker": doctor._broker, "data": doctor._data_directory, "widths": doctor._widths,
-                                  "clock": doctor._clock, "ports": doctor._ports, "files": doctor._file_limit,
-                                  "roles": doctor._roles}[name], s)
 
 
 def kafka_says(monkeypatch, topics=None, newest_us=0):
@@ -26,44 +21,44 @@ def kafka_says(monkeypatch, topics=None, newest_us=0):
             raise KafkaError("nobody answers")
         return topics, newest_us if times else 0
 
-    monkeypatch.setattr(doctor, "_asked", asked)
+    monkeypatch.setattr(doctor, "ask_broker", asked)
 
 
 def test_topics_that_do_not_exist_are_named_with_what_makes_them(tmp_path, monkeypatch):
     kafka_says(monkeypatch, Topics("c", {}, (), missing=("rides",)))
-    check = checked("broker", settings(tmp_path, kafka__topics=["rides"]))
+    check = run_check("broker", settings(tmp_path, kafka__topics=["rides"]))
     assert not check.good and "topic 'rides' does not exist" in check.seen and "--create" in check.seen
     kafka_says(monkeypatch)
-    assert checked("broker", settings(tmp_path)).seen == "nobody answers"
+    assert run_check("broker", settings(tmp_path)).seen == "nobody answers"
 
 
 @pytest.mark.parametrize("below", ["", "below/it"])
 def test_a_data_dir_that_is_a_file_is_bad(tmp_path, below):
     (tmp_path / "file").write_text("")
-    check = checked("data", settings(tmp_path / "file" / below))
+    check = run_check("data directory", settings(tmp_path / "file" / below))
     assert not check.good and "no directory that this user may write" in check.seen
 
 
 def test_feature_widths_are_compared_with_the_logs(tmp_path):
-    assert "no log yet" in checked("widths", settings(tmp_path)).seen
+    assert "no log yet" in run_check("feature widths", settings(tmp_path)).seen
     write_log(tmp_path, *stream(50), Schema(2, 0, 0))
-    assert checked("widths", settings(tmp_path, stream__edge_feature_dim=2)).good
-    check = checked("widths", settings(tmp_path, stream__edge_feature_dim=3))
+    assert run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=2)).good
+    check = run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=3))
     assert not check.good and "edge_feature_dim=2" in check.seen and "edge_feature_dim=3" in check.seen
 
 
 def test_a_clock_behind_kafkas_newest_record_or_else_the_logs_newest_event_is_bad(tmp_path, monkeypatch):
     kafka_says(monkeypatch)
-    assert "nothing to compare" in checked("clock", settings(tmp_path)).seen
+    assert "nothing to compare" in run_check("clock", settings(tmp_path)).seen
     src, dst, when = stream(50)
     write_log(tmp_path / "past", src, dst, when)
-    assert "not behind the log's newest event" in checked("clock", settings(tmp_path / "past")).seen
+    assert "not behind the log's newest event" in run_check("clock", settings(tmp_path / "past")).seen
     write_log(tmp_path / "future", src, dst, when + int(time.time() + 3600) * SECOND)
-    check = checked("clock", settings(tmp_path / "future"))
+    check = run_check("clock", settings(tmp_path / "future"))
     assert not check.good and "behind the log's newest event" in check.seen
     for ahead, good in ((30, True), (3600, False)):
         kafka_says(monkeypatch, Topics("c", {}, ()), int((time.time() + ahead) * 1e6))
-        check = checked("clock", settings(tmp_path))
+        check = run_check("clock", settings(tmp_path))
         assert check.good is good and "Kafka's newest record" in check.seen
 
 
@@ -72,21 +67,21 @@ def test_a_port_in_use_is_bad_unless_the_role_itself_uses_it(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         s = settings(tmp_path, server__port=0, telemetry__train_port=other.getsockname()[1])
-        check = checked("ports", s)
+        check = run_check("ports", s)
         assert not check.good and "telemetry.train_port" in check.seen
         Heartbeat(tmp_path, "train").touch("waiting")
-        check = checked("ports", s)
+        check = run_check("ports", s)
         assert check.good and "used by train, which runs" in check.seen
-    assert "free for train" in checked("ports", s).seen
+    assert "free for train" in run_check("ports", s).seen
 
 
 @pytest.mark.parametrize(("soft", "good"), [(1024, True), (256, False), (resource.RLIM_INFINITY, True)])
 def test_a_limit_of_open_files_below_what_may_be_needed_is_bad(tmp_path, monkeypatch, soft, good):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, 4096))
-    check = checked("files", settings(tmp_path))
+    check = run_check("file limit", settings(tmp_path))
     assert check.good is good and ("ulimit -n" in check.seen) is not good
 
 
 def test_settings_that_the_model_does_not_use_are_said_but_stop_nothing(tmp_path):
-    check = doctor._checked("model", doctor._model, settings(tmp_path, model__name="sage", model__snapshots=9))
+    check = run_check("model", settings(tmp_path, model__name="sage", model__snapshots=9))
     assert check.good and "sage, which does not use model.time_dim, model.snapshots" in check.seen

@@ -157,7 +157,7 @@ def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "warm_graph", lambda: None)
     monkeypatch.setattr(doctor, "warm_facts", lambda: None)
     monkeypatch.setattr(doctor.subprocess, "Popen", lambda *_: doctor.subprocess.run(["true"], check=True))
-    assert jit.compile_notice() == "compiling kernels, once per version: about a minute"
+    assert jit.compile_notice() == "compiling kernels, once per machine and version: about 12 s on two cores"
     (tmp_path / "kernels.insert-1.nbi").touch()
     assert jit.compile_notice(), "a compilation that was cut short goes on"
     (tmp_path / "facts_kernels.advance-1.nbi").touch()
@@ -178,7 +178,7 @@ def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, m
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)
     monkeypatch.setattr(doctor, "warm_up", lambda: warmed.append(True) or 0.0)
     with capture_logs() as said:
-        daemon._make_kernels_ready()
+        daemon.make_kernels_ready()
     assert [s["event"] for s in said] == ["compiling_kernels"] * cold + ["kernels_ready"]
     done = CliRunner().invoke(app, ["backtest", str(tmp_path / "none.csv")])
     assert ("compiling kernels" in done.stderr) == cold and len(warmed) == 1 + cold

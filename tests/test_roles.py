@@ -9,6 +9,7 @@ from streamd import roles
 from streamd.errors import SettingsError
 from streamd.roles import ROLES, check_name, folder_of, make_folder, names_in, take_over
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
+from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
 
 OLD = {"holds/serve": msgspec.json.encode(Hold(64, 90)), "holds/train": msgspec.json.encode(Hold(32, 40)),
@@ -43,24 +44,27 @@ def test_a_role_takes_over_its_own_files_and_leaves_the_others(old):
 
 
 def test_a_kill_at_any_step_leaves_every_hold_and_what_it_relies_on(old, monkeypatch):
-    moves, move = 0, roles._move
+    class KilledAfter(Disk):
+        """A disk on which the process is killed before the rename after so many."""
 
-    def killed_after(count):
-        def one(source, target):
-            nonlocal moves
-            if moves == count:
+        moves = 0
+
+        def __init__(self, count):
+            self.count = count
+
+        def replace(self, old, new):
+            if KilledAfter.moves == self.count:
                 raise InterruptedError
-            moves += 1
-            move(source, target)
-        return one
+            KilledAfter.moves += 1
+            super().replace(old, new)
 
     for count in range(3):
-        monkeypatch.setattr(roles, "_move", killed_after(count))
+        monkeypatch.setattr(roles, "DISK", KilledAfter(count))
         with pytest.raises(InterruptedError):
             take_over(old, "serve")
         assert read_holds(old)["serve"] == Hold(64, 90)
         assert sorted(c for p, c in files(old).items() if "serve" in p) == sorted(c for p, c in OLD.items() if "serve" in p)
-    monkeypatch.setattr(roles, "_move", move)
+    monkeypatch.setattr(roles, "DISK", DISK)
     take_over(old, "serve")
     assert NEW.items() <= files(old).items() and not list(old.glob("run/*"))
 

@@ -84,12 +84,14 @@ class ApacheKafka:
         self.bootstrap_servers = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports)
         self.note = "Apache Kafka"
         try:
+            # All are started before any is waited for: a quorum needs most of them.
             for node in range(nodes):
-                self._configure(node)
+                self.configure(node)
                 self.start(node, wait=False)
             for node in range(nodes):
                 self._wait(node)
         except BaseException:
+            # Nodes that did start would go on running.
             self.close()
             raise
 
@@ -168,7 +170,7 @@ class ApacheKafka:
                 )
             time.sleep(0.1)
 
-    def _configure(self, node: int) -> None:
+    def configure(self, node: int) -> None:
         """Write the configuration of a node."""
         here = self._folder / str(node)
         here.mkdir(parents=True, exist_ok=True)

@@ -237,7 +237,7 @@ def _run(
     )
     try:
         # Show progress until every event is in a learned window; the comparisons run meanwhile.
-        with _display(console) as show:
+        with display(console) as show:
             while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins, settings)
@@ -263,7 +263,7 @@ def _run(
 
         # Wait for the comparisons, then print the table and check the end.
         assert twins is not None
-        _await_twins(
+        await_twins(
             twins,
             watch.windows_done(),
             player.status.total,
@@ -277,7 +277,7 @@ def _run(
             twins.stop()
 
 
-def _await_twins(
+def await_twins(
     twins: Twins, num_windows: int, num_events: int, console: Console, check: Callable[[], None]
 ) -> None:
     """Wait until the twins have scored all windows. check: raises where that cannot happen."""
@@ -312,7 +312,7 @@ def _check_running(
 
 
 @contextlib.contextmanager
-def _display(console: Console) -> Iterator[Any]:
+def display(console: Console) -> Iterator[Any]:
     """Show progress as a live table on a terminal, and elsewhere as a line every LINE_SECONDS."""
     meter = Meter()
     if console.is_terminal:

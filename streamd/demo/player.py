@@ -89,7 +89,9 @@ class Player:
             if log is None:
                 return
             self._wait_for(
-                log, "the node features are in the log", lambda: len(log.feature_node) >= len(nodes)
+                log,
+                "the node features are in the log",
+                lambda: log.num_feature_updates >= len(nodes),
             )
 
             # Each hour waits for its moment, and for the trainer where that is behind.
@@ -117,6 +119,7 @@ class Player:
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
         """Send events and wait for their acknowledgements."""
         topic = self._settings.kafka.topics[0]
+        # All at once, and then one wait for an hour of events.
         sent = [producer.send(topic, key=e.key, value=e.value) for e in batch]
         producer.flush()
         for future in sent:
@@ -142,5 +145,6 @@ class Player:
                     f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
                     "read daemon.log.",
                 )
+            # Short, because at full speed every hour of a month waits here.
             time.sleep(0.002)
         return None

@@ -27,6 +27,7 @@ class StandIn:
                 "There is no broker: KAFKA_HOME is not set and confluent-kafka is not installed.",
                 "pip install 'streamd[demo]', or name one with --bootstrap-servers.",
             ) from None
+        # The mock cluster comes with a client, whose own address is then not used.
         self._cluster = Producer(
             {"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 2}
         )

@@ -61,6 +61,7 @@ class DemoStream:
             return []
         out = []
         for row in _rows(f"{self.name}_nodes"):
+            # All columns but the id are features.
             key = f"{self.source_kind}:{row.pop('id')}"
             event = {"type": "node", "id": key, "features": [float(v) for v in row.values()]}
             out.append(Outgoing(key.encode(), msgspec.json.encode(event), None))

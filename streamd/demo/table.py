@@ -118,6 +118,7 @@ def render(table_rows: Sequence[Row], title: str) -> Table:
 
 
 def _cell(mrr: float, ap: float | None, bold: bool) -> str:
+    # Rows over a part of the events have no AP.
     text = _short(mrr) if ap is None else f"{_short(mrr)} / {_short(ap)}"
     return f"[bold]{text}[/bold]" if bold else text
 

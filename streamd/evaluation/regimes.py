@@ -58,7 +58,11 @@ class RegimeWindow:
 
 
 class Regimes:
-    """Runs regimes over windows. It owns a learner per regime and up to two recorders.
+    """Runs regimes over windows. It owns its learners, which others only read, and its recorders.
+
+    learners: regime -> its learner.
+    base: the one model that learns all events before the cut at once; None after it has, and where
+    windows are learned one by one.
 
     Owner: one thread.
     """
@@ -104,11 +108,11 @@ class Regimes:
                 )
             }
         )
-        self._learners = {
+        self.learners = {
             name: Learner(own, log, ReplayStore.of(own))
             for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
         }
-        self._base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
+        self.base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
@@ -124,16 +128,16 @@ class Regimes:
         Returns: None for a window that is learned at once with others.
         """
         # Before the cut: read the window for the one model that learns at once.
-        if self._base is not None and self.is_initial(window):
+        if self.base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
             for chunk in prefetch(self._recorder.chunks(window, first_recorded=shown)):
-                self._base.score(chunk)
+                self.base.score(chunk)
             return None
 
         # Whoever learns at the cut or at midnight does so before the window is scored.
-        if self._base is not None:
+        if self.base is not None:
             self._begin_alike(window.first_edge)
-        self._seconds = dict.fromkeys(self._learners, 0.0)
+        self._seconds = dict.fromkeys(self.learners, 0.0)
         self._midnight(window)
 
         # Score the window chunk by chunk, under regimes whose state moves and by the rules.
@@ -143,10 +147,10 @@ class Regimes:
             pool = self._recorder.sight.pool_of(window)
             self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
         for name in ("live", "frozen"):
-            if name in self._learners:
-                self._learners[name].begin()
+            if name in self.learners:
+                self.learners[name].begin()
         for chunk in prefetch(self._recorder.chunks(window)):
-            for name in self._learners:
+            for name in self.learners:
                 if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
@@ -160,12 +164,12 @@ class Regimes:
                 self._add(parts, "nightly", chunk)
 
         # Learn. A frozen model's statistics of inputs move on.
-        if "live" in self._learners:
+        if "live" in self.learners:
             self._learn("live", window.first_edge)
-        if "frozen" in self._learners and window.first_edge < self._cut:
+        if "frozen" in self.learners and window.first_edge < self._cut:
             self._learn("frozen", window.first_edge)
-        elif "frozen" in self._learners:
-            self._learners["frozen"].observe()
+        elif "frozen" in self.learners:
+            self.learners["frozen"].observe()
 
         known_E = np.concatenate(known)
         table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
@@ -179,13 +183,13 @@ class Regimes:
 
     def _begin_alike(self, edge: int) -> None:
         """Learn all events before the cut, and let every regime begin as a copy of that model."""
-        assert self._base is not None
-        self._base.on_progress = self.on_initial
-        self._base.learn(edge, epochs=self._epochs)
-        self._base.begin()
-        for learner in self._learners.values():
-            learner.take_over(self._base)
-        self._base = None
+        assert self.base is not None
+        self.base.on_progress = self.on_initial
+        self.base.learn(edge, epochs=self._epochs)
+        self.base.begin()
+        for learner in self.learners.values():
+            learner.take_over(self.base)
+        self.base = None
 
     def _midnight(self, window: Window) -> None:
         """Where a window begins another day, let the nightly models learn the day before it."""
@@ -193,11 +197,11 @@ class Regimes:
         if day == self._day:
             return
         for name in ("nightly_live", "nightly"):
-            if self._day is not None and name in self._learners:
+            if self._day is not None and name in self.learners:
                 self._learn(name, self._day_edge)
-                self._learners[name].begin()
+                self.learners[name].begin()
         if self._day is not None and self._nightly_recorder is not None:
-            self._learners["nightly"].memory_step = nightly_memory_step
+            self.learners["nightly"].memory_step = nightly_memory_step
             self._nightly_is_stale = True
             self._nightly_recorder.rebuild(window.first_edge)
         self._day = day
@@ -206,13 +210,13 @@ class Regimes:
     def _learn(self, name: str, edge: int) -> None:
         """Let a regime learn what it scored, and add to its wall time. edge: the first event."""
         begun = time.perf_counter()
-        self._learners[name].learn(edge)
+        self.learners[name].learn(edge)
         self._seconds[name] += time.perf_counter() - begun
 
     def _add(self, parts: dict[str, list[Float32]], name: str, chunk: Chunk) -> None:
         """Score a chunk under a regime, by the rule before it learned anything; add the scores."""
         begun = time.perf_counter()
-        learner = self._learners[name]
+        learner = self.learners[name]
         logits = learner.score(chunk)
         self._seconds[name] += time.perf_counter() - begun
         if chunk.score is not None:

@@ -183,13 +183,17 @@ def _node_features(log: LogReader, end: int) -> Float32:
 
     Returns: float32[nodes, D].
     """
-    known = (log.feature_edge <= end) & ~log.deletions.is_gone(log.feature_node)
-    node = log.feature_node[known]
-    out = np.zeros(
-        (int(node.max()) + 1 if len(node) else 0, log.feature_values.shape[1]), np.float32
-    )
-    out[node] = log.feature_values[known]
-    return out
+    updates = log.feature_updates()
+    out = np.zeros((log.num_nodes, updates.dim), np.float32)
+    known = np.zeros(log.num_nodes, np.bool_)
+    for node, values in updates.until(end):
+        out[node] = values
+        known[node] = True
+
+    # Rows behind the last node that has features and is not deleted are left out.
+    known &= ~log.deletions.is_gone(np.arange(log.num_nodes))
+    out[~known] = 0
+    return out[: int(np.flatnonzero(known)[-1]) + 1 if known.any() else 0]
 
 
 def _splits(

@@ -55,8 +55,9 @@ class Loader:
         self._clock = clock
         self._name = name
         self._decoder = Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
+        # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(
-            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edge
+            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edges
         )
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
@@ -129,6 +130,7 @@ class Loader:
 
     def _numbers(self, nodes: Int64) -> Int64:
         """Numbers of the nodes' keys in the key table. Raises: StreamdError."""
+        # Each node is looked up once, however many rows name it.
         distinct, inverse = np.unique(nodes, return_inverse=True)
         keys: list[Key] = distinct.tolist()
         try:
@@ -166,6 +168,7 @@ class Loader:
             batch, watermark, refused = self._builder.build(
                 part, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
             )
+            # The first refused row ends the import; parts committed before it stay in the log.
             for r in refused:
                 row = part.rows[r.row]
                 raise StreamdError(
@@ -182,5 +185,6 @@ def _fill_times(block: Block, watermark: int) -> None:
     """Give events without a time, deletes and node features, the latest time before them."""
     rows = block.rows
     if len(rows) and not has_time(rows).all():
+        # The largest time so far, beginning with the log's.
         so_far = np.maximum.accumulate(np.where(has_time(rows), rows["time"], watermark))
         rows["time"] = np.where(has_time(rows), rows["time"], so_far)

@@ -218,7 +218,7 @@ def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]
     except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
         where = f"behind {word} {number}" if number else "from its start"
         raise SettingsError(
-            f"{path} cannot be read {where}: {error}.", "write the file anew."
+            f"{path} cannot be read {where}: {error}.", "write the file again."
         ) from None
 
 

@@ -96,6 +96,8 @@ class DeviceGraph:
         self._device = torch.device(device)
         self._launch = launch
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
+
+        # Streams are a GPU's; without one `on_stream` changes nothing.
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
         """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all
@@ -143,6 +145,7 @@ class DeviceGraph:
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         self._host.hide(src_E, dst_E, event_E)
+        # `Mirror.changes` does not find old entries that were hidden: their nodes are sent whole.
         for mirror in self._mirrors.values():
             self._send_again(mirror, mirror.nodes_with_hidden())
 
@@ -174,11 +177,13 @@ class DeviceGraph:
             self.placement = placement
             entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
             logger.info("graph_placed", placement=placement, entries=entries)
+            # The GPU is going to read entries of the host: all of them must be there.
             if placement == "hybrid":
                 self._host.restore_all()
             for mirror in self._mirrors.values():
                 if placement == "hybrid":
                     mirror.drop_entries()
+                    # Restoring changed directories, and may have hidden what was deleted meanwhile.
                     self._send_directories(mirror)
                     self._send_again(mirror, mirror.nodes_with_hidden())
                     mirror.lock_pages()
@@ -196,7 +201,7 @@ class DeviceGraph:
         random."""
         there = self._roots_to_device(Roots(root_R, since, before))
         found = self.sample_on_device(there.node, there.since, there.before, draw)
-        return Neighbors(*(_to_host(t) for t in (found.neighbor, found.event, found.mask)))
+        return Neighbors(*(to_host(t) for t in (found.neighbor, found.event, found.mask)))
 
     @on_own_stream
     def sample_neighborhood(
@@ -207,14 +212,14 @@ class DeviceGraph:
         found = self.sample_neighborhood_on_device(self._roots_to_device(roots), draws, next_roots)
         hops = tuple(
             NumberedHop(
-                _to_host(hop.root_U),
-                _to_host(hop.neighbor_UK),
-                _to_host(hop.eid_UK),
-                _to_host(hop.mask_UK),
+                to_host(hop.root_U),
+                to_host(hop.neighbor_UK),
+                to_host(hop.eid_UK),
+                to_host(hop.mask_UK),
             )
             for hop in found.hops
         )
-        return NumberedHops(_to_host(found.node_M), hops)
+        return NumberedHops(to_host(found.node_M), hops)
 
     def sample_on_device(
         self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
@@ -227,12 +232,14 @@ class DeviceGraph:
         mirror = self._mirrors[draw.direction]
         since_R = _filled(root_R, since).clamp(min=self._host.since_event)
         before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
+
+        # Read back what is missing and ask again.
         while True:
             found, missing_R = self._ask(mirror, root_R, since_R, before_R, draw)
             # Where nothing is offloaded the device need not be waited for.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
-            nodes = np.unique(_to_host(root_R[missing_R]))
+            nodes = np.unique(to_host(root_R[missing_R]))
             self._host.restore(draw.direction, nodes)
             self._send_again(mirror, nodes)
 
@@ -257,6 +264,8 @@ class DeviceGraph:
             torch.empty(shape, dtype=torch.bool, device=device),
         )
         missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
+
+        # Addresses on the device, but for entries that are read on the host.
         store = (
             mirror.arrays["nodes"].data_ptr(),
             mirror.arrays["blocks"].data_ptr(),
@@ -282,7 +291,7 @@ class DeviceGraph:
             draw.fanout,
         )
 
-        # The fields of the kernel's records, one after the other.
+        # A thread for each neighbour; the fields of the kernel's records, one after the other.
         kernel = STRATEGIES[draw.strategy].device_kernel
         self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
@@ -292,7 +301,7 @@ class DeviceGraph:
         if not len(touched):
             return
 
-        # Entries first, the node table last: a query reads only what the table counts.
+        # Entries and directories before the node table: a query reads only what the table counts.
         g = mirror.store.arrays
         num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)
@@ -304,6 +313,8 @@ class DeviceGraph:
         self._put(mirror, "nodes", num_nodes, touched, rows)
         self._put(mirror, "hidden", num_nodes, touched, g.hidden[touched])
         mirror.note_sent(touched, rows)
+
+        # New entries are read on the host, once their pages are locked.
         if self.placement == "hybrid":
             mirror.lock_pages()
 
@@ -317,6 +328,7 @@ class DeviceGraph:
         self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
 
     def _send_all_entries(self, mirror: "Mirror") -> None:
+        # In pieces, since what is sent is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
@@ -330,10 +342,12 @@ class DeviceGraph:
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
         shorter."""
+
+        # Grow; where the device has no room, entries alone can do without it.
         have = mirror.arrays[name]
         if size > len(have):
             try:
-                grown = self._grown(mirror, name, size)
+                grown = self.grown(mirror, name, size)
             except torch.cuda.OutOfMemoryError as error:
                 if name != "entries":
                     raise DeviceMemoryError(
@@ -341,6 +355,8 @@ class DeviceGraph:
                         "lower retention, shard the topic, or set device: cpu.",
                     ) from None
                 grown = None
+
+            # They move to the host, and need not be sent.
             if grown is None:
                 logger.warning(
                     "graph_moved_to_host",
@@ -355,11 +371,11 @@ class DeviceGraph:
             mirror.arrays[name] = have = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
         if len(places):
-            have[self._to_device(places)] = self._to_device(values)
+            have[self.to_device(places)] = self.to_device(values)
 
-    def _grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
-        """A larger array; None where it would exceed the budget, which entries alone can do
-        without."""
+    def grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
+        """A larger array of zeros; None where entries would exceed the budget."""
+        # Arrays double, but entries never beyond the budget.
         have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
         if name == "entries":
@@ -371,16 +387,17 @@ class DeviceGraph:
 
     def _roots_to_device(self, roots: Roots[Int64]) -> Roots[Tensor]:
         since, before = (
-            self._to_device(x) if isinstance(x, np.ndarray) else x
+            self.to_device(x) if isinstance(x, np.ndarray) else x
             for x in (roots.since, roots.before)
         )
-        return Roots(self._to_device(roots.node), since, before)
+        return Roots(self.to_device(roots.node), since, before)
 
-    def _to_device(self, array: NDArray[Any]) -> Tensor:
+    def to_device(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
         host = torch.from_numpy(np.ascontiguousarray(array))
         metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
         if self._device.type == "cpu":
+            # A tensor on the CPU would share the array, which changes.
             return host.clone()
         return host.pin_memory().to(self._device, non_blocking=True)
 
@@ -401,7 +418,9 @@ class Mirror:
             "entries": torch.zeros(0, dtype=torch.int64, device=device),
             "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
         }
+        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
         self._sent = np.zeros(0, np.int64)
+        # Addresses of the pieces that are page-locked, without gaps.
         self._locked: list[int] = []
 
     @property
@@ -427,6 +446,7 @@ class Mirror:
 
     def forget_sent(self, nodes: Int64) -> None:
         """Have all of some nodes sent again: entries and directory."""
+        # No entries, and a directory that lies elsewhere: all of them count as new.
         known = nodes[4 * nodes < len(self._sent)]
         self._sent[4 * known + DEGREE] = 0
         self._sent[4 * known + DIRECTORY] = -1
@@ -437,6 +457,7 @@ class Mirror:
 
     def drop_entries(self) -> None:
         """Free the entries on the device."""
+        # A copy, since a view of no rows would keep the memory of all.
         self.arrays["entries"] = self.arrays["entries"][:0].clone()
 
     def lock_pages(self) -> None:
@@ -472,7 +493,8 @@ def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 
-def _to_host(tensor: Tensor) -> NDArray[Any]:
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """A copy on the host, which is waited for."""
     metrics.gpu_transfer_bytes.labels("down").inc(tensor.numel() * tensor.element_size())
     array: NDArray[Any] = tensor.cpu().numpy()
     return array

@@ -74,11 +74,14 @@ class FeatureCache:
         missed = wanted[~hit]
         metrics.gpu_cache_rows.labels("hit").inc(len(wanted) - len(missed))
         metrics.gpu_cache_rows.labels("miss").inc(len(missed))
+
+        # What rows make room by: when they were last asked for, or how often.
         if self.policy == "lru":
             self._rank[slot[hit]] = self._clock
         elif self.policy == "lfu":
             self._rank[slot[hit]] += count[hit]
         if len(missed):
+            # Fetch what was missed, each id once, and keep some of it.
             rows[~hit] = source(asked_at[~hit])
             self._keep(missed, rows[~hit], count[~hit], slot[hit])
         return rows[place]

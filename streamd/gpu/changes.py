@@ -21,6 +21,7 @@ from streamd.graph.kernels import (
 @inner
 def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
     """Slots of a node's directory that were sent and lie where they did."""
+    # A directory that grew lies elsewhere and is sent whole.
     if sent[4 * node + DIRECTORY] != g.nodes[4 * node + DIRECTORY]:
         return np.int64(0)
     return num_blocks(g, sent[4 * node + DEGREE])
@@ -52,9 +53,13 @@ def list_changes(
     for node in touched:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]
+
+        # Directory slots behind those that were sent.
         for block in range(_old_blocks(g, sent, node), num_blocks(g, degree)):
             block_at[b] = at + block
             b += 1
+
+        # Entries behind those that were sent.
         for number in range(sent[4 * node + DEGREE], degree):
             block = block_of(g, np.int64(number))
             place = g.blocks[2 * (at + block) + 1]

@@ -28,6 +28,8 @@ def choose_device(setting: str) -> str:
     """
     if setting == "cpu":
         return "cpu"
+
+    # torch is loaded only where a GPU may be used.
     import torch
 
     if setting == "auto":
@@ -67,6 +69,8 @@ def make_graph(
     host = BlockGraph(first_event, settings.graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
         return host
+
+    # cupy is an extra: it is needed, and loaded, only from here on.
     import torch
 
     from streamd.gpu.blocks import DeviceGraph
@@ -87,11 +91,12 @@ def free_device_memory(graph: TemporalGraph) -> bool:
 
     logger.warning(
         "graph_moved_to_host",
-        reason="the GPU has no room for a training step beside it",
+        reason="the GPU has no room for both the graph and a training step",
         do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or "
         "model.memory_chunk",
     )
     graph.place("hybrid")
+    # torch keeps freed memory to itself: give it back to the device.
     torch.cuda.empty_cache()
     return True
 

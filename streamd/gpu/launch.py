@@ -45,6 +45,7 @@ class CudaLauncher:
         self._timed: deque[tuple[str, Any, Any]] = deque()
 
     def __call__(self, name: str, threads: int, args: Sequence[int]) -> None:
+        # CUDA refuses to launch no threads at all.
         if not threads:
             return
         shared = SharedStream()
@@ -54,6 +55,7 @@ class CudaLauncher:
         # The kernel goes to torch's current stream, between two events that time it.
         with self._cupy.cuda.Stream.from_external(shared):
             begin.record(shared.stream)
+            # Arguments are eight bytes each; a negative one keeps its bits.
             wide = tuple(self._cupy.uint64(a & 2**64 - 1) for a in args)
             if name not in self._kernels:
                 self._kernels[name] = self._module.get_function(name)

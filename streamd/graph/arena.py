@@ -22,6 +22,8 @@ class Arena:
     def __init__(self, dtype: DTypeLike, *shape: int) -> None:
         kind = np.dtype(dtype)
         count = int(np.prod(shape))
+
+        # mmap refuses a mapping of no bytes, so an empty array takes one.
         self._map = mmap.mmap(
             -1,
             max(count * kind.itemsize, 1),
@@ -36,6 +38,9 @@ class Arena:
     def release(self, first: int, end: int) -> int:
         """Give back the pages that lie wholly within rows [first, end); they read as zeros from
         then on. Returns: bytes."""
+
+        # Only whole pages can be given back: round inwards, so that no row outside the range is
+        # lost.
         start = -(-first * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = end * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if stop <= start:

@@ -54,10 +54,13 @@ class BlockStore:
         self.first_event = self.next_event = first_event
         self.num_nodes = 0
         self.any_offloaded = False
+
+        # Address space alone: a page takes memory once a row in it is written.
         self._entries = Arena(np.int64, MAX_ENTRIES)
         self._nodes = Arena(np.int64, 4 * MAX_NODES)
         self._blocks = Arena(np.int64, 2 * MAX_BLOCKS)
         self._hidden = Arena(np.uint8, MAX_NODES)
+        # Which pages of entries were given back, by number.
         self._freed_pages = np.zeros(0, np.bool_)
         self.arrays = BlockArrays(
             nodes=self._nodes.array,
@@ -81,6 +84,8 @@ class BlockStore:
                 f"The graph cannot hold node {highest} or {self.next_event + len(src_E)} events.",
                 "lower retention, or shard the topic.",
             )
+
+        # Ids follow from the order: the kernel counts on from the last event.
         node_E, other_E, both = self._ends(src_E, dst_E)
         if len(src_E) < MANY_EVENTS:
             kernels.insert_events(self.arrays, node_E, other_E, self.next_event, both)
@@ -132,6 +137,7 @@ class BlockStore:
         offloaded, marked = offloading.offload_blocks(
             self.arrays, self.num_nodes, before_event, kept, PAGE_ENTRIES
         )
+        # The page that the next block begins in stays.
         kept[used // PAGE_ENTRIES :] = True
         self.any_offloaded = offloaded > 0
         if not marked:
@@ -265,6 +271,8 @@ class BlockGraph:
         nodes = np.unique(nodes[(nodes >= 0) & (nodes < self.num_nodes)])
         if not len(nodes):
             return
+
+        # A store of both directions finds each neighbour in the node's own entries.
         if set(self.stores) == {"both"} and not self._was_offloaded:
             self.stores["both"].hide_nodes(nodes)
             return
@@ -287,6 +295,9 @@ class BlockGraph:
         store = self.stores[draw.direction]
         query = self.query(root_R, since, before, draw)
         got = store.sample(query, draw.strategy, draw.fanout)
+
+        # Roots that need offloaded entries have them read back; then the whole query is asked
+        # again.
         while got.missing.any():
             self.restore(draw.direction, np.unique(root_R[got.missing]))
             got = store.sample(query, draw.strategy, draw.fanout)
@@ -304,8 +315,12 @@ class BlockGraph:
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))
         since_R[:] = since
         before_R[:] = before
+
+        # Ask only for events that the log still has and that were inserted.
         np.maximum(since_R, self.since_event, out=since_R)
         np.clip(before_R, self.first_event, self.next_event, out=before_R)
+
+        # Kernels divide by next - first, which is therefore above 0 in an empty store too.
         return Query(
             root=np.ascontiguousarray(root_R),
             since=since_R,

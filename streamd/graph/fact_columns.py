@@ -15,6 +15,8 @@ class FactColumn(IntEnum):
     words: str
 
     def __new__(cls, place: int, words: str) -> "FactColumn":
+        # The value is the plain integer, so that a column is used as an index; the words come
+        # along.
         column = int.__new__(cls, place)
         column._value_ = place
         column.words = words
@@ -55,6 +57,8 @@ class FactColumn(IntEnum):
 NUM_FACTS = len(FactColumn)
 FACT_NAMES = tuple(column.name.lower() for column in FactColumn)
 """As manifests and docs write them."""
+
+# Columns of one kind are side by side, so that a slice takes them.
 PAIR_WEIGHTS = slice(FactColumn.PAIR_WEIGHT_50, FactColumn.PAIR_WEIGHT_99 + 1)
 LOG_SHARES = slice(FactColumn.LOG_SHARE_1, FactColumn.LOG_SHARE_5 + 1)
 NUM_HALF_LIVES = LOG_SHARES.stop - LOG_SHARES.start

@@ -76,7 +76,11 @@ class PairFacts:
         self.max_pairs = max_pairs
         self.edge = edge
         self._forgotten = 0
+
+        # Decay of a pair's weight by its age in events, looked up rather than computed.
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
+
+        # Tables begin empty: `_grow` makes room before events are taken in.
         self._arenas = _arenas(max_pairs)
         self._f = FactArrays(
             **_over_nodes(self._arenas, 0),
@@ -172,6 +176,7 @@ class PairFacts:
 
     def log_shares(self, nodes: Int64, time_us: int) -> Float32:
         """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
+        # Shares do not depend on the source, so one that was never seen is asked about.
         return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
     def fresh(self, edge: int) -> "PairFacts":
@@ -184,8 +189,11 @@ class PairFacts:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, for storing; `edge` among it."""
+        # Rows behind the last node in use say nothing and are not stored.
         used = np.flatnonzero((self._f.seen > 0) | (self._f.rank > 0))
         nodes = int(used[-1]) + 1 if len(used) else 0
+
+        # Slots are not stored either: they follow from the keys.
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
@@ -212,10 +220,13 @@ class PairFacts:
 
         tensors, _ = unpack(path, allocate)
         if (
+            # Popularity that decayed by other half-lives means something else.
             not np.array_equal(tensors["decay"], self._f.decay)
             or len(tensors["key"]) > self.max_pairs
         ):
             return False
+
+        # The release before stored no order of destinations.
         if "rank" not in tensors:
             tensors |= _with_order(tensors, arenas)
             missing -= {"rank", "order"}
@@ -232,6 +243,8 @@ class PairFacts:
             slots=np.zeros(2, np.int32),
         )
         self.edge = int(tensors["edge"][0])
+
+        # Deletes are taken in from the first on; forgetting a node twice changes nothing.
         self._forgotten = 0
         self._grow_slots(self.num_pairs)
         return True
@@ -246,6 +259,7 @@ class PairFacts:
         deletes: NodeDeletes,
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
+        # Kernels cannot grow tables: make room for all that these events can add.
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
 
@@ -271,10 +285,13 @@ class PairFacts:
             for name in NEVER_ARRAYS:
                 self._arenas[name][known:size] = NEVER
             self._f = self._f._replace(**_over_nodes(self._arenas, size))
+
+        # Beyond max_pairs a new pair takes the entry of the least recently touched one.
         self._grow_slots(min(pairs, self.max_pairs))
 
     def _grow_slots(self, pairs: int) -> None:
         """Place all pairs anew where there are fewer than two slots for each of so many."""
+        # A power of two, and at most half full, so that probes stay short.
         slots = 1 << (2 * pairs - 1).bit_length() if pairs else 2
         if slots > len(self._f.slots):
             self._f = self._f._replace(slots=np.zeros(slots, np.int32))

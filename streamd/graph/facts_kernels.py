@@ -133,6 +133,7 @@ def _displace(f: FactArrays, entry: int) -> None:
     at = (hole + np.uint64(1)) & wrap
     while f.slots[at] != 0:
         home = mixed(f.key[f.slots[at] - 1]) & wrap
+        # An entry may move back only where the hole is not before its home.
         if ((at - home) & wrap) >= ((at - hole) & wrap):
             f.slots[hole] = f.slots[at]
             f.slots[at] = 0
@@ -144,6 +145,7 @@ def _displace(f: FactArrays, entry: int) -> None:
 def _unlink(f: FactArrays, entry: int) -> None:
     before = f.before[entry]
     after = f.after[entry]
+    # size[1] and size[2] name the ends of the list, oldest and newest.
     if before >= 0:
         f.after[before] = after
     else:
@@ -262,6 +264,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     kept = np.empty(PARTNERS, np.int32)
     for node in range(num_nodes):
         if gone[node]:
+            # Its rank stays, so that the ranks of other destinations do not move.
             f.seen[node] = f.ring_count[node] = 0
             f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
             for h in range(NUM_HALF_LIVES):
@@ -269,6 +272,8 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             for i in range(PARTNERS):
                 f.ring[node, i] = 0
             continue
+
+        # Partners that stay keep their order, oldest first.
         held = min(f.ring_count[node], PARTNERS)
         count = 0
         for i in range(held):
@@ -290,6 +295,7 @@ def _power(f: FactArrays, rate: int, age: int) -> Any:
 @inner
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
     f.seen[node] += 1
+    # Weights decay by the node's own events since the two last met, then count this event.
     age = f.seen[node] - f.met_at[entry, side]
     for r in range(NUM_RATES):
         old = f.weight[entry, side, r] * _power(f, r, age) if f.met_at[entry, side] >= 0 else 0.0
@@ -304,7 +310,7 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     """Take in the event u -> v."""
 
-    # The pair, seen from both of its sides.
+    # The pair, seen from both of its sides; side 0 is that of the smaller id.
     entry = _touch(f, _pair_key(u, v), max_pairs)
     side = 0 if u <= v else 1
     _meet(f, entry, side, u, v, time)
@@ -338,6 +344,7 @@ def _log_seconds(now: int, then: int) -> Any:
 
 @inner
 def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
+    # Step 1 counts the paths at their ends; step 0 walks the same paths and clears the counts.
     for i in range(min(f.ring_count[u], THREE_HOP_PARTNERS)):
         x = f.ring[u, (f.ring_count[u] - 1 - i) % PARTNERS]
         for j in range(min(f.ring_count[x], THREE_HOP_PARTNERS)):
@@ -381,6 +388,7 @@ def fill_rows(
             for i in range(min(f.ring_count[v], PARTNERS)):
                 common += f.mark[f.ring[v, i]]
         out[c, COMMON_PARTNERS] = np.log1p(common)
+    # Cleared at once: paths of three hops are counted by the same marks.
     for i in range(partners):
         f.mark[f.ring[u, i]] = 0
 
@@ -469,6 +477,8 @@ def advance(
             if row_of[j] >= 0:
                 fill_rows(f, src[j], candidates[row_of[j]], time[j], out[row_of[j]])
             j += 1
+
+        # Then they are taken in, one by one, with the deletes between them.
         for k in range(i, j):
             done = _forget_until(f, gone, gone_at, done, k)
             update(f, src[k], dst[k], time[k], max_pairs)
@@ -484,7 +494,7 @@ def fill_many(
     candidates: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """Facts of many queries on a state that stands still: src, time int64[R]; candidates int64[R,
-    C]."""
+    """Facts of many queries on a state that does not change: src, time int64[R]; candidates
+    int64[R, C]."""
     for r in range(len(src)):
         fill_rows(f, src[r], candidates[r], time[r], out[r])

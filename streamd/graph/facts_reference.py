@@ -85,8 +85,12 @@ class ReferenceFacts:
         key = (min(u, v), max(u, v))
         pair = self.meetings.setdefault(key, {"met": {}, "sent": {}})
         self.meetings.move_to_end(key)
+
+        # The dictionary is in order of touch: the first pair was touched the longest ago.
         if len(self.meetings) > self.max_pairs:
             self.meetings.popitem(last=False)
+
+        # Both ends see the event; a self loop has one end.
         for a, b in ((u, v), (v, u))[: 1 + (u != v)]:
             self.seen[a] = self.seen.get(a, 0) + 1
             met = pair["met"].setdefault(a, [])
@@ -102,10 +106,13 @@ class ReferenceFacts:
     def forget(self, gone: Collection[int]) -> None:
         """Delete nodes: their pairs, what is known of them, and their places among the last
         partners of others."""
+        # The events stay: they still count towards the total of all destinations.
         self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
         for table in (self.seen, self.last, self.last_dst, self.partners):
             for node in gone:
                 table.pop(node, None)
+        # Only the last partners are remembered, so older ones do not take the places of deleted
+        # ones.
         for node, partners in self.partners.items():
             self.partners[node] = [p for p in partners[-PARTNERS:] if p not in gone]
         for pair in [p for p in self.meetings if p[0] in gone or p[1] in gone]:

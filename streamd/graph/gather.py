@@ -36,8 +36,11 @@ def _floats_at(_: Any, address: Any) -> Any:
 @inner
 def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
     """Return the segment that an event lies in; segment `near` is tried first."""
+    # Events that are asked for one after the other mostly lie in the same segment.
     if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
         return near
+
+    # Else the last segment that begins at the event or before it.
     low, high = 0, len(first)
     while low < high:
         middle = (low + high) // 2
@@ -66,6 +69,7 @@ def gather_times(
 ) -> Any:
     """Write out[i] = time of event edge[i] where mask[i], else 0. Returns: False where an event is
     not in the log."""
+    # The segment of the event before, [low, high); none at first.
     low = first[0]
     high = first[0]
     base = time[0]
@@ -96,6 +100,7 @@ def next_roots(
 ) -> None:
     """Write the next hop's roots: the roots themselves, then their neighbours in row order, each at
     its root's time and cutoff."""
+    # Neighbours are written behind all roots.
     at = len(nodes)
     for r in range(len(nodes)):
         to_nodes[r], to_times[r], to_cutoff[r] = nodes[r], times[r], cutoff[r]
@@ -152,6 +157,7 @@ def cutoffs(
     at = begin
     segment = np.int64(0)
     for i in range(len(query)):
+        # Bracket the answer, forwards or backwards from the last one.
         wanted = query[i]
         low, high = begin, end
         step = 1
@@ -175,6 +181,8 @@ def cutoffs(
                         break
                     high -= step
                     step *= 2
+
+        # Halve the bracket.
         while low < high:
             middle = (low + high) // 2
             there, segment = time_of(first, time, middle, segment)
@@ -194,6 +202,8 @@ def edge_features(
     """
     if out is None:
         out = np.empty((*edge.shape, columns.dim), np.float32)
+
+    # A log without segments has no rows: only padding can be asked for.
     if not len(columns.first_S):
         _check(columns, not mask.any())
         out[:] = 0

@@ -11,6 +11,8 @@ import numpy as np
 
 from streamd.graph.jit import inner
 
+# The stream's step is 2^64 over the golden ratio, made odd; the factors are those of its finalizer,
+# Stafford's variant 13 of MurmurHash3's.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)

@@ -43,6 +43,7 @@ def sample_hops(
     for number, draw in enumerate(draws):
         found = sampler.sample(roots.node, roots.since, roots.before, draw)
         hops.append(SampledHop(roots, found))
+        # What the last hop reached is nobody's root.
         if number + 1 < len(draws):
             roots = next_roots(number, hops[-1])
     return hops
@@ -91,7 +92,8 @@ class NumberedHops(Generic[A]):
 def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     """Hops over the distinct nodes that they reach."""
 
-    # All nodes of all hops in one array, so that each gets one number.
+    # All nodes of all hops in one array, so that each gets one number. Padding repeats its
+    # root, which adds no node.
     arrays: Any = arrays_of(hops[0].roots.node)
     parts: list[Any] = []
     for hop in hops:
@@ -118,6 +120,8 @@ def arrays_of(array: object) -> Any:
     """The module whose functions take an array: numpy or torch."""
     if isinstance(array, np.ndarray):
         return np
+
+    # Where all arrays are numpy's, torch need not be loaded.
     import torch
 
     return torch

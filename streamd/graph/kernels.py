@@ -1,4 +1,5 @@
-"""Kernels of a block store, compiled by numba: layout, insert, hide, offload.
+"""Layout of a block store, and its numba kernels to insert, search and hide; `offloading.py` has
+those that offload.
 
 Block b of a node has room for clamp(degree, 1, tau) entries, where degree is the node's when the
 block was begun: 1, 1, 2, 4, ... and then tau each. Only a node's last block is ever partly filled,
@@ -26,6 +27,8 @@ SPAN = 2**31 - 1
 """Relative event ids are below it, so that a packed entry is a positive int64."""
 FILLER = ((SPAN - 1) << 32) | GONE
 """A hidden entry that fills up a block, behind all real entries of the block."""
+
+# Columns of a node's row in `BlockArrays.nodes`.
 TAIL = 0
 BASE = 1
 DEGREE = 2
@@ -90,6 +93,7 @@ def bit_length(_: Any, x: Any) -> Any:
     """Bit length of an int64 that is not negative; 0 has 0."""
 
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
+        # The second argument asks for a defined answer, 64, for the number 0.
         leading_zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
         return builder.sub(ir.Constant(ir.IntType(64), 64), leading_zeros)
 
@@ -108,6 +112,7 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         address = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        # For reading, to stay in all levels of the cache, of data rather than code.
         builder.call(function, [address, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
@@ -119,6 +124,7 @@ def num_blocks(g: BlockArrays, degree: int) -> Any:
     """Blocks of a node with so many entries."""
     tau = g.tau[0]
     shift = g.tau[1]
+    # Sizes double up to tau, then stay at tau.
     if degree > tau:
         return shift + ((degree + tau - 1) >> shift)
     return 1 + bit_length(degree - 1) if degree > 1 else degree
@@ -174,6 +180,7 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
             g.blocks[2 * (at + i) + 1] = g.blocks[2 * (old + i) + 1]
         g.nodes[4 * node + DIRECTORY] = at
 
+    # The new block takes the next entries of the arena, as many as the node has, at most tau.
     g.blocks[2 * (at + number)] = event
     g.blocks[2 * (at + number) + 1] = g.used[0]
     g.nodes[4 * node + TAIL] = g.used[0]
@@ -183,6 +190,7 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
 
 @inner
 def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
+    # The relative id SPAN - 1 marks a filler: real ones stay below it.
     far = event - g.nodes[4 * node + BASE] >= SPAN - 1
     if far or not _has_room(g, g.nodes[4 * node + DEGREE]):
         _begin_block(g, node, event)
@@ -204,14 +212,20 @@ def insert_events(
     """
     for begin in range(0, len(node), AHEAD):
         end = min(begin + AHEAD, len(node))
+
+        # Fetch the rows of the nodes.
         for i in range(begin, end):
             prefetch(g.nodes, 4 * node[i])
             if both:
                 prefetch(g.nodes, 4 * other[i])
+
+        # Fetch the places of their next entries, which those rows name.
         for i in range(begin, end):
             prefetch(g.entries, g.nodes[4 * node[i] + TAIL])
             if both:
                 prefetch(g.entries, g.nodes[4 * other[i] + TAIL])
+
+        # Write in log order.
         for i in range(begin, end):
             _append(g, node[i], other[i], first + i)
             if both and node[i] != other[i]:
@@ -277,8 +291,8 @@ def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int)
     """How many rows of an ascending table, [at, at + count), are below `bound`; count is above 0.
     Row i is table[step * i].
 
-    Without branches, since what a search finds is anyone's guess, and with unsigned places, which
-    cannot count from the end.
+    It has no branches, because the processor cannot predict the comparisons; indices are unsigned,
+    so that numba makes no code for negative ones.
     """
     low = np.uint64(at)
     left = np.uint64(count)
@@ -306,6 +320,7 @@ def _rows_below_near(
     place = np.uint64(at + window)
     for i in range(near):
         below += np.int64(table[np.uint64(step) * (place + np.uint64(i))] < bound)
+    # Where all or none of these rows are below, the answer may lie outside of them.
     if (below > 0 or window == 0) and (below < near or window + near == count):
         return window + below
     return _rows_below(table, step, at, count, bound)
@@ -314,6 +329,7 @@ def _rows_below_near(
 @inner
 def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
     """Fetch the rows [at, at + count) of a table, count at most NEAR; row i is table[step * i]."""
+    # A cache line holds eight int64; the last row may begin one more.
     for i in range(0, step * count, 8):
         prefetch(table, step * at + i)
     prefetch(table, step * (at + count) - 1)
@@ -321,8 +337,8 @@ def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
 
 @inner
 def _bound(base: int, before: int) -> Any:
-    """The packed entry that no entry of a block with first event `base` reaches unless its event is
-    `before` or later."""
+    """A packed value for a block with first event `base`: entries of events before `before` are
+    below it, all others at or above."""
     return min(before - base, SPAN) << 32
 
 
@@ -336,6 +352,8 @@ def entries_below(g: BlockArrays, node: int, before: int) -> Any:
     degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
         return np.int64(0), np.int64(-1)
+
+    # The last block that begins before `before`.
     at = g.nodes[4 * node + DIRECTORY]
     block = _rows_below(g.blocks, 2, at, num_blocks(g, degree), before) - 1
     if block < 0:
@@ -343,6 +361,8 @@ def entries_below(g: BlockArrays, node: int, before: int) -> Any:
     place = g.blocks[2 * (at + block) + 1]
     if place < 0:
         return np.int64(-1), block
+
+    # All entries before that block, and those in it that are early enough.
     count = entries_before(g, block)
     size = min(entries_before(g, block + 1), degree) - count
     return count + _rows_below(
@@ -368,6 +388,7 @@ def locate(
     that memory is waited for once and not for every root. Where a node's entries are spread evenly
     over time, the place looked at first is the right one.
     """
+    # Fetch the rows of the nodes.
     window = np.empty(AHEAD, np.int64)
     for i in range(end - begin):
         if 0 <= q.root[own[begin + i]] < q.num_nodes:
@@ -399,6 +420,7 @@ def locate(
             block[i] = _rows_below_near(g.blocks, 2, at, blocks, before[r], window[i]) - 1
             if block[i] >= 0:
                 size = entries_before(g, block[i] + 1) - entries_before(g, block[i])
+                # The last block of a node ends with the newest event, and may not be full.
                 after = q.next
                 if block[i] + 1 < blocks:
                     after = g.blocks[2 * (at + block[i] + 1)]
@@ -428,6 +450,7 @@ def locate(
 def _hide(g: BlockArrays, node: int, event: int) -> None:
     """Hide a node's entry of an event, if it has one that is not offloaded."""
     count, block = entries_below(g, node, event + 1)
+    # The newest entry up to the event is its own, where the node has one.
     if count > 0:
         at = g.nodes[4 * node + DIRECTORY] + block
         entry = g.blocks[2 * at + 1] + count - 1 - entries_before(g, block)
@@ -450,7 +473,7 @@ def hide_events(
 @kernel
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
-    of both directions. None of the nodes' own entries may be offloaded."""
+    of both directions. Nothing in the store may ever have been offloaded."""
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]
@@ -460,8 +483,10 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
             for entry in range(start, start + size):
                 row = g.entries[entry]
                 other = row & GONE
+                # An entry that is hidden already does not know its neighbour any more.
                 if other != GONE:
                     g.entries[entry] |= GONE
                     g.hidden[node] = 1
+                    # The neighbour has an entry of the same event.
                     if other != node:
                         _hide(g, other, g.blocks[2 * (at + block)] + (row >> 32))

@@ -43,8 +43,13 @@ class LiveGraph:
         self.graph = graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
+        self._feature_updates = reader.feature_updates()
+
+        # How many of the log's deletes the graph has taken in.
         self._nodes_hidden = self._edges_hidden = 0
         self._keep_us = keep_us
+
+        # The oldest event in memory, and where the graph ended at the last pass.
         self._in_memory_from = self._offloaded_at = graph.first_event
 
     @property
@@ -113,9 +118,8 @@ class LiveGraph:
 
     def take_features(self, until_event: int) -> None:
         """Put the node features in force that were updated before an edge."""
-        self.features.advance(
-            self.log.feature_node, self.log.feature_edge, self.log.feature_values, until_event
-        )
+        for nodes, values in self._feature_updates.until(until_event):
+            self.features.take(nodes, values)
 
     def hide_deleted(self) -> bool:
         """Hide what the reader learned of deletes since the last call, and what the log dropped.
@@ -141,11 +145,13 @@ class LiveGraph:
         return nodes[~self.log.deletions.is_gone(nodes)]
 
     def restore_facts(self, folder: Path, until_event: int) -> int:
-        """Take over the newest stored facts at or before an edge. Returns: the edge they stand at.
+        """Take over the newest stored facts at or before an edge. Returns: the id of the next
+        edge that they take in.
 
         Without any they begin at the log's first edge, which is exact only where nothing lay before
         it.
         """
+        # Where none fits they are made from the log, which retention may have shortened.
         if not take_stored(self.facts, folder, until_event) and self.log.first_edge > 0:
             logger.warning(
                 "facts_incomplete",
@@ -169,6 +175,7 @@ def take_stored(facts: PairFacts, folder: Path, until_event: int) -> bool:
     """Put facts that took in nothing at the newest place stored, from their own edge up to
     `until_event`. Returns: whether there was any. A file that cannot be taken is logged."""
     for path in _stored_facts(folder):
+        # Facts from before the log cannot be continued; later ones know too much.
         if facts.edge <= int(path.stem) <= until_event:
             try:
                 if facts.restore(path):
@@ -191,6 +198,8 @@ def save_facts(facts: PairFacts, folder: Path) -> None:
     remove_scratch(folder)
     path = folder / f"{facts.edge:020d}.safetensors"
     facts.save(path)
+
+    # A kill before this leaves both files, of which the newer one is taken.
     for old in _stored_facts(folder):
         if old.name < path.name:
             old.unlink()

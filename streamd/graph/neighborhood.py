@@ -70,6 +70,7 @@ class Neighborhood:
 
     def subset(self, places: Int64) -> "Neighborhood":
         """The same for some of the roots."""
+        # Of each hop keep the roots that the hops before still reach.
         kept: list[Int64 | Bools] = []
         used = np.zeros(len(self.node_M), np.bool_)
         for number, hop in enumerate(self.hops):

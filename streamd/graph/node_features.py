@@ -6,28 +6,29 @@ from streamd.events import Float32, Int64
 
 
 class NodeFeatures:
-    """The newest feature row per node among updates up to an edge. Owner: one thread per role."""
+    """The newest feature row per node among the updates taken in. Owner: one thread per role."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self._values = np.zeros((0, dim), np.float32)
-        self._taken = 0
 
-    def advance(self, node_U: Int64, edge_U: Int64, values_UD: Float32, until_event: int) -> None:
-        """Take in updates (all of the log's, in log order) that lie before edge `until_event`."""
-        end = int(np.searchsorted(edge_U, until_event, side="right"))
-        if end <= self._taken:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows, with their room to grow."""
+        return self._values.nbytes
+
+    def take(self, node_U: Int64, values_UD: Float32) -> None:
+        """Take in further updates in log order; of equal nodes the last is newest."""
+        if not len(node_U):
             return
-        nodes = node_U[self._taken : end]
-        values = values_UD[self._taken : end]
-        if nodes.max() >= len(self._values):
+        if node_U.max() >= len(self._values):
+            # Rows double, so that growing costs little per update.
             grown = np.zeros(
-                (max(int(nodes.max()) + 1, 2 * len(self._values)), self.dim), np.float32
+                (max(int(node_U.max()) + 1, 2 * len(self._values)), self.dim), np.float32
             )
             grown[: len(self._values)] = self._values
             self._values = grown
-        self._values[nodes] = values
-        self._taken = end
+        self._values[node_U] = values_UD
 
     def of(self, node_N: Int64) -> Float32:
         """float32[N, dim]; zeros for a node without features."""

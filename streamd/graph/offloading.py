@@ -72,10 +72,13 @@ def begin_restoring(
         for block in range(num_blocks(g, degree)):
             place = g.blocks[2 * (at + block) + 1]
             if place < 0:
+                # A node's last block is never offloaded, so there is a next one to end at.
                 since = min(since, g.blocks[2 * (at + block)])
                 before = max(before, g.blocks[2 * (at + block + 1)])
                 if next_number[node] < 0:
                     next_number[node] = entries_before(g, block)
+
+                # An entry whose event the log has dropped stays a filler.
                 size = entries_before(g, block + 1) - entries_before(g, block)
                 for entry in range(~place, ~place + size):
                     g.entries[entry] = FILLER
@@ -137,4 +140,5 @@ def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]
         at = g.nodes[4 * node + DIRECTORY]
         for block in range(num_blocks(g, degree)):
             if g.blocks[2 * (at + block) + 1] < 0:
+                # The complement of the complement is the place.
                 g.blocks[2 * (at + block) + 1] = ~g.blocks[2 * (at + block) + 1]

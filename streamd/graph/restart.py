@@ -23,6 +23,7 @@ class RestartPoint:
         take_over(data_dir, name)
         begin_hold(data_dir, name, live.log.first_edge)
         self._facts_edge = live.edge
+        # No hold is like this one, so the first is written.
         self._hold = Hold(-1, -1)
 
     def resume(self, until_event: int) -> None:
@@ -34,8 +35,8 @@ class RestartPoint:
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts that stand at event `edge` should be stored: they are past a whole segment,
-        or compaction waits for them."""
+        """Whether facts that have reached event `edge` should be stored: they are past a whole
+        segment, or compaction waits for them."""
         behind = max(self._live.log.sealed_until(edge), min(self.compaction_request() or 0, edge))
         return self._facts_edge < behind
 
@@ -75,6 +76,8 @@ class RestartPoint:
         """Write the hold: a restart needs the log from event `edge` and from the stored facts on.
         purged_before_event: as in `Hold`."""
         hold = Hold(min(self._facts_edge, edge), purged_before_event)
+
+        # A hold that differs in what was purged alone is written only while compaction waits.
         if hold.edge != self._hold.edge or (
             hold != self._hold and self.compaction_request() is not None
         ):

@@ -37,8 +37,8 @@ class Compact:
 @dataclass(frozen=True)
 class Layer:
     """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time:
-    int64[R, k], mask: bool[R, k]; padding is 0. Next hop's roots are `root` itself, then the
-    sampled neighbours in row order, padding left out."""
+    int64[R, k], mask: bool[R, k]; padding is 0. The next layer's roots are `root`, then the sampled
+    neighbours in row order without padding; with strategy window they are `root` alone."""
 
     root: Int64
     root_time: Int64
@@ -74,9 +74,12 @@ class Threads:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
     ) -> Neighbors[Int64]:
+        # Few roots are answered by the thread that asks.
         number = min(self._threads, len(root_R) // SPLIT_ROOTS)
         if number <= 1:
             return self._sampler.sample(root_R, since, before, draw)
+
+        # Cut the roots in their order, so that the parts' answers need only be joined.
         edges = np.linspace(0, len(root_R), number + 1).astype(int).tolist()
 
         def part(a: int, b: int) -> Neighbors[Int64]:
@@ -133,6 +136,8 @@ class TemporalSampler:
         self.prop_time = prop_time
         self.width_us = width_us
         self._sampler = Threads(graph, threads) if threads > 1 else graph
+
+        # A seed for each hop: a node that is a root in two hops would get the same draws in both.
         self._draws = [
             Draw(
                 direction=direction,
@@ -153,13 +158,15 @@ class TemporalSampler:
 
         Args:
             nodes: int64[R].
-            times: int64[R] microseconds, each root sees events strictly before its own.
+            times: int64[R] microseconds, each root sees events strictly before its own, except with
+            strategy static.
             before_event: the snapshot, events below this id only, None for all of the log.
         """
         snapshot = self.columns.end if before_event is None else before_event
         root_times = [times]
         follow: NextRoots[Int64]
         if self.strategy == "window":
+            # The n-th snapshot of a root holds the events from starts[n + 1] up to starts[n].
             starts = [
                 np.minimum(edges_before(self.columns, times - number * self.width_us), snapshot)
                 for number in range(len(self._draws) + 1)
@@ -170,6 +177,7 @@ class TemporalSampler:
                 root_times.append(times)
                 return Roots(nodes, starts[number + 2], starts[number + 1])
         else:
+            # Static sees events of any time, all others only what was before the root's.
             if self.strategy == "static":
                 before = np.full(len(nodes), snapshot)
             else:
@@ -187,14 +195,17 @@ class TemporalSampler:
 
     def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
         """Random walks back in time, one from each root: each step goes to a neighbour of an event
-        strictly before the event that led here, drawn as the strategy says.
+        strictly before the event that led here, drawn as the newest event (recent, window) or
+        uniformly (uniform, static); always back in time, without windows.
 
         Returns: int64[R, steps + 1], the roots first, -1 behind a walk's end.
         """
+        # One neighbour a step, each by a seed of its own.
         draw = replace(self._draws[0], fanout=1)
         draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
 
         def step_back(_: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+            # A walk that has ended goes on from node -1, which has no neighbours.
             found = hop.found
             reached = np.where(found.mask, found.neighbor, -1)[:, 0]
             when = edge_times(self.columns, found.event, found.mask)[:, 0]
@@ -218,6 +229,8 @@ class TemporalSampler:
         next_roots(
             roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before
         )
+
+        # A neighbour asked at its event's time sees only what was before that time.
         if self.prop_time:
             next_times[first:] = edge_times(self.columns, found.event, found.mask)[found.mask]
             if self.strategy != "static":

@@ -33,14 +33,16 @@ def _pad(r: int, found: int, out: Sampled) -> None:
 
 @inner
 def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
-    """Find roots that ask what an earlier one does: own[:n] lists the others, like[r] is the first
-    that asks the same as r."""
+    """Find roots that repeat an earlier root's question. own[:n]: the roots that do not; like[r]:
+    the first root with r's question."""
+    # A power of two, at most half full; 0 is an empty slot, so a root is its index + 1.
     size = 16
     while size < 2 * len(q.root):
         size *= 2
     table = np.zeros(size, np.int32)
     found = 0
     for r in range(len(q.root)):
+        # Any quick hash does, as what it finds is compared (the factor is xxHash's second prime).
         key = np.uint64(q.root[r]) * GOLDEN ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
@@ -50,6 +52,8 @@ def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
                 own[found] = r
                 found += 1
                 break
+
+            # The slot is taken, by the same question or by chance.
             same = q.before[other] == q.before[r] and q.since[other] == q.since[r]
             if same and q.root[other] == q.root[r]:
                 like[r] = other
@@ -88,6 +92,8 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
         locate(g, q, q.before, own, first, last, counts, blocks)
         for i in range(last - first):
             r = own[first + i]
+
+            # Walk back from the newest entry that the query may see, past those that are hidden.
             found = 0
             block = blocks[i]
             since = q.since[r]
@@ -137,10 +143,14 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
         for i in range(k):
             chosen[i] = _below(mixed(state + np.uint64(i)), count)
         return k
+
+    # Few enough: all of them, newest first.
     if count <= k:
         for i in range(count):
             chosen[i] = count - 1 - i
         return count
+
+    # Floyd: a number drawn before is replaced by the highest one allowed, which is new.
     for i in range(k):
         top = count - k + i
         pick = _below(mixed(state + np.uint64(i)), top + 1)
@@ -188,6 +198,8 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     own = np.empty(len(q.root), np.int32)
     like = np.empty(len(q.root), np.int32)
     distinct = _distinct(q, own, like)
+
+    # Roots are asked once each; their lower ends are searched only where a query has any.
     bounded = False
     for r in range(len(q.root)):
         bounded = bounded or q.since[r] > q.first
@@ -208,12 +220,15 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
             if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:
                 continue
+            # A node's oldest blocks are offloaded first: the first block of the range tells.
             at = g.nodes[4 * node + DIRECTORY]
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True
                 continue
             state = np.uint64(q.seed) + GOLDEN * np.uint64(node + 1)
             state = mixed(mixed(state) + np.uint64(q.before[r]))
+
+            # Where deletes hide some, choose among the entries that they leave.
             if g.hidden[node]:
                 if len(listed) < count:
                     listed = np.empty(2 * count, np.int64)
@@ -240,6 +255,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
                 chosen[i, j] += place - entries_before(g, in_block[i, j] - at)
                 prefetch(g.entries, chosen[i, j])
 
+        # Read them.
         for i in range(last - first):
             r = own[first + i]
             for j in range(found[i]):

@@ -32,8 +32,8 @@ def check_head(value: bytes, pa: Any) -> None:
                 f"not with a schema of at most {MAX_SCHEMA_BYTES}",
             )
         # Message: field 2 is the header, here a Schema, and field 4 custom metadata.
-        top = _follow(data, 0)
-        header = _follow(data, _field(data, top, 2))
+        top = follow(data, 0)
+        header = follow(data, field(data, top, 2))
         _bound(data, top, 4, MAX_NOTES, "notes")
         _bound(data, header, 2, MAX_NOTES, "notes")
         for column in _bound(data, header, 1, MAX_COLUMNS, "columns"):
@@ -53,9 +53,9 @@ def check_batches(value: bytes, pa: Any) -> None:
             raise BadEvent("bad_arrow", f"message {number} is a {message.type}, not a record batch")
         data = message.metadata.to_pybytes()
         # RecordBatch: field 3 is the compression of its body.
-        top = _follow(data, 0)
+        top = follow(data, 0)
         _bound(data, top, 4, MAX_NOTES, "notes")
-        if _field(data, _follow(data, _field(data, top, 2)), 3):
+        if field(data, follow(data, field(data, top, 2)), 3):
             raise BadEvent(
                 "bad_arrow", "compressed buffers are not taken; let Kafka compress the record"
             )
@@ -72,22 +72,22 @@ def _check_column(data: bytes, column: int) -> None:
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
     """Positions of the tables in a vector field. Raises: BadEvent for more than `most`."""
-    position = _field(data, table, number)
+    position = field(data, table, number)
     if not position:
         return []
-    vector = _follow(data, position)
+    vector = follow(data, position)
     count = int(struct.unpack_from("<I", data, vector)[0])
     if count > most:
         raise BadEvent("bad_arrow", f"{count} {what}, at most {most} are taken")
-    return [_follow(data, vector + 4 + 4 * i) for i in range(count)]
+    return [follow(data, vector + 4 + 4 * i) for i in range(count)]
 
 
-def _follow(data: bytes, position: int) -> int:
+def follow(data: bytes, position: int) -> int:
     """The position that the flatbuffer offset at `position` points to."""
     return position + int(struct.unpack_from("<I", data, position)[0])
 
 
-def _field(data: bytes, table: int, number: int) -> int:
+def field(data: bytes, table: int, number: int) -> int:
     """The position of a field of a flatbuffer table; 0 where it is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:

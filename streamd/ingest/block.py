@@ -30,7 +30,7 @@ sorted order. item: index in a batched record. kind: EDGE (a = src, b = dst), NO
 or DELETE (a = node, b = -1; or a = src, b = dst); a and b are numbers of a `KeyTable`. extra: index
 into `Block.extras`, -1 for none."""
 NO_STAMP = -1
-"""Stands for a record without a timestamp, as in Kafka, where -1 means the same."""
+"""The timestamp of a record without one, as in Kafka."""
 Rows = NDArray[np.void]
 
 
@@ -61,7 +61,7 @@ class Block:
         rows = self.rows[index]
         if not self.extras:
             return Block(rows, self.values[index])
-        # Copy only the extras in use, and number them anew.
+        # Copy only the extras in use, and number them from 0.
         held = np.flatnonzero(rows["extra"] >= 0)
         extras = [self.extras[i] for i in rows["extra"][held].tolist()]
         rows["extra"][held] = np.arange(len(held))
@@ -70,6 +70,7 @@ class Block:
     def split(self, count: int) -> tuple["Block", "Block"]:
         """The first `count` events, and the others. Both are views where there are no extras."""
         if self.extras:
+            # Each half needs extras of its own, numbered from 0.
             return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
         return Block(self.rows[:count], self.values[:count]), Block(
             self.rows[count:], self.values[count:]
@@ -85,7 +86,7 @@ def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -
     used = np.unique(np.concatenate([np.zeros(0, np.int64), *ends]))
     used = used[used >= 0]
 
-    # Write the new numbers; -1 stands for no second end.
+    # Write the new numbers; -1 means that there is no second end.
     new = renumber(used)
     for end in ends:
         known = end >= 0

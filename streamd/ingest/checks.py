@@ -230,6 +230,7 @@ class EventChecker:
     def _unit_hint(self, time_us: int, horizon: int) -> str:
         """Text to add to an error where the refused time looks like one in another unit."""
         unit = other_unit(time_us, horizon, self._rules.time_unit)
+        # The time of a delete has no horizon, so nothing tells in which unit it is.
         if unit is None or horizon == MAX_TIME_US:
             return ""
         self._notices.unit(unit)
@@ -244,6 +245,7 @@ class EventChecker:
                 "feature_width", f"{name} has {len(values)} values, the stream has {dim}"
             )
         for v in values:
+            # Written so that NaN is refused too, which no comparison holds for.
             if not -self._rules.max_feature <= v <= self._rules.max_feature:
                 raise BadEvent(
                     "bad_features",

@@ -61,6 +61,8 @@ def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str,
     provider = extra.get(TOKEN_PROVIDER)
     if isinstance(provider, str):
         extra[TOKEN_PROVIDER] = _token_provider(provider)
+
+    # Our defaults, which the user's options override; not every kind of client has both.
     if "reconnect_backoff_max_ms" in known:
         extra.setdefault("reconnect_backoff_max_ms", RECONNECT_MS)
     if "bootstrap_timeout_ms" in known:
@@ -78,12 +80,16 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
     in_file = {} if kafka.client_file is None else _read_file(kafka.client_file)
     _check_each(kafka.client, "kafka.client")
     _check_each(in_file, f"kafka.client_file {kafka.client_file}")
+
+    # With a key in both places nobody could tell which value counts.
     for key in in_file:
         if key in kafka.client:
             raise SettingsError(
-                f"{key} stands in kafka.client and in {kafka.client_file}.", "keep one of them."
+                f"{key} is set in kafka.client and in {kafka.client_file}.", "keep one of them."
             )
     options = {**kafka.client, **in_file}
+
+    # These look at several options at once, which may come from both places.
     _check_security(options)
     _check_certificates(options)
     return options
@@ -99,6 +105,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"kafka.client_file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, yaml.YAMLError) as error:
+        # PyYAML's own message may quote the line, so only its number is passed on.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" at line {mark.line + 1}"
         raise SettingsError(
@@ -134,7 +141,7 @@ def _check_each(options: Mapping[str, Any], where: str) -> None:
             actual = type(value).__name__
             raise SettingsError(
                 f"{where}: {key} is of type {actual}, not {kind.__name__}.",
-                "put text in quotes; true and false stand without.",
+                "put text in quotes, but not true and false.",
             )
 
 
@@ -214,6 +221,7 @@ def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
 
 def settle(producer: Any, pending: list[Any]) -> None:
     """Wait until all pending records are acknowledged, and clear the list. Raises: KafkaError."""
+    # `flush` raises nothing for a record that was refused: its future does.
     producer.flush()
     for future in pending:
         try:
@@ -239,11 +247,15 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
         KafkaConsumer,
         kafka,
         {
+            # 16 MiB an answer, 4 MiB of it from one partition, unless one batch alone is larger:
+            # what is fetched ahead waits in memory.
             "fetch_max_bytes": 16_777_216,
             "max_partition_fetch_bytes": 4_194_304,
+            # The log alone says where to read on; an offset that Kafka no longer has is an error.
             "group_id": None,
             "enable_auto_commit": False,
             "auto_offset_reset": "none",
+            # Records of aborted transactions are left out.
             "isolation_level": "read_committed",
             "allow_auto_create_topics": False,
             "metadata_max_age_ms": 30_000,
@@ -255,6 +267,7 @@ def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
     """Make a client of a kind. Raises: KafkaError where no broker answers, SettingsError."""
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
+        # The user's options win over ours; those that must not are in FIXED_OPTIONS.
         return kind(**{**settings, **options})
     except ClientError as error:
         raise KafkaError(

@@ -17,6 +17,7 @@ from streamd.events import (
     LABEL,
     MICROSECONDS,
     NODE,
+    Bools,
     EventBatch,
     Int64,
     Key,
@@ -28,7 +29,7 @@ UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""
 NONE = -1
 """No node id: the log does not hold the key, or the event has no second end."""
-HasEdge = Callable[[int, int, int], bool]
+HasEdges = Callable[[Int64, Int64, Int64], Bools]
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class BatchBuilder:
         ids: dict[Key, int],
         max_nodes: int,
         late_policy: str,
-        has_edge: HasEdge,
+        has_edges: HasEdges,
     ) -> None:
-        """has_edge: tells whether the log holds an edge, by node ids of its ends and event time."""
+        """has_edges: tells which edges the log holds, by node ids of their ends and event times."""
         self._schema = schema
         self._ids = ids
         self._max_nodes = max_nodes
         self._late_policy = late_policy
-        self._has_edge = has_edge
+        self._has_edges = has_edges
         self._cache = np.zeros(0, np.int64)
         self._epoch = -1
 
@@ -200,19 +201,25 @@ class BatchBuilder:
                 first_row.setdefault((edge[0], edge[1], edge[2]), row)
 
         # A delete of an edge matches one of the block before it, or one of the log.
-        for i in deletes.tolist():
-            src, dst = int(a[i]), int(b[i])
-            if rows["b"][i] < 0:
-                matched = src >= 0
-            else:
-                wanted = (src, dst, int(block.extras[int(rows["extra"][i])][0]))
-                matched = min(src, dst) >= 0 and (
-                    first_row.get(wanted, len(rows)) < i or self._has_edge(*wanted)
-                )
-            if not matched:
-                what = "node" if rows["b"][i] < 0 else "edge"
-                refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
-                kept[i] = False
+        matched = a >= 0
+        time_X = np.array([block.extras[i][0] for i in rows["extra"][of_edges].tolist()], np.int64)
+        wanted = zip(a[of_edges].tolist(), b[of_edges].tolist(), time_X.tolist(), strict=True)
+        in_block_X = np.array(
+            [
+                first_row.get(w, len(rows)) < i
+                for i, w in zip(of_edges.tolist(), wanted, strict=True)
+            ],
+            np.bool_,
+        )
+        asked_X = ~in_block_X & (a[of_edges] >= 0) & (b[of_edges] >= 0)
+        matched[of_edges] = in_block_X
+        if asked_X.any():
+            asked = of_edges[asked_X]
+            matched[asked] = self._has_edges(a[asked], b[asked], time_X[asked_X])
+        for i in deletes[~matched[deletes]].tolist():
+            what = "node" if rows["b"][i] < 0 else "edge"
+            refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
+            kept[i] = False
 
     def _columns(
         self,

@@ -1,4 +1,5 @@
-"""The consumer of ingest, whose positions come from the log and never from Kafka."""
+"""The consumer of ingest. It resumes from positions in the log, never from offsets committed to a
+consumer group."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ class KafkaSource:
         self._epochs: dict[TopicPartition, int] = {}
         self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
         """Partitions whose leader's log differs from what was read: the first offset that differs,
-        None where all of it does."""
+        None where the broker cannot tell."""
 
     def _open(self) -> None:
         """Make the client; polls are bounded in bytes."""
@@ -148,6 +149,7 @@ class KafkaSource:
                 logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
                 self._end[tp] = UNKNOWN_END
             elif position is None:
+                # A partition that was added to a known topic is read from its beginning.
                 start = (
                     first[tp]
                     if tp.topic in stored.positions
@@ -158,7 +160,7 @@ class KafkaSource:
                 gaps.append(
                     self._lost(
                         Gap(tp.topic, tp.partition, position.offset, -1),
-                        f"Topic {tp.topic} was deleted and made anew "
+                        f"Topic {tp.topic} was deleted and created again "
                         f"(id {topics.topic_ids[tp.topic]}, the "
                         f"log has {stored.topic_ids[tp.topic]}).",
                     )
@@ -188,6 +190,8 @@ class KafkaSource:
                 position = Position(
                     first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp])
                 )
+
+            # With the epoch the broker can tell whether its log is still the one that was read.
             seek(self._consumer, tp, position.offset, position.epoch)
             self._positions[tp] = position.offset
             self._epochs[tp] = position.epoch
@@ -202,6 +206,8 @@ class KafkaSource:
             f"An election made a leader of {tp.topic}-{tp.partition} "
             "that has not what was read of it"
         )
+
+        # None: the two logs have nothing in common, so the partition is read from its beginning.
         if common is None:
             return self._lost(
                 Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."
@@ -242,6 +248,7 @@ class KafkaSource:
                 f"The broker does not say what was written at {start}: {error}.",
                 "ingest goes on trying.",
             ) from None
+        # None: no record of the partition is that late.
         return end if answer is None else int(answer.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
@@ -275,6 +282,7 @@ class KafkaSource:
 
     def _replace_client(self) -> None:
         """Continue with a new client: one that raised may raise again, or never return."""
+        # `_open` makes a new table, and what was seen of the ends is still true.
         known_ends = self._stable
         self._consumer.close(autocommit=False)
         self._open()
@@ -335,6 +343,7 @@ class KafkaSource:
         """The progress that a commit stores with these positions."""
         table: dict[str, dict[int, Position]] = {}
         for tp, position in zip(self.partitions, positions, strict=True):
+            # The epoch is stored too: after a restart the broker can still detect a truncated log.
             table.setdefault(tp.topic, {})[tp.partition] = replace(
                 position, epoch=self._epochs.get(tp, -1)
             )
@@ -354,5 +363,6 @@ def in_shard(tp: TopicPartition, shard: str | None) -> bool:
     """
     if shard is None:
         return True
+    # The topic's hash spreads topics of one partition over the shards.
     index, count = (int(x) for x in shard.split("/"))
     return int(crc32c(tp.topic.encode()) + tp.partition) % count == index - 1

@@ -100,6 +100,7 @@ class LocalDeadLetters:
 
     def __init__(self, folder: Path, max_bytes: int, disk: Disk = DISK) -> None:
         self._folder = folder
+        # Two files share the limit; when one is full, the one before it is dropped.
         self._half = max(max_bytes // 2, 1)
         self._disk = disk
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,6 +157,7 @@ class LocalDeadLetters:
             return
         with self._as_disk_error():
             self._disk.close(self._fd)
+            # The rewrite replaces the files, so `_open` must open the current one again.
             for path in (self._folder / "previous.jsonl", self._current):
                 if path.exists():
                     kept = [
@@ -236,12 +238,16 @@ class TopicDeadLetters:
     def add(self, letter: DeadLetter) -> None:
         """Send a letter; where too many are under way, wait for them first. Raises: KafkaError."""
         self._producer = self._producer or self._make_producer()
+
+        # All but the value goes into headers, so that the value stays as it was sent.
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
             headers.append(("content-type", letter.content_type.encode()))
         headers.append(("timestamp", str(letter.timestamp_ms).encode()))
         if letter.key is not None:
             headers.append(("key", letter.key[:MAX_KEY_BYTES]))
+
+        # A broker that acknowledges slowly must not fill the memory.
         if len(self._sent) >= MAX_SENT:
             self.flush()
         self._sent.append(

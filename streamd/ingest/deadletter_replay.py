@@ -72,6 +72,8 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
                 )
             except (ValueError, KeyError, TypeError):
                 continue  # a line that a crash tore
+
+            # Shorter than it came: the writer cut the value or the key.
             yield StoredLetter(
                 letter,
                 len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0),
@@ -87,9 +89,12 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
         ]
         if not partitions:
             raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
+
+        # The ends are read once: letters that arrive meanwhile are left for another run.
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)
         ends = consumer.end_offsets(partitions)
+        # Positions are compared, since the last offsets may be markers that give no record.
         while any(consumer.position(tp) < ends[tp] for tp in partitions):
             for records in consumer.poll(timeout_ms=500).values():
                 for record in records:
@@ -122,6 +127,8 @@ def _from_record(record: Any) -> StoredLetter | None:
         )
     except (KeyError, ValueError):
         return None
+
+    # The topic does not say what was cut: a value or key of the full length may have been.
     return StoredLetter(
         letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES
     )
@@ -180,6 +187,7 @@ def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replaye
         for first in range(0, len(chosen), FLUSH_EVERY):
             part = chosen[first : first + FLUSH_EVERY]
             _send(producer, part)
+            # Acknowledged, so they count as sent even if the next part fails.
             done |= {f.name for f in part}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, msgspec.json.encode(sorted(done)))

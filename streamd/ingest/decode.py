@@ -17,6 +17,7 @@ from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64, Key
 from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block
 from streamd.ingest.explain import Explainer
+from streamd.ingest.headers import JSONHeaders
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.notices import Notices
 from streamd.ingest.wire import (
@@ -61,6 +62,7 @@ class Decoder:
         self.checker = EventChecker(rules, self.notices)
         self.keys = self.checker.keys
         self.reader = EventReader()
+        self.headers = JSONHeaders()
         self.explain = Explainer(rules.schema, rules.time_unit).text
 
     def decode(
@@ -74,27 +76,41 @@ class Decoder:
         batch = _Batch(self, source, now_us)
         first = 0
         while first < len(records):
-            # Collect as many records of one event each as may be decoded together.
-            end = first
-            size = 0
-            while (
-                end < len(records)
-                and end - first < NUM_SINGLES
-                and _is_single(records[end], self.rules.max_record_bytes)
-            ):
-                size += len(records[end].value)
-                if size > SINGLES_BYTES and end > first:
-                    break
-                end += 1
-
+            # Decode as many records of one event each as may be taken together.
+            values = self._values_of_singles(records, first)
+            if values:
+                batch.singles(records[first : first + len(values)], values)
+                first += len(values)
             # A record of any other kind goes alone.
-            if end > first:
-                batch.singles(records[first:end])
-                first = end
             else:
                 batch.record(records[first])
                 first += 1
         return batch.finish()
+
+    def _values_of_singles(self, records: Sequence[Any], first: int) -> list[bytes]:
+        """The values of the records from `first` on that hold one JSON object each, up to the first
+        that does not or is too much."""
+        most = self.rules.max_record_bytes
+        harmless = self.headers.harmless
+        values: list[bytes] = []
+        size = 0
+        for record in records[first : first + NUM_SINGLES]:
+            value = record.value
+            if value is None or value[:1] != b"{" or len(value) > most:
+                break
+            size += len(value)
+            if size > SINGLES_BYTES and values:
+                break
+            # Most headers are known to be harmless: by their name, or as they are.
+            for header in record.headers or ():
+                if (
+                    header[0] not in harmless
+                    and header not in harmless
+                    and not self.headers.admit(header)
+                ):
+                    return values
+            values.append(value)
+        return values
 
 
 class _Batch:
@@ -120,12 +136,15 @@ class _Batch:
         self._decoder.notices.times(block.rows["time"][has_time(block.rows)], self._now)
         return block, self._rejected
 
-    def singles(self, records: Sequence[Any]) -> None:
-        """Decode records that hold one JSON object each, halving a batch that does not fit."""
+    def singles(self, records: Sequence[Any], values: Sequence[bytes]) -> None:
+        """Decode records that hold one JSON object each, halving a batch that does not fit.
+
+        values: the records'.
+        """
         # Try the fast path; half as many may fit into memory.
         num_blocks = len(self._blocks)
         try:
-            if self._take_singles(records):
+            if self._take_singles(records, values):
                 return
         except MemoryError:
             del self._blocks[num_blocks:]
@@ -133,21 +152,22 @@ class _Batch:
         # Halve the batch, so that one bad record costs little.
         if len(records) > NUM_ONE_BY_ONE:
             half = len(records) // 2
-            self.singles(records[:half])
-            self.singles(records[half:])
+            self.singles(records[:half], values[:half])
+            self.singles(records[half:], values[half:])
             return
         for record in records:
             self.record(record)
 
-    def _take_singles(self, records: Sequence[Any]) -> bool:
+    def _take_singles(self, records: Sequence[Any], values: Sequence[bytes]) -> bool:
         """Take one edge of each record.
 
         Returns: False where one does not fit; then none is taken.
         """
-        values = [r.value for r in records]
         wire = self._reader.edges_of_lines(values)
         if wire is None:
             return False
+
+        # Each record has an offset and a timestamp of its own.
         offset = np.fromiter((r.offset for r in records), np.int64, len(records))
         stamp = np.fromiter(map(_timestamp_us, records), np.int64, len(records))
         return self._add(
@@ -362,12 +382,15 @@ class _Batch:
                 (time, min(stamp, self._now), self._source, record.offset, index, kind, a, b, extra)
             )
             values.append(carried if kind == EDGE else (0.0,) * self.dim)
+
+        # One block for all valid events, in the order in which the record holds them.
         if rows:
             matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
             self._add(Block(np.array(rows, ROW), matrix, extras))
 
     def _tombstone(self, record: Any) -> None:
         """Take a null value as the delete of the node that its key names. Raises: BadEvent."""
+        # The error says which of the two is missing: the setting or the key.
         if not self._rules.tombstones or not record.key:
             raise BadEvent(
                 "tombstone",
@@ -387,17 +410,10 @@ class _Batch:
     def _horizon_of(self, record: Any) -> int:
         """The latest valid time of the record's events, microseconds."""
         stamp = _timestamp_us(record)
+        # A producer's clock may be ahead: its timestamp counts up to now only.
         return (
             self._now if stamp == NO_STAMP else min(stamp, self._now)
         ) + self._rules.max_ahead_us
-
-
-def _is_single(record: Any, max_bytes: int) -> bool:
-    """Whether a record holds one JSON object and no headers, so that the fast path takes it."""
-    value = record.value
-    return bool(
-        value is not None and not record.headers and value[:1] == b"{" and len(value) <= max_bytes
-    )
 
 
 def _content_header(record: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamd.events import EventBatch, Gap, Key, Progress, Schema
+from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 
 
 class Log(Protocol):
@@ -24,7 +24,7 @@ class Log(Protocol):
     @property
     def newest_us(self) -> int | None: ...
 
-    def has_edge(self, src: int, dst: int, time_us: int) -> bool: ...
+    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools: ...
 
     @property
     def progress(self) -> Progress: ...

@@ -39,7 +39,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     """
 
     max_batch_bytes: ClassVar[int] = 2**31
-    _buffer: bytearray
+    _buffer: bytes
     _pos: int
     _num_records: int
     _next_record_index: int
@@ -63,12 +63,16 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
 
     def _maybe_uncompress(self) -> None:
         """Expand the records within `max_batch_bytes`, or refuse the batch."""
-        if self._decompressed or self.compression_type == self.CODEC_NONE:
+        if self._decompressed:
+            return
+        if self.compression_type == self.CODEC_NONE:
+            # Slices of bytes are what records are made of.
+            self._buffer = bytes(self._buffer)
             self._decompressed = True
             return
         data = bytes(memoryview(self._buffer)[self._pos :])
         try:
-            self._buffer = bytearray(expand(self.compression_type, data, self.max_batch_bytes))
+            self._buffer = expand(self.compression_type, data, self.max_batch_bytes)
             self._pos = 0
             self._decompressed = True
         except ValueError as error:
@@ -112,11 +116,9 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             raise ValueError(f"a record has {num_headers} headers, at most {MAX_HEADERS} are read")
 
         # The headers end the record, which tells whether its length was right.
-        headers = []
-        for _ in range(num_headers):
-            name, pos = _nullable_bytes(buffer, pos)
-            content, pos = _nullable_bytes(buffer, pos)
-            headers.append(((name or b"").decode(errors="replace"), content))
+        headers: list[tuple[str, bytes | None]] = []
+        if num_headers > 0:
+            pos = _read_headers(buffer, pos, num_headers, headers)
         if num_headers < 0 or pos - start != length or pos > end:
             raise ValueError(f"a record of {length} bytes does not end where it says")
 
@@ -131,6 +133,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
         """A refused record for the one at `start`, or for all the rest where its end is unknown."""
+        # Its own length and offset may be wrong: they count only where both lie in the batch.
         try:
             length, body = decode_varint(self._buffer, start)
             _, pos = decode_varint(self._buffer, body)
@@ -141,6 +144,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             )
         except UNREADABLE:
             has_end = False
+
+        # Only this record is lost where its end is known, else all that follow it in the batch.
         if has_end:
             self._pos = body + length
             return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
@@ -164,7 +169,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._decompressed = True
 
     def _refused_record(self, offset: int, why: str) -> DefaultRecord:
-        """A record that says why what stood at `offset` was refused."""
+        """A record that says why what was at `offset` was refused."""
         value = f"cannot be read: {why}".encode()[:1000]
         return DefaultRecord(
             len(value),
@@ -177,14 +182,53 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         )
 
 
-def _nullable_bytes(buffer: bytearray, pos: int) -> tuple[bytes | None, int]:
+def _nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
     """Read a length and that many bytes; None where the length is negative. Raises: ValueError."""
     length, pos = decode_varint(buffer, pos)
     if length < 0:
         return None, pos
+    # A slice would silently be shorter.
     if pos + length > len(buffer):
         raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
-    return bytes(buffer[pos : pos + length]), pos + length
+    return buffer[pos : pos + length], pos + length
+
+
+_names: dict[bytes, str] = {}
+"""Names of headers that were read before, at most MAX_NAMES of at most SHORT bytes."""
+MAX_NAMES = 1_024
+SHORT = 64
+"""Lengths below it are one byte, which is even."""
+
+
+def _read_headers(
+    buffer: bytes, pos: int, count: int, headers: list[tuple[str, bytes | None]]
+) -> int:
+    """Read so many headers and append them. Returns: the position behind. Raises: UNREADABLE.
+
+    What is short and known is read without a call, as headers take most of the time otherwise.
+    """
+    end = len(buffer)
+    for _ in range(count):
+        # The name.
+        start = pos + 1
+        double = buffer[pos]
+        pos = start + (double >> 1)
+        if double & 0x81 or pos > end or (text := _names.get(buffer[start:pos])) is None:
+            name, pos = _nullable_bytes(buffer, start - 1)
+            text = (name or b"").decode(errors="replace")
+            if name is not None and len(name) < SHORT and len(_names) < MAX_NAMES:
+                _names[name] = text
+
+        # The content.
+        start = pos + 1
+        double = buffer[pos]
+        pos = start + (double >> 1)
+        if double & 0x81 or pos > end:
+            content, pos = _nullable_bytes(buffer, start - 1)
+            headers.append((text, content))
+        else:
+            headers.append((text, buffer[start:pos]))
+    return pos
 
 
 class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
@@ -198,10 +242,12 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
     def take(self, n: int | None = None) -> list[Any]:
         """At most `n` records; the one that uses up `bytes_left` is the last."""
+        # An error that the last call kept back comes first.
         self._maybe_raise_next_inline_exception()
         records: list[Any] = []
         try:
             for record in itertools.islice(self.record_iterator, 0, n):
+                # A record counts as kafka-python holds it, expanded; absent parts have size -1.
                 records.append(record)
                 self.bytes_left -= (
                     max(0, record.serialized_key_size)
@@ -276,6 +322,7 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
     def parse_and_remember(fetched: Any) -> Any:
         data = fetched.partition_data
         if not data.error_code:
+            # An answer may lack it; then all up to the high water mark can be read.
             end = data.last_stable_offset
             stable[fetched.topic_partition] = (
                 end if end is not None and end >= 0 else data.high_watermark

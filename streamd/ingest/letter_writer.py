@@ -29,6 +29,7 @@ class LetterWriter:
         self._time_unit = time_unit
         self._partitions: Sequence[TopicPartition] = ()
         self._origins: list[Origins] = []
+        # A series that begins at 1 shows Prometheus no increase for its first letter.
         metrics.begin_at_zero(metrics.dead_letters, REASONS)
 
     def begin(self, partitions: Sequence[TopicPartition]) -> None:
@@ -69,6 +70,7 @@ class LetterWriter:
     ) -> None:
         """Write a dead letter of partition `number`. The other arguments: as in `DeadLetter`."""
         tp = self._partitions[number]
+        # A replay needs the record's key and timestamp, which the event itself does not have.
         key, timestamp_ms = self._origins[number].of(offset)
         letter = DeadLetter(
             topic=tp.topic,

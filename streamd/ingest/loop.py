@@ -52,7 +52,7 @@ class IngestLoop:
     """Reads Kafka into the log until it is stopped. Owner: the ingest process.
 
     A restart continues at the positions in the journal. What belongs to one assignment of
-    partitions is made by `_begin`.
+    partitions is made by `begin`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class IngestLoop:
         self._housekeep = housekeep
         self._decoder = Decoder(rules_of(settings, log_writer.schema))
         self._builder = BatchBuilder(
-            log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edge
+            log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edges
         )
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
@@ -95,11 +95,11 @@ class IngestLoop:
         try:
             # Each turn is one assignment of partitions; it ends where they change.
             while not stop.is_set():
-                if not self._begin(source):
+                if not self.begin(source):
                     stop.wait(RETRY_SECONDS)
                     self._rediscover(source, stop)
                     continue
-                while not stop.is_set() and self._step(source):
+                while not stop.is_set() and self.step(source):
                     pass
                 if not stop.is_set():
                     self._rediscover(source, stop)
@@ -107,7 +107,7 @@ class IngestLoop:
             # Commit what may go; without an assignment there is nothing.
             if not self._resume:
                 return
-            while self._commit(source, final=True):
+            while self.commit(source, final=True):
                 pass
         finally:
             source.close()
@@ -129,7 +129,8 @@ class IngestLoop:
         return None
 
     def _rediscover(self, source: KafkaSource, stop: threading.Event) -> None:
-        """Learn the partitions again after they changed, or after Kafka lost some.
+        """Learn the partitions again: after they changed, after Kafka lost records, or after a
+        begin that the broker did not answer.
 
         What was buffered is dropped; the next assignment reads it again.
         """
@@ -160,7 +161,7 @@ class IngestLoop:
             self._warned_at[event + about] = now
             logger.warning(event, error=error)
 
-    def _begin(self, source: KafkaSource) -> bool:
+    def begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions and make the state of this assignment of partitions.
 
         Returns: False while the broker does not answer. Raises: DataLossError.
@@ -207,7 +208,7 @@ class IngestLoop:
         )
         return True
 
-    def _step(self, source: KafkaSource) -> bool:
+    def step(self, source: KafkaSource) -> bool:
         """Poll and decode once, and commit if it is time.
 
         Returns: False where the source must begin again.
@@ -219,7 +220,7 @@ class IngestLoop:
             and self._merger.all_at_end
             and (wait := self._until_commit()) > 0
         ):
-            # All is read: sleep, so that the events of this time are polled together.
+            # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._clock.sleep(min(wait, POLL_SECONDS))
 
         # Poll.
@@ -246,7 +247,7 @@ class IngestLoop:
 
         # Commit and report at their intervals.
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
-            while self._commit(source):
+            while self.commit(source):
                 self._touch_heartbeat(source)
         if now - self._last_report >= REPORT_SECONDS:
             self._last_report = now
@@ -329,8 +330,7 @@ class IngestLoop:
     ) -> Block:
         """Decode records, portion by portion with a heartbeat in between.
 
-        Returns: the events that the log does not hold yet; others than valid ones became dead
-        letters.
+        Returns: the events that the log does not hold yet; invalid ones became dead letters.
         """
         self._letters.remember(number, records)
         blocks: list[Block] = []
@@ -358,7 +358,7 @@ class IngestLoop:
             self._letters.add(number, r.offset, r.index, r.reason, r.error, r.raw, r.content_type)
         return events
 
-    def _commit(self, source: KafkaSource, final: bool = False) -> bool:
+    def commit(self, source: KafkaSource, final: bool = False) -> bool:
         """Commit the events that may be appended now.
 
         Returns: whether the commit was full, so that more events may be waiting.
@@ -419,7 +419,7 @@ class IngestLoop:
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
         """Raise the watermark to the open window's end after a quiet time, so that the window is
-        learned (DESIGN section 3).
+        learned (docs/how-it-works.md).
 
         The wall clock must have passed that end too, since an event of the window may still come.
         """
@@ -434,7 +434,7 @@ class IngestLoop:
         ):
             return
 
-        # Ask the broker once a timeout, whatever it answers.
+        # Ask the broker at most once per idle timeout, whatever it answers.
         end = (newest // self._width_us + 1) * self._width_us
         if self._log.watermark >= end or self._clock.now_us() < end:
             return

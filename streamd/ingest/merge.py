@@ -209,6 +209,7 @@ class Merger:
         """The time that orders each event of the joined buffers, int64[n] microseconds, and whether
         it may be released now, bool[n], None for all."""
         time = merged.rows["time"]
+        # Where all events have a time, it alone orders them.
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
         # While partitions are behind, nothing is overdue: their events may have to go first.
@@ -254,6 +255,7 @@ class Merger:
 
     def _learn_leads(self, timed: Rows) -> None:
         """Remember (time - timestamp) of the newest events."""
+        # Only the newest count, so that a producer whose clock changed is followed soon.
         newest = timed[timed["stamp"] != NO_STAMP][-NUM_LEADS:]
         self._leads = np.concatenate([self._leads, newest["time"] - newest["stamp"]])[-NUM_LEADS:]
 

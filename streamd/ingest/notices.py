@@ -20,6 +20,7 @@ MAX_NAME = 40
 
 def named(names: Sequence[str]) -> str:
     """List names of fields in a text, at most MAX_NAMES; unprintable characters are escaped."""
+    # Producers choose these names: an unprintable one could spoil a terminal that shows the log.
     shown = [n if n.isprintable() else ascii(n)[1:-1] for n in names[:MAX_NAMES]]
     some = ", ".join(n[:MAX_NAME] for n in shown)
     return some + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")

@@ -1,4 +1,4 @@
-"""A thread beside the poll loop that publishes positions and notices changes of the topics."""
+"""A thread of its own that publishes positions and notices changes of the topics."""
 
 import threading
 import time
@@ -111,6 +111,7 @@ class BrokerWatch:
                 if offsets != published:
                     self._commit_offsets(offsets)
                     published = offsets
+                # The last turn only publishes: nobody would react to a change.
                 now = None if stopping else describe(self._admin, self._kafka.topics)
                 if now is not None and not now.missing and now != self._known:
                     self.changed.set()

@@ -19,7 +19,7 @@ TOO_DEEP = "nested deeper than the decoder goes"
 
 
 class WireEvent(msgspec.Struct, gc=False):
-    """An event of any type (DESIGN section 3).
+    """An event of any type (docs/how-it-works.md).
 
     `time` may be a float here, so that the error can name the field.
     """
@@ -83,6 +83,7 @@ class EventReader:
 
     def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
         """Parse one edge of each value in one call; None unless each is one edge on one line."""
+        # A value with line ends inside would be taken for several.
         lines = b"\n".join(values)
         if lines.count(b"\n") != len(values) - 1:
             return None
@@ -103,6 +104,7 @@ class EventReader:
     def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
         """Parse one event. Raises: BadEvent."""
         try:
+            # A ValidationError is a DecodeError too, so it must be caught first.
             event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
         except msgspec.ValidationError as error:
             raise _misfit(error) from None
@@ -120,6 +122,7 @@ class EventReader:
         try:
             return strict(value)
         except msgspec.ValidationError as error:
+            # Only an unknown field is worth a second try.
             if not str(error).startswith(_UNKNOWN):
                 raise
         parsed = lenient(value)
@@ -170,6 +173,7 @@ def content_type(headers: Sequence[tuple[str, bytes | None]]) -> str:
     kind = JSON
     for name, content in headers:
         if name.lower() == "content-type":
+            # The last header of that name counts, without parameters such as a charset.
             kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
     if kind not in CONTENT_TYPES:
         raise BadEvent(
@@ -182,6 +186,7 @@ def content_type(headers: Sequence[tuple[str, bytes | None]]) -> str:
 def converted(row: dict[str, Any]) -> WireEvent:
     """Convert a row of a table to an event. Raises: BadEvent."""
     try:
+        # An empty cell of a table means that the event lacks the field.
         return msgspec.convert({k: v for k, v in row.items() if v is not None}, WireEvent)
     except msgspec.ValidationError as error:
         raise _misfit(error) from None
@@ -189,6 +194,7 @@ def converted(row: dict[str, Any]) -> WireEvent:
 
 def _misfit(error: msgspec.ValidationError) -> BadEvent:
     """Reword msgspec's message, without its `$.` and without the value of a wrong `type`."""
+    # Its messages end in the path of the field: "Expected `int`, got `str` - at `$.src`".
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
     what, where = match.groups() if match else (str(error), "")
     if where == "type":

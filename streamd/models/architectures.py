@@ -96,6 +96,7 @@ def _hops(strategy: StrategyName, number: int) -> Plan:
     """`model.neighbors` a root and hop."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
+        # A seed for each hop: a node that is a root in two hops would get the same draws in both.
         draw = Draw(direction=settings.direction, fanout=settings.neighbors, strategy=strategy)
         return SamplingPlan(hops=tuple(replace(draw, seed=hop) for hop in range(number)))
 
@@ -111,12 +112,14 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         has_memory=True,
         fast_inference=NumpyTGN,
     ),
+    # Two layers look two hops far, and so do those of sage and gat.
     "tgat": Architecture(
         plan=_hops("uniform", 2),
         settings=frozenset({"dim", "time_dim", "heads", "neighbors", "direction", "id_rows"}),
         layer=TGATLayer,
         num_layers=2,
     ),
+    # A hop is a window of time here: one layer serves all of them.
     "dysat": Architecture(
         plan=windows_of_time,
         settings=frozenset(
@@ -140,6 +143,7 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         num_layers=2,
         static=True,
     ),
+    # Two layers, and a third hop that only counts the degrees of what the second reached.
     "gcn": Architecture(
         plan=_hops("recent", 3),
         settings=frozenset({"dim", "neighbors", "direction", "id_rows"}),

@@ -19,6 +19,7 @@ class NeighborAttention(nn.Module):
         self.width = dim // heads
         self.query = nn.Linear(query_dim, dim)
         self.key = nn.Linear(entry_dim, dim, bias=False)
+        # Without a bias a root without neighbours gets zeros.
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:

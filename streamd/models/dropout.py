@@ -14,6 +14,7 @@ WORD = 64
 def dropout_key(seed: int, window: int, epoch: int) -> int:
     """A 64-bit key of one pass over a window. window: its first edge."""
     key = np.zeros(1, np.uint64)
+    # Hashed one after the other, so that their order counts; plus one, so that a 0 counts too.
     for part in (seed, window, epoch):
         key = mix((key + np.uint64(part + 1)) * GOLDEN)
     return int(key[0])

@@ -43,8 +43,11 @@ class DySATEncoder(Encoder):
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the roots. hops: one for each window."""
+        # The same layer in each window; `position` marks which window it was.
         per_window = [self.applied(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
         stacked_USD = torch.stack(per_window, 1) + self.position
+
+        # The newest window asks, all windows answer.
         newest_UD = stacked_USD[:, 0]
         all_US = stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)
         out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)

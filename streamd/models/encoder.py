@@ -44,8 +44,13 @@ class Encoder(nn.Module):
         t = settings.time_dim
         self.dim = d
         self.time = TimeEncoding(t) if kind.has_time else None
+
+        # An entry is a neighbour's state, the edge's features and, where the layer knows time, how
+        # long ago it was.
         entry = d + schema.edge_feature_dim + (t if kind.has_time else 0)
         self.layers = nn.ModuleList(kind(d, entry, settings.heads) for _ in range(num_layers))
+
+        # What the first states are made of; an id says nothing until it is learned.
         self.node_in = (
             nn.Linear(schema.node_feature_dim, d, bias=False) if schema.node_feature_dim else None
         )
@@ -60,6 +65,7 @@ class Encoder(nn.Module):
         if self.node_in is not None:
             h_MD = h_MD + self.node_in(node_MD)
         if self.id_vectors is not None:
+            # Ids share rows where there are more nodes than rows; unknown nodes have none.
             known = (node_M >= 0)[:, None]
             h_MD = (
                 h_MD + self.id_vectors(node_M.clamp_min(0) % self.id_vectors.num_embeddings) * known
@@ -118,5 +124,6 @@ def deepest_first(
     for number in reversed(range(len(hops))):
         z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], number == 0)
         if number:
+            # The hop before looks at these roots only: other nodes need no state.
             h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
     return z_UD

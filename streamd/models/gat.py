@@ -34,7 +34,7 @@ class GATLayer(nn.Module):
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
 
-        # Scores of the neighbours and of the root itself.
+        # Scores of the neighbours and of the root itself; the slope of 0.2 is the paper's.
         asked_UH = (own_UHW * self.to_root).sum(-1)
         score_UKH = leaky_relu(asked_UH[:, None] + entry_UKD @ folded_HD.T, 0.2).masked_fill(
             ~mask_UK[..., None], -1e9

@@ -20,9 +20,9 @@ class GCNLayer(nn.Module):
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()
         self.linear = nn.Linear(entry_dim, dim)
-        nn.init.xavier_uniform_(
-            self.linear.weight
-        )  # as the paper: averages of neighbours are small
+
+        # As the paper, since averages of neighbours are small.
+        nn.init.xavier_uniform_(self.linear.weight)
 
     def forward(
         self, root_UD: Tensor, parts: list[Tensor], weight_UK: Tensor, own_U: Tensor, last: bool
@@ -31,6 +31,7 @@ class GCNLayer(nn.Module):
         diagonal's."""
         entry_UKD = torch.cat(parts, -1)
         others_UD = (entry_UKD * weight_UK[..., None]).sum(1)
+        # No edge leads to the root's own row: zeros where edge features are.
         own_UD = pad(root_UD, (0, entry_UKD.shape[2] - root_UD.shape[1]))
         out: Tensor = self.linear(others_UD + own_UD * own_U[:, None])
         return out if last else out.relu()

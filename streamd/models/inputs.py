@@ -58,6 +58,7 @@ class LinkInputs:
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name, for storing; `restored` takes them back."""
         out = {f.name: getattr(self, f.name).contiguous() for f in fields(self) if f.name != "hops"}
+        # Files hold flat names: hops.0.root_U and so on.
         for number, hop in enumerate(self.hops):
             out |= {
                 f"hops.{number}.{f.name}": getattr(hop, f.name).contiguous() for f in fields(hop)
@@ -147,6 +148,8 @@ def sampled_inputs(
         neighbor_UK = torch.zeros(layer.mask.shape, dtype=torch.int64)
         count = int(layer.mask.sum())
         neighbor_UK[mask_UK] = torch.arange(reached, reached + count)
+
+        # Features are fetched of sampled events only; padding stays zero.
         rows = edge_rows(t(layer.eid)[mask_UK])
         edge_UKD = rows.new_zeros(*layer.mask.shape, rows.shape[1])
         edge_UKD[mask_UK] = rows
@@ -163,6 +166,8 @@ def sampled_inputs(
         )
         nodes.append(layer.neighbor[layer.mask])
         reached += count
+
+    # Sources are the first roots, then the candidates event by event.
     node_M = t(np.concatenate(nodes))
     return LinkInputs(
         event_E=t(event_E),
@@ -194,6 +199,7 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
         rows = [getattr(x, field) for x in of]
         return torch.cat([r + by for r, by in zip(rows, shift, strict=False)] if shift else rows)
 
+    # Hop by hop; places move, ids and times stay as they are.
     hops = []
     for same in zip(*(p.hops for p in inputs), strict=True):
         hops.append(
@@ -259,8 +265,11 @@ def without_deleted(
                 edge_UKD=hop.edge_UKD * (~gone_UK)[..., None].float(),
             )
         )
+
     if not (gone_M.any() or gone_E.any() or hidden):
         return None
+
+    # What is gone weighs nothing in the loss, and its facts, features and states are zero.
     kept_E = (~gone_E).float()
     kept_M = (~gone_M).float()[:, None]
     return dataclasses.replace(

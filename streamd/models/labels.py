@@ -16,6 +16,7 @@ from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
 
 HIDDEN = 64
+"""Units of the hidden layer, as many as in the pair network."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def label_inputs(
     before_event: int,
     query_us: int,
 ) -> LabelInputs:
-    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as they stand."""
+    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as of now."""
     around = sample_neighborhood(
         live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
@@ -83,6 +84,8 @@ class LabelHead(nn.Module):
             return smooth_l1_loss(out_LT, self.target_stats(target_LT))
         if self.label_dim == 1:
             return binary_cross_entropy_with_logits(out_LT, target_LT.clamp(0, 1))
+
+        # Targets are amounts by class: made shares that add up to 1.
         share = target_LT.clamp_min(0)
         share = share / share.sum(1, keepdim=True).clamp_min(1e-9)
         return -(share * out_LT.log_softmax(1)).sum(1).mean()
@@ -90,6 +93,7 @@ class LabelHead(nn.Module):
     def predict(self, out_LT: Tensor) -> Tensor:
         """Probabilities of classes, or quantities in their own unit: float32[L, T]."""
         if self.task == "regression":
+            # Back from standardised values to the targets' unit.
             return out_LT * self.target_stats.var.sqrt().float() + self.target_stats.mean.float()
         return out_LT.sigmoid() if self.label_dim == 1 else out_LT.softmax(1)
 

@@ -23,7 +23,9 @@ from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
+"""Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
 WEIGHT_DECAY = 0.01
+"""Of the graph's part: what the graph adds stays small unless it helps."""
 
 
 class LinkModel(nn.Module):
@@ -46,13 +48,20 @@ class LinkModel(nn.Module):
         self.has_graph = layer is not None
         d = settings.dim
         t = settings.time_dim
+
+        # Inputs are standardised by what windows recorded; the gap is 0 until the first one sets
+        # it.
         self.fact_stats = RunningStandardizer(NUM_FACTS)
         self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
         self.node_stats = RunningStandardizer(schema.node_feature_dim)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
+
+        # Every model holds a pair network; without `model.pair_facts` it is not asked.
         self.pair = pair_network()
         if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
+
+        # The graph's part: nodes are embedded, and a head joins the embeddings of two ends.
         if layer is not None:
             self.encoder = self.architecture.encoder(
                 layer, self.architecture.num_layers, settings, schema
@@ -61,6 +70,7 @@ class LinkModel(nn.Module):
             self.head_dst = nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
             if settings.pair_facts:
+                # At zero the model is its pair network.
                 nn.init.zeros_(self.head_out.weight)
         self.label_head = None
         if settings.labels != "none" and schema.label_dim:
@@ -147,6 +157,7 @@ class LinkModel(nn.Module):
 
     def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | None) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
+        # Each root is projected once, however many pairs it is in.
         src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
         hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
         if dropout is not None and self.settings.pair_facts:
@@ -163,6 +174,7 @@ class LinkModel(nn.Module):
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
         """What the label head says of each label, float32[L, T], before `LabelHead.predict`."""
         assert self.label_head is not None
+        # Without graph layers the facts are all that a label is predicted from.
         num_roots = len(inputs.around.hops[0].root_U)
         z_UD = (
             self.embed(inputs.around, state_MD)
@@ -225,7 +237,10 @@ def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
 
     The latter makes scores of different sources comparable, which average precision asks for.
     """
+    # Which candidate is the true one.
     softmax = -logits_EC.log_softmax(1)[:, 0]
+
+    # Whether each candidate is true, by itself.
     target = torch.zeros_like(logits_EC)
     target[:, 0] = 1.0
     binary = nn.functional.binary_cross_entropy_with_logits(

@@ -98,7 +98,7 @@ class Memory:
         return all(bool(tensor.isfinite().all()) for tensor in held)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state by name, for storing; `edge` and `now_us` are stored beside it."""
+        """The state by name, for storing; `edge` and `now_us` are stored with it."""
         return {n: getattr(self, n) for n in STORED}
 
     @classmethod
@@ -115,6 +115,8 @@ class Memory:
         for name in memory.tensors():
             setattr(memory, name, tensors[name].to(device))
         memory.now_us = now_us
+
+        # Where each node's message is follows from what is stored.
         memory.pending_index = torch.full(
             (len(memory.state),), -1, dtype=torch.int64, device=device
         )
@@ -151,9 +153,13 @@ class Memory:
         `updated_PD`, of unknown nodes zero."""
         if not len(self.state):
             return self.state.new_zeros(len(node_M), self.state.shape[1])
+
+        # Unknown nodes read row 0, and lose what they read.
         known = (node_M >= 0) & (node_M < len(self.state))
         inside = torch.where(known, node_M, 0)
         rows = self.state[inside] * known[:, None]
+
+        # A message that is still pending is newer than the stored state.
         if len(updated_PD):
             place = torch.where(known, self.pending_index[inside], -1)
             rows = torch.where(
@@ -221,6 +227,8 @@ class MemoryUpdater(nn.Module):
         node = memory.pending_node
         if not len(node):
             return memory.pending_other
+
+        # A node's first message has none before it: the time since is 0.
         own = memory.state[node]
         last = memory.last_us[node]
         since = torch.where(last > 0, memory.pending_us - last, 0)

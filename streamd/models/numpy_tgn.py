@@ -95,6 +95,7 @@ class NumpyTGN:
     def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         """Logit per row, float32[R], of facts and what `embed` says of each row's source and
         destination."""
+        # What the graph adds, then what the pair says by itself.
         out: Float32 = np.maximum(src_RD + dst_RD, 0) @ self._out
         if self._pair:
             x = _standardised(facts_RF, self._fact_stats)
@@ -105,6 +106,7 @@ class NumpyTGN:
 
     def _states(self, memory: Memory, updated_PD: Tensor, around: Neighborhood) -> Float32:
         """What the layer sees of each node, float32[M, D]: memory, node features and id vectors."""
+        # Stored states, and those that a pending message has changed.
         node_M = around.node_M
         state_ND = memory.state.numpy()
         known_M = (node_M >= 0) & (node_M < len(state_ND))
@@ -114,6 +116,8 @@ class NumpyTGN:
         pending = memory.pending_index.numpy()[inside]
         fresh = pending >= 0
         h_MD[np.flatnonzero(known_M)[fresh]] = updated_PD.numpy()[pending[fresh]]
+
+        # The rest of a first state, as in `Encoder.start`.
         if self._node_in is not None:
             h_MD += _standardised(around.node_MD, self._node_stats) @ self._node_in
         if self._id_vectors is not None:

@@ -9,6 +9,7 @@ from streamd.graph.neighborhood import SamplingPlan
 from streamd.settings import ModelSettings
 
 HIDDEN = 64
+"""Units of each of the two hidden layers."""
 
 
 def no_neighbors(settings: ModelSettings) -> SamplingPlan:

@@ -9,6 +9,7 @@ from streamd.graph.facts_kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
 
 NAME = "rule"
 POPULARITY_WEIGHT = 3.0
+"""As in the benchmark protocol's rule."""
 
 
 def edgebank_scores(facts_ECF: Float32) -> Float32:
@@ -26,6 +27,7 @@ def rule_scores(facts_ECF: Float32) -> Float32:
 
     The rule "partners + popularity" of the benchmark protocol, computed from fact columns.
     """
+    # At the floor a node is hardly ever a destination, and counts nothing.
     log_share = facts_ECF[..., FactColumn.LOG_SHARE_3]
     share = np.where(log_share > FLOOR_LOG_SHARE, np.exp(log_share), 0.0)
     return (facts_ECF[..., FactColumn.PAIR_WEIGHT_80] + POPULARITY_WEIGHT * share).astype(

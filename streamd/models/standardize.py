@@ -64,6 +64,7 @@ class RunningStandardizer(nn.Module):
         self._derive()
 
     def _derive(self) -> None:
+        # A column that hardly varies is scaled to zero: else its noise would be scaled up.
         std = self.var.sqrt()
         self.shift.copy_(self.mean)
         self.scale.copy_(torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std)))

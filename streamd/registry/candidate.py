@@ -52,7 +52,7 @@ class PublishResult:
     """What the registry made of a candidate.
 
     version: its name, or its parent's where it was refused. promoted: whether it is champion now.
-    reason: the gate's, in words.
+    reason: why, in words.
     """
 
     version: str

@@ -26,6 +26,8 @@ def decide(finite: bool, tail_before: float, tail_after: float, num_tail: int) -
     """
     if not finite:
         return Decision(False, "a loss or weight is not finite")
+
+    # Nothing to judge by: it serves, and is later compared with the last proven version.
     if num_tail < MIN_TAIL or math.isnan(tail_before):
         return Decision(True, f"finite; a tail of {num_tail} events is too short to judge")
     # The more events, the smaller a fall that chance does not explain.

@@ -53,6 +53,7 @@ class ModelJournal:
             lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
+        # A last line without its end was torn by a kill; the next move overwrites it.
         return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
 
     def last(self) -> Move | None:
@@ -70,6 +71,8 @@ class ModelJournal:
         for line in reversed(lines[1:] if size > TAIL_BYTES else lines):
             if move := self._decoded(line):
                 return move
+
+        # No move in the tail: it holds bad lines only, or a part of a very long one.
         return next(iter(reversed(self.moves())), None) if size > TAIL_BYTES else None
 
     def _decoded(self, line: bytes) -> Move | None:
@@ -80,6 +83,7 @@ class ModelJournal:
         try:
             return msgspec.json.decode(line, type=Move)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # The journal is read again and again, so the same line would fill the log.
             if line not in self.passed_over:
                 self.passed_over[line] = str(error)
                 logger.error(

@@ -136,12 +136,12 @@ class Registry:
         self.passed_over: dict[str, str] = {}
         """Folders that are no versions -> why, as of the last call of `names`."""
 
-    def publish(self, candidate: Candidate, beside: str | None = None) -> PublishResult:
+    def publish(self, candidate: Candidate, incumbent: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
         versions that are too old.
 
-        beside: a champion with other settings, which goes on serving until this version is proven;
-        None where there is no such champion.
+        incumbent: a champion with other settings, which goes on serving until this version is
+        proven; None where there is no such champion.
         """
         learned = candidate.learned
         # A refused candidate is not written: nobody could serve or continue it.
@@ -152,9 +152,11 @@ class Registry:
             )
             return PublishResult(candidate.parent, False, decision.reason, refused=True)
         name = self._write(f"{candidate.window.end_us}-{candidate.edge}", candidate)
-        if beside is not None:
+
+        # The incumbent goes on serving, so the new version is not named champion yet.
+        if incumbent is not None:
             self.prune()
-            return PublishResult(name, False, f"{decision.reason}; learned beside {beside}")
+            return PublishResult(name, False, f"{decision.reason}; learned beside {incumbent}")
         # Whole and durable first, named second: a kill between the two leaves a spare version.
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
@@ -212,6 +214,7 @@ class Registry:
             seq=candidate.seq,
             memory_us=candidate.memory_us,
             parent=candidate.parent,
+            # Learning goes on from the version only where model and window are the same.
             model=s.model.model_dump(mode="json"),
             schema=s.stream.model_dump(
                 include={"edge_feature_dim", "node_feature_dim", "label_dim"}
@@ -233,13 +236,15 @@ class Registry:
         )
 
     def champion(self) -> str | None:
-        """Name of the version that serves, None before there is one."""
+        """Name of the champion, which serves unless a server refused it; None before there is
+        one."""
         last = self.journal.last()
         return last.champion if last else None
 
     def moved_by_hand(self) -> str | None:
         """The champion where it was last moved by someone other than the trainer."""
         last = self.journal.last()
+        # Its own moves the trainer knows already.
         return last.champion if last and last.who != "trainer" else None
 
     def names(self) -> list[str]:
@@ -378,7 +383,8 @@ class Registry:
         return last.shadow if last else None
 
     def prove(self, name: str, why: str) -> None:
-        """Make a version the shadow, once `streamd.training.shadow.judge` has proven it."""
+        """Make a version the shadow: one that was proven, the first one under its settings, or the
+        champion in place of a shadow that is lost or may hold deleted data."""
         champion = self.champion()
         assert champion is not None
         self.journal.move("prove", champion, "trainer", why, shadow=name)
@@ -406,7 +412,7 @@ class Registry:
         tail = JournalTail.open(self._settings.data_dir)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(
-                f"Version {name} stands at edge {edge}, the log holds [{tail.state.first_edge}, "
+                f"Version {name} is at edge {edge}, the log holds [{tail.state.first_edge}, "
                 f"{tail.state.num_edges}).",
                 "pick another one of `streamd models list`.",
             )

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamd.events import Bools, Key, empty_batch
+from streamd.segments.features import SLICE_BYTES
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import NOTHING, SegmentState
 from streamd.segments.layout import FEATURES, KEYS, feature_row
@@ -38,7 +40,8 @@ class Compaction:
 
 
 def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
-    """Overwrite the deleted rows before an event id, and all deleted keys, one segment a step.
+    """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
+    of deleted nodes; one segment per step.
 
     A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
@@ -52,7 +55,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
     _remove_node_features(log, reader)
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
 
-    # Segments are named before the loop: sealing adds one, which holds nothing deleted.
+    # List the segments before the loop: sealing adds one, which holds nothing deleted.
     done = Compaction(keys=keys, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
@@ -68,7 +71,7 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
 
         # Rewrite the segment without what is deleted, no larger than its rows.
         if dead_E.any() or dead_L.any():
-            if first == log.state.segments[-1].first_edge:
+            if log.state.last is not None and first == log.state.last.first_edge:
                 log.seal()
             reserved = _reserve(log) if reserved < 0 else reserved
             smaller = replace(state, capacity=max(state.num_edges, 1))
@@ -122,6 +125,7 @@ def _copy(
 def _copy_rows(
     old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
 ) -> None:
+    # Rows and times stay, so that event ids and order do: only ends and features are overwritten.
     src, dst, time, msg = (
         old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg")
     )
@@ -151,14 +155,29 @@ def _remove_keys(log: LogWriter, reader: LogReader) -> None:
     gone = deleted_keys(log, reader)
     if gone:
         data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
-        log.replace_file(KEYS, without_keys(data, gone))
+        log.replace_file(KEYS, [without_keys(data, gone)])
 
 
 def _remove_node_features(log: LogWriter, reader: LogReader) -> None:
-    path = log.data_dir / FEATURES
-    data = path.read_bytes()[: log.state.files.get(FEATURES, NOTHING).num_bytes]
-    rows = np.frombuffer(data, feature_row(log.schema.node_feature_dim)).copy()
-    dead = reader.deletions.is_gone(rows["node"]) & rows["values"].any(1)
-    if dead.any():
-        rows["values"][dead] = 0
-        log.replace_file(FEATURES, rows.tobytes())
+    # Rows of zeros were overwritten before; the file is replaced only for others.
+    cleared = (reader.deletions.is_gone(r["node"]) & r["values"].any(1) for r in _feature_rows(log))
+    if any(dead.any() for dead in cleared):
+        log.replace_file(FEATURES, _without_deleted(log, reader))
+
+
+def _feature_rows(log: LogWriter) -> Iterator[NDArray[np.void]]:
+    """Yield copies of the committed rows of the updates of node features, some at a time."""
+    row = feature_row(log.schema.node_feature_dim)
+    left = log.state.files.get(FEATURES, NOTHING).num_bytes
+    size = max(SLICE_BYTES // row.itemsize, 1) * row.itemsize
+    with (log.data_dir / FEATURES).open("rb") as file:
+        while data := file.read(min(size, left)):
+            left -= len(data)
+            yield np.frombuffer(data, row).copy()
+
+
+def _without_deleted(log: LogWriter, reader: LogReader) -> Iterator[bytes]:
+    """Yield the file of the updates again, without the features of deleted nodes."""
+    for rows in _feature_rows(log):
+        rows["values"][reader.deletions.is_gone(rows["node"])] = 0
+        yield rows.tobytes()

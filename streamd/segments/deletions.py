@@ -5,7 +5,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import NO_DELETES, Bools, Int64, NodeDeletes
+from streamd.events import Bools, Int64, NodeDeletes
+from streamd.segments.growing import GrowingArray, SortedRuns
+
+FindEdges = Callable[[Int64, Int64, Int64, Int64], Int64]
+"""(src, dst, time, before event), int64 of one length each -> event ids of the edges that came with
+these ends and time and lie before that event, ascending and distinct."""
 
 
 class Deletions:
@@ -13,46 +18,54 @@ class Deletions:
 
     A deleted node's id is retired for good, so all its rows are hidden wherever they lie.
 
-    of_nodes: deleted nodes with the positions of their deletes. edges: int64 event ids of edges
-    that were deleted one by one, in log order. places: int64, position of each delete of either
-    kind, which is the number of edges in the log before it.
+    count: number of deletes of either kind. newest_place: position of the newest one, which is the
+    number of edges in the log before it; -1 before there is one.
     """
 
     def __init__(self) -> None:
-        self.of_nodes = NO_DELETES
-        self.places = np.zeros(0, np.int64)
-        self.edges = np.zeros(0, np.int64)
+        self.count = 0
+        self.newest_place = -1
+        self._node = GrowingArray(np.int64)
+        self._node_place = GrowingArray(np.int64)
+        self._edge = GrowingArray(np.int64)
+        self._edges = SortedRuns()
         self._gone = np.zeros(0, np.bool_)
-        self._sorted = self.edges
+
+    @property
+    def of_nodes(self) -> NodeDeletes:
+        """The deleted nodes with the positions of their deletes, in log order."""
+        return NodeDeletes(self._node.values, self._node_place.values)
 
     @property
     def nodes(self) -> Int64:
         """Ids of the deleted nodes, int64, in log order."""
-        return self.of_nodes.node
+        return self._node.values
 
-    def take(self, rows_X: NDArray[np.void], find: Callable[[int, int, int, int], Int64]) -> None:
-        """Take in further `DELETION` rows.
+    @property
+    def edges(self) -> Int64:
+        """Event ids of the edges that were deleted one by one, int64, each once, those of a later
+        `take` behind those of an earlier one."""
+        return self._edge.values
 
-        find: (src, dst, time, before event) -> int64 event ids of the matching edges.
-        """
+    def take(self, rows_X: NDArray[np.void], find: FindEdges) -> None:
+        """Take in further `DELETION` rows."""
         if not len(rows_X):
             return
-        self.places = np.concatenate([self.places, rows_X["edge"]])
+        self.count += len(rows_X)
+        self.newest_place = int(rows_X["edge"][-1])
         of_nodes = rows_X[rows_X["dst"] < 0]
-        self.of_nodes = NodeDeletes(
-            np.concatenate([self.of_nodes.node, of_nodes["src"]]),
-            np.concatenate([self.of_nodes.edge, of_nodes["edge"]]),
-        )
+        self._node.append(of_nodes["src"])
+        self._node_place.append(of_nodes["edge"])
         self.retire(of_nodes["src"])
 
         # An edge is named by its ends and time; only edges before the delete are meant.
         singles = rows_X[rows_X["dst"] >= 0]
-        event_ids = [
-            find(int(r["src"]), int(r["dst"]), int(r["time"]), int(r["edge"])) for r in singles
-        ]
-        if event_ids:
-            self.edges = np.concatenate([self.edges, *event_ids])
-            self._sorted = np.unique(self.edges)
+        if len(singles):
+            columns = (np.ascontiguousarray(singles[n]) for n in ("src", "dst", "time", "edge"))
+            found = find(*columns)
+            new = found[~self.hides_edges(found)]
+            self._edge.append(new)
+            self._edges.add(new, new)
 
     def retire(self, nodes: Int64) -> None:
         """Hide all rows of these nodes, int64 ids, for good."""
@@ -75,12 +88,12 @@ class Deletions:
         return out
 
     def hides_edges(self, event_ids: Int64) -> Bools:
-        """Whether each event id was deleted as a single edge: bool of the same shape."""
-        return np.isin(event_ids, self._sorted)
+        """Whether each event id was deleted by a delete of that edge, not of its nodes: bool of the
+        same shape."""
+        return self._edges.holds(event_ids)
 
     def hides(self, first_edge: int, src_E: Int64, dst_E: Int64) -> Bools:
         """Whether each of the edges first_edge, first_edge + 1, ... is deleted: bool[E]."""
         hidden = self.is_gone(src_E) | self.is_gone(dst_E)
-        a, b = np.searchsorted(self._sorted, [first_edge, first_edge + len(src_E)])
-        hidden[self._sorted[a:b] - first_edge] = True
+        hidden[self._edges.between(first_edge, first_edge + len(src_E)) - first_edge] = True
         return hidden

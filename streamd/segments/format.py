@@ -1,4 +1,4 @@
-"""The TGUF format, version 1: the header page and the layout of the sections (DESIGN section 4)."""
+"""The TGUF format, version 1: the header page and the layout of the sections (docs/tguf.md)."""
 
 import struct
 from dataclasses import dataclass, fields

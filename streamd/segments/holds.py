@@ -3,7 +3,7 @@ read it.
 
 `DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its
 events. `DATA/holds/compact` is the request to compact: everything deleted before an event id is to
-be overwritten. Roles that see it write newer state at their next cut.
+be overwritten. Roles that see it store newer state, which no longer holds what was deleted.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ class Hold(msgspec.Struct, frozen=True):
     """What one role needs of the log.
 
     edge: the oldest event id that the role replays from after a restart. purged_before_event:
-    deletes before this event id have left all files of the role.
+    data deleted by deletes before this event id (`clean_edge` in the file) is in none of the role's
+    files any more.
     """
 
     edge: int
@@ -46,10 +47,12 @@ def read_holds(data_dir: Path) -> dict[str, Hold]:
     """Read the holds of all roles that ever ran here, by name. Raises: CorruptionError where one
     cannot be read."""
     holds = {}
+    # Where a role has two files, the one in its own folder comes later and counts.
     for name, path in _hold_files(data_dir):
         try:
             holds[name] = msgspec.json.decode(path.read_bytes(), type=Hold)
         except FileNotFoundError:
+            # A role that starts has moved it since it was listed.
             continue
         except msgspec.DecodeError as error:
             raise CorruptionError(
@@ -74,7 +77,8 @@ def _hold_files(data_dir: Path) -> Iterator[tuple[str, Path]]:
 
 
 def ask_to_compact(data_dir: Path, edge: int) -> None:
-    """Ask ingest to overwrite what was deleted before an event id."""
+    """Ask ingest to compact: it overwrites deleted rows as far as the oldest hold, and is done when
+    none waits and every role has purged the deletes placed before `edge`."""
     (data_dir / REQUEST_FOLDER).mkdir(parents=True, exist_ok=True)
     write_durably(data_dir / REQUEST_FOLDER / COMPACT_REQUEST, b"%d" % edge)
 

@@ -11,7 +11,7 @@ from streamd.events import Key
 from streamd.roles import COMPACT
 from streamd.segments.compact import Compaction, compaction, deleted_keys
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
-from streamd.segments.journal import SegmentState
+from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
@@ -21,7 +21,8 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
-"""Longest time that compaction keeps ingest from its next commit, but for one segment."""
+"""Time after which a step of compaction begins no further segment. A pass's first step also reads
+the log's keys and deletes, and rewrites keys and features, however long that takes."""
 BLOCK_BYTES = 512
 """Bytes of a block as `st_blocks` counts them."""
 
@@ -132,15 +133,14 @@ class Housekeeper:
         # Find how many of the oldest segments are due, and which of them a hold keeps.
         blocked = 0
         drop_until = 0
-        for segment in self._writer.state.segments[:-1]:
+        for segment in self._writer.state.sealed:
             if not self._is_due(segment, total):
                 break
             total -= sizes[segment.first_edge]
-            end = segment.first_edge + segment.num_edges
-            if blocked or end > held:
+            if blocked or segment.end > held:
                 blocked += sizes[segment.first_edge]
             else:
-                drop_until = end
+                drop_until = segment.end
 
         # Drop the free ones; say once that others are held.
         if drop_until:
@@ -159,6 +159,9 @@ class Housekeeper:
         metrics.log_bytes.set(total + blocked)
         metrics.retention_blocked.set(blocked)
         metrics.log_first_edge.set(self._writer.state.first_edge)
+        for path, file in self._writer.state.files.items():
+            metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
+        metrics.journal_files.set(len(journal_files(self._writer.data_dir / "journal")))
 
     def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
         r = self._retention

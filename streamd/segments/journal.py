@@ -2,12 +2,16 @@
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
 whole state) and is named by the first commit that may follow. `LogState.after` is the only code
-that interprets lines, for all readers.
+that derives state from lines; `recovery.drop_journals` and `verify` read the names of their files
+too.
 """
 
 import os
+import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,14 @@ rightly."""
 READABLE = (2, 3)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one."""
+JOURNAL = ".journal"
+"""Ending of a journal file's name."""
+FILE_LINES = 65_536
+"""Commit lines after which a new journal file is begun. A start reads the newest file: so many
+lines take about half a second."""
+SETTLED_NS = 2_000_000_000
+"""Age of a folder's last change, nanoseconds, from which a further change is sure to show in its
+time of change: clocks of file systems tick in up to two seconds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class SegmentState:
     """The committed part of a segment.
 
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
-    was allocated for. revision: the commit that replaced its file by a compacted one, 0 for none;
+    was allocated for. revision: the commit that last replaced its file, by a compacted or a larger
+    one, 0 for none;
     readers map the file again when this changes.
     """
 
@@ -55,6 +68,11 @@ class SegmentState:
     def entry(self) -> list[Any]:
         """Encode the state as an entry of the journal, with its rows per edge set at the end."""
         return [*astuple(self), [self.num_edges]]
+
+    @property
+    def end(self) -> int:
+        """One past the event id of its last edge."""
+        return self.first_edge + self.num_edges
 
     @property
     def path(self) -> str:
@@ -81,12 +99,18 @@ OTHER = "use the streamd that wrote it."
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: number of the
-    leader's reign; 0 where one machine writes the log for itself."""
+    """What is committed after commit `seq`. files: append-only files by path. term: reserved for
+    logs that several machines write in turn, as in Raft; always 0 today.
+
+    sealed: the segments before the last, in order of event ids. States share this tuple until a
+    segment is sealed, replaced or dropped, so that a commit costs the same however many there are.
+    last: the segment in progress, None before there is one.
+    """
 
     schema: Schema
     seq: int = 0
-    segments: tuple[SegmentState, ...] = ()
+    sealed: tuple[SegmentState, ...] = ()
+    last: SegmentState | None = None
     num_nodes: int = 0
     watermark: int = 0
     files: dict[str, FileState] = field(default_factory=dict)
@@ -94,14 +118,20 @@ class LogState:
     term: int = 0
 
     @property
+    def segments(self) -> tuple[SegmentState, ...]:
+        """All segments in order of event ids."""
+        return self.sealed if self.last is None else (*self.sealed, self.last)
+
+    @property
     def num_edges(self) -> int:
         """One past the newest event id."""
-        return self.segments[-1].first_edge + self.segments[-1].num_edges if self.segments else 0
+        return 0 if self.last is None else self.last.end
 
     @property
     def first_edge(self) -> int:
         """Event id of the oldest edge still in the log."""
-        return self.segments[0].first_edge if self.segments else 0
+        first = self.sealed[0] if self.sealed else self.last
+        return 0 if first is None else first.first_edge
 
     def after(self, line: dict[str, Any]) -> "LogState":
         """Apply one more commit line. Raises: JournalError where it does not follow."""
@@ -116,23 +146,35 @@ class LogState:
                 "restore the data_dir.",
             )
 
-        # Segments appear, grow, are replaced or are dropped.
-        segments = {s.first_edge: s for s in self.segments}
-        for changed in line["segments"]:
-            segments[changed[0]] = SegmentState.restored(changed)
-        for dropped in line.get("dropped", ()):
-            del segments[dropped]
+        # Segments appear, grow, are replaced or are dropped; the last one never is.
+        sealed = self.sealed
+        last = self.last
+        for entry in line["segments"]:
+            changed = SegmentState.restored(entry)
+            if last is None or changed.first_edge == last.first_edge:
+                last = changed
+            elif changed.first_edge > last.first_edge:
+                sealed = (*sealed, last)
+                last = changed
+            else:
+                at = bisect_left(sealed, changed.first_edge, key=attrgetter("first_edge"))
+                sealed = (*sealed[:at], changed, *sealed[at + 1 :])
+        if dropped := set(line.get("dropped", ())):
+            sealed = tuple(s for s in sealed if s.first_edge not in dropped)
 
-        # Append-only files grow; those of a segment's rows are named by `segments` already.
-        files = dict(self.files)
+        # Append-only files grow or are replaced. Entries without `bytes` are about rows of
+        # segments, which `segments` has covered.
+        files = self.files
         for change in line["files"]:
             if "bytes" in change:
                 revision = change.get("revision", files.get(change["path"], NOTHING).revision)
-                files[change["path"]] = FileState(change["bytes"][1], change["total"], revision)
+                grown = FileState(change["bytes"][1], change["total"], revision)
+                files = files | {change["path"]: grown}
         return LogState(
             schema=self.schema,
             seq=line["seq"],
-            segments=tuple(segments.values()),
+            sealed=sealed,
+            last=last,
             num_nodes=line["nodes"],
             watermark=line["watermark"],
             files=files,
@@ -171,10 +213,12 @@ class LogState:
             )
 
         # Format 2 has neither sets nor terms, and the defaults are what it means.
+        segments = tuple(SegmentState.restored(s) for s in line["segments"])
         return cls(
             schema=Schema(**line["schema"]),
             seq=line["checkpoint"],
-            segments=tuple(SegmentState.restored(s) for s in line["segments"]),
+            sealed=segments[:-1],
+            last=segments[-1] if segments else None,
             num_nodes=line["nodes"],
             watermark=line["watermark"],
             files={p: FileState(*f) for p, f in line["files"].items()},
@@ -213,12 +257,15 @@ def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
 
 
 def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
-    positions = {t: dict(parts) for t, parts in old.positions.items()}
+    """The progress after the fields of a line; partitions of other topics are shared with `old`."""
+    positions = old.positions
     for topic, parts in fields["positions"].items():
-        for partition, (offset, index, ahead, *epoch) in parts.items():
-            positions.setdefault(topic, {})[int(partition)] = Position(
-                offset, index, tuple((a, b) for a, b in ahead), *epoch
-            )
+        # Older logs have no epoch: the position then has its default.
+        moved = {
+            int(partition): Position(offset, index, tuple((a, b) for a, b in ahead), *epoch)
+            for partition, (offset, index, ahead, *epoch) in parts.items()
+        }
+        positions = positions | {topic: positions.get(topic, {}) | moved}
     return Progress(
         fields["cluster"] or old.cluster_id, old.topic_ids | fields["topics"], positions
     )
@@ -244,11 +291,12 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 def journal_files(folder: Path) -> list[Path]:
     """List the journal files of a folder, oldest first."""
-    return sorted(folder.glob("*.journal"))
+    return sorted(folder.glob(f"*{JOURNAL}"))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield (byte offset behind the line, fields or None where damaged) for each line of a file."""
+    """Yield (byte offset behind the line, fields or None where damaged) for each line of a file,
+    which is never held as a whole."""
     at = 0
     with path.open("rb") as file:
         for line in file:
@@ -268,6 +316,7 @@ class JournalWriter:
         """
         self.folder = folder
         self._disk = disk
+        self._seen_at = 0
         self._begin(state)
 
     def _begin(self, state: LogState) -> None:
@@ -275,10 +324,12 @@ class JournalWriter:
 
         A file of that name is replaced whole: on the disk it may end earlier than it seems to.
         """
-        self._path = self.folder / f"{state.seq + 1:020d}.journal"
+        self._path = self.folder / f"{state.seq + 1:020d}{JOURNAL}"
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
+        self._num_commits = -1
+        # The checkpoint is durable before the file gets its name, so none is ever seen without.
         self.append(encode_line(state.checkpoint()))
         self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
@@ -288,22 +339,35 @@ class JournalWriter:
         self._disk.write(self._fd, line, self._size)
         self._disk.sync(self._fd)
         self._size += len(line)
+        self._num_commits += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the file holds so many commits that the next one belongs in a new file."""
+        return self._num_commits >= FILE_LINES
 
     def check_alone(self) -> None:
         """Check that no other process writes the journal. Raises: LockedError where one has begun a
         file of its own.
 
-        On some shared volumes the lock of the directory does not keep others out.
+        On some shared volumes the lock of the directory does not keep others out. The folder is
+        listed only where it may have changed: it holds ever more files.
         """
-        newest = journal_files(self.folder)[-1]
+        changed_at = self.folder.stat().st_mtime_ns
+        if changed_at == self._seen_at:
+            return
+        # Another process may have begun a file of the same name, which only the inode tells.
+        newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(
                 f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
                 "run one ingest per data_dir; the lock (flock) does not work on this volume.",
             )
+        # A change within the same tick of the clock would not show.
+        self._seen_at = changed_at if time.time_ns() - changed_at > SETTLED_NS else 0
 
     def roll(self, state: LogState) -> None:
-        """Begin a new file, because a segment was sealed."""
+        """Begin a new file, because a segment was sealed or this file is full."""
         old = self._fd
         self._begin(state)
         self._disk.close(old)

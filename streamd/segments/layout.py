@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-# Paths relative to the data directory; DESIGN section 2 draws the tree.
+# Paths relative to the data directory.
 EDGES = "edges/default"
 KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"
 LATE = f"{EDGES}/late.rows"
 DELETIONS = "deletions.log"
 APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
-"""The files that commits append to, beside the segments."""
+"""The files that commits append to, besides the segments."""
 
 LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
 """Row of a late edge: its event id, and the event time it came with in microseconds."""

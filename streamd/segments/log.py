@@ -1,8 +1,8 @@
-"""The log's one writer turns each batch into a durable commit, in the numbered steps of DESIGN
-section 2, and recovers what a crash left."""
+"""The log's one writer turns each batch into a durable commit, in the numbered steps of
+docs/how-it-works.md, and recovers what a crash left."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
-from streamd.events import EventBatch, Gap, Key, Progress, Schema
+from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 from streamd.segments.commit_rows import appended_bytes, read_deletions, segment_change
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
@@ -50,8 +50,9 @@ class LogWriter:
     """Appends commits to the log, drops segments and replaces files, each as one line of the
     journal.
 
-    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to dense node
-    ids. After a failed write or sync nothing more is accepted: the process ends, and a new writer
+    Owner: the ingest process, by a lock on the directory. `keys` maps external keys to node ids;
+    `BatchBuilder` adds and removes entries before it commits. After a failed write or sync nothing
+    more is accepted: the process ends, and a new writer
     recovers.
     """
 
@@ -65,19 +66,21 @@ class LogWriter:
         self.segment_edges = segment_edges
         self.disk = disk
         self._failed = ""
-        self._closed = False
+        self.closed = False
+        """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; give it back where the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._lock = lock_directory(data_dir / "lock")
+        self.lock = lock_directory(data_dir / "lock")
+        """Descriptor of the lock on the directory, held until `close`."""
         try:
             self._open()
         except OSError as error:
-            os.close(self._lock)
+            os.close(self.lock)
             raise _disk_error(data_dir, error) from error
         except BaseException:
-            os.close(self._lock)
+            os.close(self.lock)
             raise
 
     def _open(self) -> None:
@@ -116,10 +119,10 @@ class LogWriter:
                 return int(file.column("time", segment.num_edges)[-1])
         return None
 
-    def has_edge(self, src: int, dst: int, time_us: int) -> bool:
-        """Whether the log holds an edge between two node ids at an event time, deleted or not."""
-        self._lookup.refresh(self.state)
-        return len(self._lookup.find(src, dst, time_us, self.num_edges)) > 0
+    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
+        """Whether the log holds an edge between two node ids that came at an event time, deleted or
+        not: bool[X]."""
+        return self._lookup.holds(self.state, src_X, dst_X, time_X)
 
     def _read_keys(self) -> dict[Key, int]:
         """Read the keys of the nodes that are not deleted, key -> node id."""
@@ -159,7 +162,8 @@ class LogWriter:
         remaining = segment.edge_capacity - segment.num_edges
         if self.schema.label_dim:
             remaining = min(remaining, max(segment.label_capacity - segment.num_labels, 0))
-        # Where labels filled the segment, the next commit begins a new one.
+        # Where labels filled the segment, a commit with labels begins a new one, or enlarges one
+        # that has no edge yet.
         return min(remaining, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
     def commit(
@@ -169,8 +173,9 @@ class LogWriter:
 
         Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
         that Kafka lost and that are passed over.
-        Raises: DiskError where a write or sync failed; the log stays at the commit before and the
-        caller ends the process. LockedError where another process writes here too.
+        Raises: DiskError where a write or sync failed. Whether the commit is durable is then
+        unknown until recovery has read the journal; the caller ends the process. LockedError where
+        another process writes here too.
         """
         # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
@@ -232,7 +237,7 @@ class LogWriter:
             line["gaps"] = [list(g) for g in gaps]
         self._line(segments, line)
 
-        # Foreign readers of the file see the rows by its header, which recovery writes anew.
+        # Foreign readers of the file see the rows by its header, which recovery writes again.
         if segments and self._segment is not None:
             self._segment.raise_counts()
         if batch.num_edges:
@@ -254,6 +259,8 @@ class LogWriter:
         }
 
         # Step 3: append the line; once it is durable, so is the commit.
+        if self._journal.is_full:
+            self._journal.roll(self.state)
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
         if replaces:
@@ -264,7 +271,7 @@ class LogWriter:
 
     def drop_before(self, first_edge: int) -> list[SegmentState]:
         """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
-        doomed = [s for s in self.state.segments[:-1] if s.first_edge + s.num_edges <= first_edge]
+        doomed = [s for s in self.state.sealed if s.end <= first_edge]
         if doomed:
             with self._steps():
                 self._line([], {"dropped": [s.first_edge for s in doomed]})
@@ -301,36 +308,27 @@ class LogWriter:
             }
             self._line([new], {"files": [change]}, replaces=True)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace the committed bytes of an append-only file by others of the same length."""
-        assert len(data) == self._committed(path).num_bytes
+    def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Replace the committed bytes of an append-only file by others of the same length, given
+        piece by piece."""
         with self._steps():
             # Write the new file whole, under a name that recovery can finish or remove.
             revision = self.state.seq + 1
             fd = self.disk.open(
                 replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
             )
-            self.disk.write(fd, data, 0)
+            size = crc = 0
+            for piece in pieces:
+                self.disk.write(fd, piece, size)
+                size += len(piece)
+                crc = crc32c(piece, crc)
+            assert size == self._committed(path).num_bytes
             self.disk.sync(fd)
             self.disk.sync_folder((self.data_dir / path).parent)
 
             # Once the line is durable the new file is renamed into place, if need be by recovery.
-            crc = crc32c(data)
-            self._line(
-                [],
-                {
-                    "files": [
-                        {
-                            "path": path,
-                            "bytes": [0, len(data)],
-                            "crc": crc,
-                            "total": crc,
-                            "revision": revision,
-                        }
-                    ]
-                },
-                replaces=True,
-            )
+            change = {"path": path, "bytes": [0, size], "crc": crc, "total": crc}
+            self._line([], {"files": [change | {"revision": revision}]}, replaces=True)
 
             # Further commits append to the new file.
             self.disk.close(self._files[path])
@@ -338,12 +336,12 @@ class LogWriter:
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
             with ExitStack() as stack:
-                stack.callback(os.close, self._lock)
+                stack.callback(os.close, self.lock)
                 for fd in (self._published, *self._files.values()):
                     stack.callback(self.disk.close, fd)
                 stack.callback(self._journal.close)
@@ -357,7 +355,7 @@ class LogWriter:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """Run the steps of one commit; after a failure between two of them refuse all further ones.
+        """Run one change of the log; after any failure in it, refuse every later change.
 
         Memory and disk may then differ, and only recovery knows what the disk holds.
         """
@@ -390,11 +388,13 @@ class LogWriter:
         return segment
 
     def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
-        """Replace a segment that is full of labels before it has an edge by one of twice the size.
+        """Move a segment whose labels are full, and that has no edge yet, to a file of at least
+        twice the capacity.
 
         It cannot be sealed, because the next segment would be named by the same event id.
         """
-        old = self.state.segments[-1]
+        old = self.state.last
+        assert old is not None
         capacity = 2 * max(old.capacity, num_labels)
         full.close()
 
@@ -434,7 +434,8 @@ class LogWriter:
             self.disk,
         )
 
-        # Journal files end with segments, so that retention can drop the two together.
+        # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
+        # together.
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
@@ -462,9 +463,9 @@ class LogWriter:
             self.disk.sync_folder((self.data_dir / name).parent)
 
     def _open_segment(self) -> None:
-        if not self.state.segments:
+        last = self.state.last
+        if last is None:
             return
-        last = self.state.segments[-1]
         if not (self.data_dir / last.path).exists():
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge

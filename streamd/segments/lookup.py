@@ -1,80 +1,183 @@
 """Finds edges by their ends and event time, which is how a delete names them."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamd.events import Int64
-from streamd.segments.journal import NOTHING, LogState, SegmentState
+from streamd.errors import DataDirectoryError
+from streamd.events import Bools, Int64
+from streamd.segments.growing import GrowingArray, SortedRuns, places_in, spread
+from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import LATE, LATE_ROW
-from streamd.segments.tguf import TGUFFile, open_tguf
+from streamd.segments.mapped import MappedSegments
+
+SLICE = 1 << 20
+"""Most edges, and most names of edges, that are compared at a time: some 100 MiB of arrays. Three
+numbers below it make one below 2**63."""
+
+
+class CommittedBytes:
+    """Reads what commits append to a file, each byte once. Owner: a reader or writer of the log."""
+
+    def __init__(self, data_dir: Path, name: str) -> None:
+        """name: path of the file in the data directory."""
+        self._data_dir = data_dir
+        self._name = name
+        self._read = 0
+
+    def new(self, state: LogState) -> bytes:
+        """Read what is committed as of a state and was not read before. Raises:
+        DataDirectoryError."""
+        end = state.files.get(self._name, NOTHING).num_bytes
+        if end == self._read:
+            return b""
+        with (self._data_dir / self._name).open("rb") as file:
+            data = os.pread(file.fileno(), end - self._read, self._read)
+        if len(data) != end - self._read:
+            raise DataDirectoryError(
+                f"{self._name} is shorter than the journal says.", "restore it from a backup."
+            )
+        self._read = end
+        return data
+
+
+class LateEdges:
+    """The edges that the log stores at the watermark instead of the time they came with. Owner: a
+    reader or writer of the log."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._bytes = CommittedBytes(data_dir, LATE)
+        self._edge = GrowingArray(np.int64)
+        self._by_time = SortedRuns()
+
+    def take(self, state: LogState) -> None:
+        """Take in the late edges committed as of a state. Raises: DataDirectoryError."""
+        rows = np.frombuffer(self._bytes.new(state), LATE_ROW)
+        self._edge.append(rows["edge"])
+        self._by_time.add(rows["time"], rows["edge"])
+
+    def holds(self, event_ids: Int64) -> Bools:
+        """Whether each event id is that of a late edge: bool of the same shape."""
+        return places_in(self._edge.values, event_ids) >= 0
+
+    def came_at(self, time_T: Int64) -> tuple[Int64, Int64]:
+        """Event ids of the late edges that came with any of distinct times, ascending, and for
+        each the index of its time."""
+        event_ids, index = self._by_time.under(time_T)
+        order = np.argsort(event_ids)
+        return event_ids[order], index[order]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """K distinct names of edges: key_K, int64 ascending, is made of the places of time, src and dst
+    in the distinct values of each."""
+
+    time_T: Int64
+    src_S: Int64
+    dst_D: Int64
+    key_K: Int64
+
+    def keys(self, time_place: Int64, src: Int64, dst: Int64) -> Int64:
+        """The key of each edge, -1 where one of its values is in no name."""
+        s = places_in(self.src_S, src)
+        d = places_in(self.dst_D, dst)
+        key = (time_place * len(self.src_S) + s) * len(self.dst_D) + d
+        known: Int64 = np.where((s >= 0) & (d >= 0), key, -1)
+        return known
 
 
 def find_edges(
-    segments: Sequence[tuple[SegmentState, TGUFFile]],
-    late: NDArray[np.void],
-    src: int,
-    dst: int,
-    time_us: int,
-    before_event: int,
+    segments: MappedSegments,
+    late: LateEdges,
+    src_X: Int64,
+    dst_X: Int64,
+    time_X: Int64,
+    before_X: Int64,
 ) -> Int64:
-    """Find the edges below `before_event` that came with these ends and this time.
+    """Find all edges that came with the ends and the time of a name and lie below its
+    `before_X`.
 
-    late: `LATE_ROW` rows, the edges that the log stores at the watermark instead of the time they
-    came with. Returns: their event ids, int64, ascending.
+    Returns: their event ids, int64, ascending.
     """
-    matches = [np.zeros(0, np.int64)]
-    own_time = late["edge"][late["time"] == time_us]
-    for segment, file in segments:
-        first = segment.first_edge
-        count = segment.num_edges
-        time = file.column("time", count)
-        if not count or first >= before_event:
-            continue
+    found = [np.zeros(0, np.int64)]
+    for a in range(0, len(src_X), SLICE):
+        part = slice(a, a + SLICE)
+        names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
 
-        # Edges stored at this time, less late ones, and late ones that came with this time.
-        rows = np.zeros(0, np.int64)
-        if time[0] <= time_us <= time[-1]:
-            rows = np.arange(
-                np.searchsorted(time, time_us), np.searchsorted(time, time_us, side="right")
-            )
-            rows = rows[~np.isin(rows + first, late["edge"])]
-        came_late = own_time[(own_time >= first) & (own_time < first + count)] - first
-        rows = np.concatenate([rows, came_late])
+        # Of several deletes of one name the last hides what the others do.
+        before_K = np.zeros(len(names.key_K), np.int64)
+        np.maximum.at(before_K, name_X, before_X[part])
+        for event_ids, name in _matches(segments, late, names):
+            found.append(event_ids[event_ids < before_K[name]])
+    return np.unique(np.concatenate(found))
 
-        # Of those before the delete, the ones with both ends.
-        rows = rows[rows + first < before_event]
-        same = (file.column("src")[rows] == src) & (file.column("dst")[rows] == dst)
-        matches.append(np.sort(rows[same]) + first)
-    return np.concatenate(matches)
+
+def _distinct(src_X: Int64, dst_X: Int64, time_X: Int64) -> tuple[_Names, Int64]:
+    """The distinct names among X, and the index of each one's."""
+    time_T, t = np.unique(time_X, return_inverse=True)
+    src_S, s = np.unique(src_X, return_inverse=True)
+    dst_D, d = np.unique(dst_X, return_inverse=True)
+    key_K, index = np.unique((t * len(src_S) + s) * len(dst_D) + d, return_inverse=True)
+    return _Names(time_T, src_S, dst_D, key_K), index
+
+
+def _matches(
+    segments: MappedSegments, late: LateEdges, names: _Names
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield event ids of edges with one of the names, and the index of each one's name."""
+    # Late edges by the time they came with, all others by the time they are stored at.
+    event_ids, place = late.came_at(names.time_T)
+    kept = (event_ids >= segments.first_edge) & (event_ids < segments.num_edges)
+    yield _named(segments, names, event_ids[kept], place[kept])
+    first_T = segments.bounds(names.time_T)
+    end_T = segments.bounds(names.time_T, after=True)
+    ends = np.cumsum(end_T - first_T)
+
+    # So many rows at a time, however many have one time.
+    for a in range(0, int(ends[-1]) if len(ends) else 0, SLICE):
+        b = min(a + SLICE, int(ends[-1]))
+        some = slice(np.searchsorted(ends, a, side="right"), np.searchsorted(ends, b) + 1)
+        behind = ends[some] - end_T[some]
+        event_ids, place = spread(
+            np.maximum(first_T[some], a - behind), np.minimum(end_T[some], b - behind)
+        )
+        kept = ~late.holds(event_ids)
+        yield _named(segments, names, event_ids[kept], place[kept] + some.start)
+
+
+def _named(
+    segments: MappedSegments, names: _Names, event_ids: Int64, time_place: Int64
+) -> tuple[Int64, Int64]:
+    """Of ascending event ids those with one of the names, and the index of each one's name."""
+    name = places_in(names.key_K, names.keys(time_place, *segments.ends(event_ids)))
+    kept = name >= 0
+    return event_ids[kept], name[kept]
 
 
 class EdgeLookup:
     """Finds edges in the committed part of a log. Owner: the log's writer, which has no reader."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
-        self._files: dict[tuple[int, int], TGUFFile] = {}
-        self._segments: list[tuple[SegmentState, TGUFFile]] = []
-        self._late = np.zeros(0, LATE_ROW)
+        self._segments = MappedSegments(data_dir)
+        self._late = LateEdges(data_dir)
 
-    def refresh(self, state: LogState) -> None:
-        """Take in what is committed as of `state`, reusing the files that are mapped already."""
-        files = {}
-        for s in state.segments:
-            name = (s.first_edge, s.revision)
-            files[name] = self._files.get(name) or open_tguf(
-                self._data_dir / s.path, check_rows=False
-            )
-        self._files = files
-        self._segments = [(s, files[s.first_edge, s.revision]) for s in state.segments]
-        num_bytes = state.files.get(LATE, NOTHING).num_bytes
-        if num_bytes != self._late.nbytes:
-            with (self._data_dir / LATE).open("rb") as file:
-                self._late = np.frombuffer(file.read(num_bytes), LATE_ROW)
+    def holds(self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
+        """Whether an edge came with the ends and the time of each name, deleted or not: bool[X].
 
-    def find(self, src: int, dst: int, time_us: int, before_event: int) -> Int64:
-        """Find edges by `find_edges`."""
-        return find_edges(self._segments, self._late, src, dst, time_us, before_event)
+        state: the log's, whose commits are looked at.
+        """
+        self._segments.take(state)
+        self._late.take(state)
+        held = np.zeros(len(src_X), np.bool_)
+        for a in range(0, len(src_X), SLICE):
+            part = slice(a, a + SLICE)
+            names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
+            met_K = np.zeros(len(names.key_K), np.bool_)
+            for _, name in _matches(self._segments, self._late, names):
+                met_K[name] = True
+            held[part] = met_K[name_X]
+        return held

@@ -45,7 +45,7 @@ def decode_keys(data: bytes) -> Iterator[Key | None]:
         kind, length = struct.unpack_from("<BI", data, at) if at + 5 <= len(data) else (255, 0)
         body = data[at + 5 : at + 5 + length]
 
-        # A row that ends early, or of no known type, is damage: 255 stands for a torn head.
+        # A row that ends early, or of no known type, is damage: 255 means a torn head.
         if (
             kind not in (STRING, INTEGER, REMOVED)
             or len(body) != length

@@ -54,15 +54,15 @@ def _read(path: Path) -> LogState | None:
     whole."""
     # Only the last line can be torn by a crash; damage before it is not one.
     state: LogState | None = None
-    lines = list(read_lines(path))
-    for number, (_, fields) in enumerate(lines):
+    lines = read_lines(path)
+    for number, (_, fields) in enumerate(lines, 1):
         if fields is None:
-            if number != len(lines) - 1:
+            if next(lines, None) is not None:
                 raise JournalError(
-                    f"{path} is damaged in line {number + 1}, before its last line.",
+                    f"{path} is damaged in line {number}, before its last line.",
                     "restore the data_dir from a backup; do not edit the journal.",
                 )
-            logger.warning("torn_line_dropped", file=path.name, line=number + 1)
+            logger.warning("torn_line_dropped", file=path.name, line=number)
             break
         state = LogState.restored(fields) if state is None else state.after(fields)
     return state
@@ -75,8 +75,8 @@ def replacement(path: Path, revision: int) -> Path:
 
 
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Rename the files that replace others by what the journal says; again after a crash between
-    line and rename."""
+    """Rename every replacement whose commit is in the journal onto the file it replaces. Recovery
+    repeats this, for a crash between line and rename."""
     named = {s.path: s.revision for s in state.segments} | {
         p: f.revision for p, f in state.files.items()
     }
@@ -105,13 +105,10 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
     # The newest file stays: its checkpoint is the state.
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:
-        touched = {
-            c["path"]
-            for _, line in read_lines(path)
-            if line and "seq" in line
-            for c in line["files"]
-        }
-        if touched & named:
+        changes = (
+            c for _, line in read_lines(path) if line and "seq" in line for c in line["files"]
+        )
+        if any(c["path"] in named for c in changes):
             return
         disk.unlink(path)
 

@@ -114,6 +114,7 @@ class TGUFFile:
         if name not in self.sections:
             return 0
         if name == "neg_dst":
+            # Only the edges from there on have negatives.
             return max(0, h.num_edges - h.negatives_start_e_id)
         return (
             h.num_labels
@@ -218,7 +219,7 @@ class TGUFFile:
         A label event belongs to the split that holds the first edge not before it. Without splits
         all is train.
         """
-        # Edge rows: 0 stands for no split, and a file may end before its splits begin.
+        # Edge rows: 0 means no split, and a file may end before its splits begin.
         edges = self.num_edges
         val, test = (
             min(x or edges, edges) for x in (self.val_start or self.test_start, self.test_start)
@@ -270,6 +271,7 @@ class TGUFFile:
 
         wrong: takes some rows, of which `overlap` are of the piece before; returns a bool a row.
         """
+        # Checked in pieces: a file may be larger than memory.
         rows = self._written(name)
         for at in range(0, len(rows), CHECKED_ROWS):
             bad = np.flatnonzero(wrong(rows[max(at - overlap, 0) : at + CHECKED_ROWS]))

@@ -30,7 +30,8 @@ STATIC = Path(__file__).parent / "static"
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Make the application. The state's engine runs in its event loop from its start to its end."""
+    """Make the application. The engine runs in the application's event loop for as long as the
+    application does."""
 
     # The engine answers what waits before the application ends.
     @asynccontextmanager

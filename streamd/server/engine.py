@@ -2,7 +2,8 @@
 
 No request waits for a swap of versions. The engine shares the event loop's thread with HTTP and
 lets it run between two slices of work. In a thread of its own, each of its many small torch calls
-would release the interpreter's lock and wait to get it back: an answer of 0.8 ms takes 4 so.
+would release the interpreter's lock and wait to get it back: an answer that takes 0.8 ms here would
+take 4 ms.
 """
 
 import asyncio
@@ -45,7 +46,8 @@ class EngineStatus:
     """The state that the status page and the health checks read. Owner: the engine.
 
     edge: id of the next event to take in. newest_us: event time of the newest one, microseconds.
-    memory_edge: event id up to which memory has seen. answered: requests so far.
+    memory_edge: event id up to which memory has seen. answered: requests that were dealt with,
+    errors and the server's own recall checks included.
     beat: monotonic time of the last slice.
     """
 
@@ -139,7 +141,8 @@ class Engine:
             self._on_failure()
 
     def _step(self, view: ServerGraph) -> bool:
-        """Do one slice of all work but answering. Returns: whether more of it waits."""
+        """Do one slice of all work but answering. Returns: whether events were taken in or a
+        version catches up, so that the next step should follow at once."""
         self.status.beat = time.monotonic()
         num_taken = self._follow_log(view)
         view = self._follow_versions(view)
@@ -184,7 +187,8 @@ class Engine:
             return None, self._settings.model
 
     def _follow_log(self, view: ServerGraph) -> int:
-        """Take in a slice of the log, and advance memory over it. Returns: events taken in."""
+        """Take in a slice of the log, and advance memory by at most SLICE_CHUNKS closed chunks.
+        Returns: events taken in."""
         num_taken, deleted = view.follow(answering=self.status.ready)
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
@@ -211,7 +215,8 @@ class Engine:
         return state.view
 
     def _stop_serving(self, error: str) -> None:
-        """Answer by the rule until another version is loaded than the one that serves."""
+        """Answer by the rule until a version other than this one is loaded; this one is not tried
+        again."""
         if self._served is not None:
             self._swap.refuse(self._served.manifest.name, error)
         self._served = None

@@ -59,9 +59,11 @@ class Forwarder:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
 
         # The client blocks, so it runs in another thread.
-        return await asyncio.to_thread(self._send, events)
+        return await asyncio.to_thread(self.produce, events)
 
-    def _send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+    def produce(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+        """Send events that were checked, waiting in this thread. Returns: as `send`. Raises:
+        KafkaError."""
         topic = self._settings.kafka.topics[0]
         timeout = ACKNOWLEDGED_SECONDS
         try:

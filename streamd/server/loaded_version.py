@@ -90,11 +90,11 @@ class LoadedVersion:
         # Before the end of the log, the last event looked at tells up to when all are known.
         known = watermark if end == until_event else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
-        self._advance(log, first, closed)
+        self.advance(log, first, closed)
         self._followed = (-1, -1) if closed or end < until_event else (until_event, watermark)
         return len(closed)
 
-    def _advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
+    def advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
         for a, b in chunks:
             rows = EdgeRows.of(log, first + a, first + b)
             self.model.advance(self.memory, rows, log.deletions.of_nodes)
@@ -122,7 +122,7 @@ class LoadedVersion:
         first = self.memory.edge
         if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
             at_query = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
-            at_query._advance(log, first, closed)
+            at_query.advance(log, first, closed)
             self._at_query = at_query
         return self._at_query
 

@@ -157,7 +157,7 @@ def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, sta
 
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
-    """All versions kept, oldest first, and which one serves."""
+    """All versions kept, by the end of their windows, and which one is champion."""
     # The journal says who serves, the manifests what each version is.
     last = state.registry.journal.last()
     scale = _scale(state)

@@ -191,7 +191,7 @@ class Swap:
 
         # Retention, or another log, may have come while it was loaded.
         if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
-            return self.refuse(served.manifest.name, "the log does not hold its place")
+            return self.refuse(served.manifest.name, "its event is not in the log")
 
         # Not served before graph, facts and memory are at the log's end.
         if own is not view and (own.follow()[0] or not own.caught_up):

@@ -8,7 +8,7 @@ from typing import TextIO, cast
 import structlog
 
 
-class _Output:
+class LossyOutput:
     """A stream that drops a line it cannot write, as on a full disk, and counts it.
 
     The next line that can be written is preceded by the number of lines lost.
@@ -61,7 +61,7 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Output(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyOutput(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 

@@ -135,6 +135,15 @@ log_first_edge = Gauge(
     "streamd_log_first_edge", "Id of the oldest edge in the log", registry=INGEST
 )
 log_bytes = Gauge("streamd_log_bytes", "Disk blocks of the log's segments", registry=INGEST)
+log_file_bytes = Gauge(
+    "streamd_log_file_bytes",
+    "Bytes of a file of the log beside its segments, as of keys or node features",
+    ["file"],
+    registry=INGEST,
+)
+journal_files = Gauge(
+    "streamd_journal_files", "Files of the journal; one is begun with each segment", registry=INGEST
+)
 retention_blocked = Gauge(
     "streamd_retention_blocked_bytes",
     "Bytes that retention would drop, but a role still needs",

@@ -37,7 +37,7 @@ class Cursor:
     edge: id of the first event that is not yet in a finished window.
     window_edge: id of the first event of the last finished window.
     memory_edge, memory_us: the event id and event time (microseconds) up to which memory has seen.
-    num_learned: windows learned so far. history_bytes: length of the windows' history that counts.
+    num_learned: as in `Learner`. history_bytes: length of the windows' history that counts.
     version, champion, shadow: names of versions, "" for none.
     compared: the fields of `Comparison`, in their order.
     settings, build: what must be equal for learning to go on, and for it to give the same bits.

@@ -38,7 +38,8 @@ class Verdict:
     """What a comparison came to.
 
     decision: "open" while the comparison goes on. why: the reason, in words.
-    back_to: the shadow to learn on from, where the champion is worse than it.
+    back_to: the shadow to learn on from, where the version is worse than it; None against an
+    incumbent, which simply goes on serving.
     proof: for the journal, where the champion took the shadow's place.
     """
 
@@ -56,7 +57,8 @@ class Contest:
 
     version: name of the version that the learner goes on from, "" before the first. It is the
     champion, or, while an incumbent serves, the newest version learned here.
-    shadow: the last proven version learned here, with fixed weights; None before there is one.
+    shadow: the version to fall back to, with fixed weights: the last proven one learned here, or
+    the champion where that was lost or may hold deleted data; None before there is one.
     incumbent: the champion of other settings, which serves until what is learned here is proven.
     compared: `version` against the shadow or the incumbent, since the last verdict.
     """
@@ -70,8 +72,8 @@ class Contest:
         recorder: Recorder,
         rebuilding: Callable[[int], Callable[[int], None]],
     ) -> None:
-        """rebuilding: takes the event id to rebuild to, and returns what is called with the event
-        id reached so far while an incumbent's graph and facts are made."""
+        """rebuilding: makes the progress callback of a rebuild up to an event id; it is called with
+        the event id reached."""
         # What it reads.
         self._settings = settings
         self._log = reader
@@ -100,11 +102,11 @@ class Contest:
     # While windows are learned
 
     def score(self, chunk: Chunk, logits_EC: Float32) -> Float32 | None:
-        """Move the shadow over a chunk and compare it with the champion.
+        """Move the shadow over a chunk and compare the learner's version with it.
 
         logits_EC: the champion's logits, float32[E, 101].
-        Returns: the shadow's logits, float32[E, 101]; None where the shadow is the champion itself
-        or no event of the chunk is scored.
+        Returns: the shadow's logits, float32[E, 101]; None where there is no shadow, it is the
+        version itself, or no event of the chunk is scored.
         """
         if self.shadow is None:
             return None
@@ -117,7 +119,7 @@ class Contest:
     def score_window(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
     ) -> Float32 | None:
-        """Move the incumbent over a window that was scored and compare it; arguments as of
+        """Move the incumbent over a window that was scored and compare it; arguments as in
         `Incumbent.compare`.
 
         Returns: the incumbent's logits, float32[E, 101]; None where there is no incumbent.
@@ -129,8 +131,8 @@ class Contest:
         return shadow_EC
 
     def judge(self) -> Verdict:
-        """Decide once enough events were compared, before the window is learned; a new comparison
-        begins then."""
+        """Decide, once enough events were compared and before the window is learned; each decision
+        starts a new comparison."""
         decision, why = judge(self.compared, self._settings.registry.gate_events)
         if decision == "open":
             return Verdict(decision=decision, why=why)
@@ -150,7 +152,8 @@ class Contest:
         return Verdict(decision=decision, why=why, back_to=self.shadow)
 
     def after(self, outcome: PublishResult) -> Proof | None:
-        """Take note that a version was published.
+        """Take over the version that learning goes on from: the published one or, after a refusal,
+        its parent.
 
         Returns: a proof where it is the first version that serves, because that is the shadow too.
         """
@@ -186,7 +189,7 @@ class Contest:
             return None
 
         # Load it, as the incumbent or as what is learned on from.
-        reason = "the log or the trainer is elsewhere"
+        reason = "its event lies before the log's first event or after the trainer's"
         try:
             if self._begin_incumbent(champion):
                 return None
@@ -210,7 +213,8 @@ class Contest:
     # After a stop
 
     def restore(self, version: str, compared: Comparison) -> None:
-        """Take over the champion's name and the comparison, from a checkpoint or the journal.
+        """Take over the name of the version that learning goes on from, and the comparison, from a
+        checkpoint or the journal.
 
         `restore_shadow` and `restore_incumbent` are called later, once graph and facts exist.
         """

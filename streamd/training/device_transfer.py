@@ -120,22 +120,30 @@ class DeviceTransfer:
             metrics.gpu_memory.set(torch.cuda.memory_allocated(self.device))
 
     def _edge_rows(self, hop: HopInputs) -> Tensor:
-        """Edge features of a hop on the device, float32[U, K, D].
-
-        The host sends only rows that the cache does not hold, each once.
-        """
+        """Edge features of a hop on the device, float32[U, K, D]: through the cache, if any."""
         if self._cache is None:
             return self.send(hop.edge_UKD)
-        recorded_ND = hop.edge_UKD.flatten(0, 1)
-        asked_N = hop.mask_UK.flatten().nonzero()[:, 0]
+        return cached_edge_rows(hop, self._cache, self.send)
 
-        def source(missed: Tensor) -> Tensor:
-            staged = torch.empty(
-                len(missed), recorded_ND.shape[1], pin_memory=self.device.type == "cuda"
-            )
-            return self.send(torch.index_select(recorded_ND, 0, asked_N[missed.cpu()], out=staged))
 
-        mask = self.send(hop.mask_UK)
-        out = torch.zeros(hop.edge_UKD.shape, device=self.device)
-        out[mask] = self._cache.fetch(self.send(hop.eid_UK)[mask], source)
-        return out
+def cached_edge_rows(
+    hop: HopInputs, cache: FeatureCache, send: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Edge features of a hop, float32[U, K, D], on the cache's device; zeros where it has no edge.
+
+    send: copies a tensor to that device. It sends only rows that the cache does not hold, each
+    once.
+    """
+    recorded_ND = hop.edge_UKD.flatten(0, 1)
+    asked_N = hop.mask_UK.flatten().nonzero()[:, 0]
+    mask_UK = send(hop.mask_UK)
+
+    def source(missed: Tensor) -> Tensor:
+        staged = torch.empty(
+            len(missed), recorded_ND.shape[1], pin_memory=mask_UK.device.type == "cuda"
+        )
+        return send(torch.index_select(recorded_ND, 0, asked_N[missed.cpu()], out=staged))
+
+    out_UKD = torch.zeros(hop.edge_UKD.shape, device=mask_UK.device)
+    out_UKD[mask_UK] = cache.fetch(send(hop.eid_UK)[mask_UK], source)
+    return out_UKD

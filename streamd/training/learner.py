@@ -45,7 +45,8 @@ class Learner:
     thread.
 
     tail: chunks of the last window's held-out events, which the next window learns.
-    num_learned: windows learned so far.
+    num_learned: learning steps so far, refused ones included; at least 1 when learning goes on from
+    a version.
     """
 
     def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
@@ -78,11 +79,16 @@ class Learner:
         it, so that a retry may succeed."""
         self.model.eval()
 
-        # What was scored since `begin`, one entry a chunk.
+        # The window since `begin`: memory at its start, and an entry per chunk; `logits` and
+        # `label_scores` have one per scored or labelled chunk.
         self._start = self.memory
         self._edges: list[EdgeRows] = []
-        self._seen: list[ReplayChunk | None] = []
-        self._logits: list[Float32] = []
+        self.seen: list[ReplayChunk | None] = []
+        """What is kept of each chunk to learn it; None where none of its events can be asked.
+        Others only read it."""
+        self.logits: list[Float32] = []
+        """For each chunk in `seen` that is not None: logits of the candidates that are learned,
+        float32[E, 11], before any of it was. Others only read them."""
         self._labels: list[LabelInputs | None] = []
         self.label_scores: list[tuple[Float32, Float32, Float32]] = []
         """For each chunk with labels: the head's predictions, a constant's, and the targets,
@@ -100,8 +106,8 @@ class Learner:
         """Start a window: `learn` learns what is scored from here on."""
         self._start = self.memory.copy()
         self._edges = []
-        self._seen = []
-        self._logits = []
+        self.seen = []
+        self.logits = []
         self._labels = []
         self.label_scores = []
         self._backup = None
@@ -118,7 +124,7 @@ class Learner:
             self._score_labels(chunk, updated_PD)
         self._labels.append(chunk.labels)
         self._edges.append(chunk.edges)
-        self._seen.append(seen)
+        self.seen.append(seen)
         return logits_EC
 
     def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
@@ -127,7 +133,7 @@ class Learner:
             return np.zeros((0, 0), np.float32), None
         logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
         state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
-        self._logits.append(logits_EC[:, LEARNED])
+        self.logits.append(logits_EC[:, LEARNED])
         return logits_EC[:, SCORED], ReplayChunk(chunk.edges.first_edge, chunk.learn, state_MD)
 
     def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
@@ -156,7 +162,7 @@ class Learner:
         Returns: None where there is nothing to learn. Where a loss, weight, statistic, logit or
         memory row is not finite, the weights from before are restored and `finite` is False.
         """
-        seen = [s for s in self._seen if s is not None]
+        seen = [s for s in self.seen if s is not None]
         if not any(s.inputs.weight_E.any() for s in seen):
             self._advance_all()
             return None
@@ -228,7 +234,7 @@ class Learner:
     def continue_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
         """Go on from a version's weights with a fresh optimizer and no held-out tail.
 
-        memory: the version's, advanced to the event that this learner's memory is at.
+        memory: the version's, at the event where learning goes on.
         """
         self.restore_weights(weights, None)
         self.memory = memory
@@ -240,8 +246,9 @@ class Learner:
     def recall(self) -> Measures | None:
         """Measure forgetting: scores of the present weights on chunks of the replay store.
 
-        The true destination ranks among 11. The chunks stay the same for as long as replay holds
-        them: the first by a hash of their event id. Returns: None where replay is empty.
+        The true destination ranks among 11. Taken are the ten chunks with the smallest hashes of
+        their event ids, so that few change from window to window. Returns: None where replay is
+        empty.
         """
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
@@ -255,7 +262,8 @@ class Learner:
         self.replay.hide_deleted(deletions)
 
     def refuse(self) -> None:
-        """Undo the `learn` since `begin`: restore the weights from before, and memory under them.
+        """Restore the weights and the optimizer from before `learn`, and memory under them. The
+        tail, replay and `num_learned` keep what was learned.
 
         Raises: ValueError where nothing was learned since.
         """
@@ -276,7 +284,7 @@ class Learner:
 
     def observe(self) -> None:
         """Update the running statistics of inputs and targets by what was scored since `begin`."""
-        for edges, seen in zip(self._edges, self._seen, strict=True):
+        for edges, seen in zip(self._edges, self.seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges)
         for labels in self._labels:
@@ -287,7 +295,7 @@ class Learner:
         """Weights of events, float32[E] a chunk: 1 to learn, 0 for the window's last events."""
         left = num_events - int(num_events * self._training.tail_share)
         out = []
-        for seen in self._seen:
+        for seen in self.seen:
             count = seen.inputs.num_events if seen is not None else 0
             out.append((torch.arange(count) < left).float())
             left -= count
@@ -311,14 +319,15 @@ class Learner:
     def _epoch(
         self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
     ) -> float:
-        """Learn the window once, from the memory at its start. Returns: mean loss over its events.
+        """Learn the window once, from the memory at its start. Returns: mean link loss over the
+        weights of the window's and the replayed events.
 
         replayed: the past that joins each step, as `_replayed`. dropout: key of the dropout's hash.
         """
         self.model.train()
         memory = self._start.copy()
         total = count = 0.0
-        steps = zip(self._edges, self._seen, weights, replayed, self._labels, strict=True)
+        steps = zip(self._edges, self.seen, weights, replayed, self._labels, strict=True)
         for edges, seen, past, labels, events in self.transfer.ahead(steps, self._prepared):
             with self._over(memory, edges) as updated_PD:
                 own = [] if seen is None else [(seen, memory.gather(seen.node_M, updated_PD))]
@@ -391,7 +400,7 @@ class Learner:
     def _tail(self, weights: list[Tensor]) -> list[ReplayChunk]:
         return [
             ReplayChunk(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
-            for s, w in zip(self._seen, weights, strict=True)
+            for s, w in zip(self.seen, weights, strict=True)
             if s is not None and not w.all()
         ]
 
@@ -401,10 +410,10 @@ class Learner:
         all logits are finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
-            for s, w in zip(self._seen, weights, strict=True)
+            for s, w in zip(self.seen, weights, strict=True)
             if s is not None
         ]
-        before = [x[h] for x, h in zip(self._logits, held, strict=True) if h.any()]
+        before = [x[h] for x, h in zip(self.logits, held, strict=True) if h.any()]
         after = [self._logits_of(t) for t in self.tail]
         if not before:
             return math.nan, math.nan, 0, True

@@ -1,4 +1,5 @@
-"""The ledger alone writes the trainer's durable state, in the order that a restart relies on."""
+"""The ledger writes the trainer's durable state, except for the replay store's files, in the order
+that a restart relies on."""
 
 import time
 from collections.abc import Sequence
@@ -40,8 +41,8 @@ KEEP_SECONDS = 1.0
 class Step:
     """What the trainer does next, decided in full before any of it is done.
 
-    do: "learn" scores each window and then learns them as one; "pass over" is for windows that
-    failed too often; "bootstrap" learns a range without scoring it.
+    do: "learn" scores each window and then learns them as one; "pass over" only moves graph, facts
+    and memory over windows that failed too often; "bootstrap" learns a range without scoring it.
     windows: closed windows, each beginning where the one before ends.
     seq: sequence number of the log's commit up to which deletes and features count.
     version: name of the version whose weights it goes on from, "" before the first. It differs from
@@ -102,7 +103,7 @@ class Ledger:
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
         """Write down the range that is learned at once, before any window.
 
-        short: as of `planned_range`. Returns: None where the log is learned window by window.
+        short: as in `planned_range`. Returns: None where the log is learned window by window.
         """
         planned = bootstrap.planned_range(self._settings, self._log, self._folder, short)
         if planned is None:
@@ -188,7 +189,8 @@ class Ledger:
         )
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Write the hold, which says what of the log a restart needs, and store facts if due."""
+        """Store facts if due, drop the versions that a compaction request makes stale, and write
+        the hold, which says what of the log a restart needs."""
         self._hold.keep(edge, window_edge)
 
     def compaction_request(self) -> int | None:
@@ -242,7 +244,7 @@ class Ledger:
         self._history_bytes = history_until(self._settings.data_dir, edge)
 
     def resume(self, edge: int) -> None:
-        """Drop the records after event `edge`, where learning goes on, and load the facts stored
-        before it."""
+        """Cut the history to the length that counts, and load the facts stored at or before event
+        `edge`."""
         truncate_records(self._settings.data_dir, self._history_bytes)
         self._hold.resume(edge)

@@ -33,7 +33,7 @@ def records_of(
     clock: says when each was finished.
     """
     scored_by = step.version or RULE
-    merged = PublishResult(scored_by, False, "learned as one with those behind it")
+    merged = PublishResult(scored_by, False, "handled as one with the later windows of its step")
     records = []
     for window, part in zip(step.windows, scored, strict=True):
         # What was learned and published belongs to the last window.

@@ -61,7 +61,8 @@ class Chunk:
 def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Yield the same chunks, recording the next one in a thread while the caller uses this one.
 
-    The caller must not touch the recorder or its log meanwhile.
+    Meanwhile the caller must neither move the recorder nor refresh its log; it may read the log's
+    counts and deletes.
     """
     with ThreadPoolExecutor(1, "recorder") as pool:
         coming = pool.submit(next, chunks, None)

@@ -33,7 +33,8 @@ class RetentionHold:
         return self._restart.compaction_request()
 
     def keep(self, edge: int, window_edge: int) -> None:
-        """Store facts if due, and write what of the log a restart needs.
+        """Store facts if due, drop the versions that a compaction request makes stale, and write
+        what of the log a restart needs.
 
         edge: the event that facts are at. window_edge: first event of the last finished window.
         """

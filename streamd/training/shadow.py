@@ -99,9 +99,6 @@ def judge(compared: Comparison, enough: int) -> tuple[Decision, str]:
         return "open", f"{n} of {enough} events compared"
     error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))
     shadow = compared.sum_shadow / n
-    why = (
-        f"MRR {mean:+.4f} beside the shadow's {shadow:.4f} over {n} events, "
-        f"standard error {error:.4f}"
-    )
+    why = f"MRR {mean:+.4f} against {shadow:.4f} over {n} events, standard error {error:.4f}"
     worse = mean < -max(NUM_SPREADS * error, LEAST_EFFECT * shadow)
     return ("worse" if worse else "proven"), why

@@ -18,8 +18,8 @@ LabelScores = tuple[Float32, Float32, Float32]
 class ScoredWindow(NamedTuple):
     """Measures of one scored window.
 
-    table: model name -> measure -> value. num_known: scored events whose destination was one
-    before.
+    table: model name -> measure -> value. num_known: scored events whose destination had been a
+    destination before.
     """
 
     table: dict[str, Measures]

@@ -40,11 +40,14 @@ POLL_SECONDS = 0.05
 
 
 class Trainer:
-    """Learns windows as they close. It runs in the train process's one thread.
+    """Learns windows as they close. Its owner is the train process's main thread; chunks are
+    recorded and sent to a GPU ahead of time in threads of their own.
 
-    It owns the graph and facts (`Recorder`), the model and its past (`Learner`), the comparison of
-    versions (`Contest`), and the durable state (`Ledger`).
+    It owns the graph and facts (`recorder`), the model and its past (`learner`), the comparison of
+    versions (`contest`), and the durable state (`Ledger`). Others read the first
+    three and change nothing in them.
 
+    log: reader of the event log that it learns; `run` refreshes it.
     edge: id of the first event that is not yet in a finished window.
     """
 
@@ -63,7 +66,7 @@ class Trainer:
         """
         # What it reads and reports to.
         self._settings = settings
-        self._log = reader
+        self.log = reader
         self._versions = versions
         self._clock = clock
         self._beat = beat
@@ -74,23 +77,23 @@ class Trainer:
 
         # What it owns.
         replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay")
-        self._learner = Learner(settings, reader, replay)
-        self._learner.on_progress = self._on_progress
-        self._recorder = Recorder(settings, reader)
-        self._learner.free_device_memory = self._recorder.free_device_memory
+        self.learner = Learner(settings, reader, replay)
+        self.learner.on_progress = self._on_progress
+        self.recorder = Recorder(settings, reader)
+        self.learner.free_device_memory = self.recorder.free_device_memory
         self.contest = Contest(
-            settings, reader, versions, self._learner, self._recorder, self._rebuilding
+            settings, reader, versions, self.learner, self.recorder, self._rebuilding
         )
-        self._ledger = Ledger(settings, reader, versions, self._recorder.live)
+        self._ledger = Ledger(settings, reader, versions, self.recorder.live)
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
         """Learn windows as they close, until `stop` is set. The window in progress is finished."""
         self.bootstrap()
         while not stop.is_set():
-            self._log.refresh()
+            self.log.refresh()
             self._report_trained_until()
-            windows = self._due()
+            windows = self.due()
             if not windows:
                 self._touch("waiting")
                 if self._ledger.should_keep():
@@ -100,7 +103,7 @@ class Trainer:
                 continue
             self.process(*windows)
 
-    def _due(self) -> list[Window]:
+    def due(self) -> list[Window]:
         """The windows to learn next: one, or several as one where the trainer lags.
 
         Windows that were begun before a stop are tried again as they were, singly once they failed
@@ -111,7 +114,7 @@ class Trainer:
         most = self._settings.windows.merge_after
         closed: list[Window] = []
         cursor = self.edge
-        while (window := next_window(self._log, cursor, self._width_us)) is not None and len(
+        while (window := next_window(self.log, cursor, self._width_us)) is not None and len(
             closed
         ) <= most:
             closed.append(window)
@@ -124,17 +127,18 @@ class Trainer:
         return closed[:most] if len(closed) > most > 0 else closed[:1]
 
     def process(self, *windows: Window) -> WindowRecord:
-        """Score each window singly, then learn, publish, record and checkpoint them as one.
+        """Score each window singly, learn and publish them as one, record each, and write one
+        checkpoint.
 
         Windows that a stop cut short are processed from their start. Returns: the last one's
         record.
         """
         followed = self.contest.follow(self.edge)
         if followed is not None:
-            self._learner.continue_from(followed.model.state_dict(), followed.memory)
+            self.learner.continue_from(followed.model.state_dict(), followed.memory)
         self._hide_deleted()
         self._touch("scoring")
-        step = self._ledger.begin(windows, self.contest.version, self._learner)
+        step = self._ledger.begin(windows, self.contest.version, self.learner)
         with self._ledger.counting_failures():
             return self._process(step)
 
@@ -144,14 +148,15 @@ class Trainer:
         begun = time.perf_counter()
         scored = [self._score(window, step) for window in step.windows]
 
-        # 2. Compare the champion that scored them with its shadow or incumbent.
+        # 2. Decide, once enough events were compared, whether the learner's version is proven or
+        # worse.
         learning = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
 
-        # 3. Learn them as one. Under a champion that is worse they are not learned: they, or those
-        # before them, made it worse.
+        # 3. Learn them as one, unless the champion is worse than the shadow: their events, or those
+        # of windows before them, may be the cause.
         learned = self._learn(step) if verdict.back_to is None else None
 
         # 4. Publish what was learned, or go back to the shadow.
@@ -173,49 +178,47 @@ class Trainer:
         # 6. Checkpoint: a restart goes on from here. If a stop comes between the two lines, the
         # restart writes the proof to the journal.
         self._on_step("checkpoint")
-        self._ledger.checkpoint(self.edge, self._window_edge, self._learner, self.contest)
+        self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
         self._ledger.prove(verdict.proof)
-        self._learner.begin()
+        self.learner.begin()
         self._renew_shadow()
         for record in records:
-            report(record, self._learner, self.contest.compared)
+            report(record, self.learner, self.contest.compared)
         return records[-1]
 
     def _score(self, window: Window, step: Step) -> ScoredWindow:
         """Score a window by all models that are compared, before any of it is learned."""
-        # The merged windows share the limit of one.
+        # Merged windows share `windows.max_events`.
         tally = Tally()
-        num_labelled = len(self._learner.label_scores)
-        chunks = self._recorder.chunks(
+        num_labelled = len(self.learner.label_scores)
+        chunks = self.recorder.chunks(
             window,
             recorded=step.do != "pass over",
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
-        # Chunk by chunk: the champion, or the rule before the first version, and the shadow.
+        # Chunk by chunk: the learner's version, or the rule before the first one, and the shadow.
         for chunk in prefetch(chunks):
-            logits_EC = self._learner.score(chunk)
+            logits_EC = self.learner.score(chunk)
             self._touch("scoring")
             shadow_EC = self.contest.score(chunk, logits_EC)
             if chunk.score is not None:
-                live_EC = (
-                    logits_EC if self._learner.num_learned else rule_scores(chunk.scored_facts)
-                )
+                live_EC = logits_EC if step.version else rule_scores(chunk.scored_facts)
                 tally.add(chunk, live_EC, shadow_EC)
 
         # The incumbent, whose windows have a width of their own.
         incumbent_EC = None
-        if len(tally) and self._learner.num_learned:
+        if len(tally) and step.version:
             incumbent_EC = self.contest.score_window(
                 tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
             )
-        labels = self._learner.label_scores[num_labelled:]
+        labels = self.learner.label_scores[num_labelled:]
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
-        """Learn what was scored. Returns: None where no event could be scored."""
-        learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
-        self._learner.memory.forget(self._log.deletions.of_nodes)
+        """Learn what was scored. Returns: None where no event could be learned."""
+        learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
+        self.learner.memory.forget(self.log.deletions.of_nodes)
         return learned
 
     def _hand_over(
@@ -223,7 +226,7 @@ class Trainer:
     ) -> PublishResult:
         """Publish what was learned, or roll back. scores: of the step's last window.
 
-        Returns: which version serves from here on, and why.
+        Returns: the version that learning goes on from, whether it was promoted, and why.
         """
         if step.do == "pass over":
             logger.error(
@@ -237,20 +240,21 @@ class Trainer:
         if verdict.back_to is not None:
             self._on_step("publish")
             self._ledger.rollback(verdict.why)
-            self._learner.continue_from(
+            self.learner.continue_from(
                 verdict.back_to.model.state_dict(), verdict.back_to.memory.copy()
             )
             outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
         elif learned is None:
             outcome = PublishResult(
-                step.version, False, "no event of this window could be scored yet"
+                step.version, False, "no event of this window could be learned yet"
             )
         else:
             self._on_step("publish")
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # Windows that were passed over were only scored, whatever else happened.
+        # Windows that were passed over were neither scored nor learned; the record says so even
+        # after a rollback.
         if step.do != "pass over":
             return outcome
         return PublishResult(
@@ -263,7 +267,7 @@ class Trainer:
         self, step: Step, learned: TrainResult, scores: dict[str, Measures]
     ) -> PublishResult:
         """Publish the learner's model as a version. A version that is refused is unlearned."""
-        learner = self._learner
+        learner = self.learner
         outcome = self._ledger.publish(
             Candidate(
                 window=step.range,
@@ -287,15 +291,14 @@ class Trainer:
         return outcome
 
     def bootstrap(self) -> None:
-        """At a first start on a log with a past, learn its newest windows at once and publish.
-
-        The range is not scored. Nothing happens at any other start.
+        """Where nothing was learned under these settings yet, learn the log's newest windows at
+        once and publish. No scores of them are kept. Otherwise nothing happens.
         """
         # Whether there is a range to learn.
-        if self._learner.num_learned or self.edge > self._log.first_edge:
+        if self.learner.num_learned or self.edge > self.log.first_edge:
             return
         short = self.contest.incumbent is not None
-        step = self._ledger.begin_bootstrap(short, self.contest.version, self._learner)
+        step = self._ledger.begin_bootstrap(short, self.contest.version, self.learner)
         if step is None:
             return
         begun = time.monotonic()
@@ -303,31 +306,31 @@ class Trainer:
         logger.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
         # Record the range: graph and facts from the log's first edge, memory from the range's.
-        self._recorder.rebuild(
+        self.recorder.rebuild(
             step.range.first_edge, on_slice=self._rebuilding(step.range.first_edge)
         )
-        self._learner.start_at(step.range.first_edge)
+        self.learner.start_at(step.range.first_edge)
         self.edge = step.range.first_edge
         recording = RoleProgress("bootstrapping", step="record")
         while self.edge < step.range.end_edge:
-            window = next_window(self._log, self.edge, self._width_us)
+            window = next_window(self.log, self.edge, self._width_us)
             assert window is not None
-            for chunk in self._recorder.chunks(window):
-                self._learner.score(chunk)
-                done = self._recorder.edge - step.range.first_edge
+            for chunk in self.recorder.chunks(window):
+                self.learner.score(chunk)
+                done = self.recorder.edge - step.range.first_edge
                 self._touch("bootstrapping", recording.at(done, num_events))
             self.edge = window.end_edge
 
         # Learn and publish it. The loop goes on after it.
         learning = RoleProgress("bootstrapping", step="learn")
-        self._learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
-        learned = self._learner.learn(step.range.first_edge, step.epochs, step.replay)
-        self._learner.on_progress = self._on_progress
+        self.learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
+        learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
+        self.learner.on_progress = self._on_progress
         if learned is not None:
             self._publish(step, learned, {})
         self._window_edge = step.range.first_edge
-        self._ledger.checkpoint(self.edge, self._window_edge, self._learner, self.contest)
-        self._learner.begin()
+        self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
+        self.learner.begin()
         logger.info(
             "bootstrapped",
             version=self.contest.version,
@@ -338,10 +341,10 @@ class Trainer:
 
     def _hide_deleted(self) -> None:
         """Remove what deletes hide from the learner's past, once for each delete."""
-        deletions = self._log.deletions
-        if len(deletions.places) > self._num_hidden:
-            self._num_hidden = len(deletions.places)
-            self._learner.hide_deleted(deletions)
+        deletions = self.log.deletions
+        if deletions.count > self._num_hidden:
+            self._num_hidden = deletions.count
+            self.learner.hide_deleted(deletions)
 
     def _renew_shadow(self) -> None:
         """Make the champion the shadow where compaction waits for the shadow only.
@@ -355,14 +358,14 @@ class Trainer:
             proof = self.contest.renew_shadow(
                 "compaction was asked for; the version before may hold what was deleted"
             )
-            self._ledger.checkpoint(self.edge, self._window_edge, self._learner, self.contest)
+            self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
             self._ledger.prove(proof)
             self._ledger.keep(self.edge, self._window_edge)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint, else from the champion, else from the log's start.
-
-        The champion is taken where the checkpoint cannot be read.
+        """Go on from the newest checkpoint; where it is damaged, from the champion. Learning begins
+        at the log's start where there is no checkpoint, its settings are not ours, or that champion
+        cannot be used either.
         """
         # Weights, memory, replay and the contest.
         from_champion = False
@@ -379,13 +382,13 @@ class Trainer:
         started = time.perf_counter()
         self._report_trained_until()
         self._ledger.resume(self.edge)
-        self._recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
+        self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
 
         # The shadow or the incumbent, its memory advanced to the same event.
         if shadow:
             self._ledger.prove(self.contest.restore_shadow(shadow, self.edge))
         if from_champion:
-            self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
+            self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
         self.contest.restore_incumbent()
 
         self._hide_deleted()
@@ -398,7 +401,8 @@ class Trainer:
         )
 
     def _resume_from_checkpoint(self) -> str:
-        """Load the newest checkpoint, if it has this trainer's settings.
+        """Load the newest checkpoint, if it has this trainer's settings. One of other settings is
+        replaced by a checkpoint at the log's start.
 
         Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
         """
@@ -411,9 +415,9 @@ class Trainer:
                 reason="model or window settings are not those of the trainer's checkpoint",
             )
             self._ledger.begin_with_new_settings(cursor)
-            self._ledger.save(self.edge, self._window_edge, self._learner, self.contest)
+            self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
             return ""
-        self._ledger.load(cursor, self._learner, self._log.state)
+        self._ledger.load(cursor, self.learner, self.log.state)
         self.edge = cursor.edge
         self._window_edge = cursor.window_edge
         num_events, *sums = cursor.compared
@@ -437,15 +441,17 @@ class Trainer:
             return False
         manifest = version.manifest
         own = learn_alike(manifest.fixed_settings, self._settings)
-        if not own or not self._log.first_edge <= manifest.edge <= self._log.num_edges:
+        if not own or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
             logger.error(
-                "champion_not_followed", version=name, reason="the log or the settings are others"
+                "champion_not_followed",
+                version=name,
+                reason="it has other settings, or its event is not in the log",
             )
             return False
 
         # Its weights and memory.
-        model, memory = restored(version, self._log.state.schema, self._learner.model.device)
-        self._learner.continue_from(model.state_dict(), memory)
+        model, memory = restored(version, self.log.state.schema, self.learner.model.device)
+        self.learner.continue_from(model.state_dict(), memory)
         self.edge = manifest.edge
         self._window_edge = manifest.first_edge
         self.contest.restore(name, Comparison())
@@ -453,19 +459,19 @@ class Trainer:
         return True
 
     def _report_trained_until(self) -> None:
-        """Set the metric to where the next event's window begins: all before it is learned, or had
-        no events."""
-        if self._log.num_edges:
-            waits = self.edge < self._log.num_edges
-            next_us = self._log.watermark
+        """Set the metric to the start of the window that holds the next event, or the watermark if
+        none waits: every window before it is finished."""
+        if self.log.num_edges:
+            waits = self.edge < self.log.num_edges
+            next_us = self.log.watermark
             if waits:
-                next_us = int(self._log.time_of(np.array([self.edge]))[0])
+                next_us = int(self.log.time_of(np.array([self.edge]))[0])
             metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
 
     def _rebuilding(self, until_event: int) -> Callable[[int], None]:
-        """Returns: what is called with the graph's next event id during a rebuild to `until_event`,
-        and reports the progress."""
-        first = self._log.first_edge
+        """Make the progress callback of a rebuild up to `until_event`; it is called with the event
+        id reached."""
+        first = self.log.first_edge
         work = RoleProgress("rebuilding", metrics.rebuild_ratio)
         work.at(0, until_event - first)
 
@@ -483,6 +489,6 @@ class Trainer:
             state,
             edge=self.edge,
             version=self.contest.version or RULE,
-            lag=self._log.num_edges - self.edge,
+            lag=self.log.num_edges - self.edge,
             **(reading.fields() if reading else {}),
         )

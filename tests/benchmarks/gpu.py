@@ -29,6 +29,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks.measure import Row, load_synth, write_edges
 from tests.builders import settings
+from tests.readings import reading
 
 DAY_EDGES, EPOCHS, FEATURES, LARGE_EDGES, LARGE_NODES = 96_000, 3, 172, 200_000_000, 10_000_000
 Make = Callable[[str], DeviceGraph]
@@ -213,4 +214,4 @@ def fetching(device: str, num_ids: int = 2_000_000, batch: int = 6_000, dim: int
 
 
 def _kernel_seconds() -> float:
-    return sum(metrics.gpu_kernel_seconds.labels(k)._value.get() for k in ("sample_recent", "sample_uniform"))
+    return sum(reading(metrics.gpu_kernel_seconds.labels(k)) for k in ("sample_recent", "sample_uniform"))

@@ -11,7 +11,7 @@ import pytest
 from streamd.daemon import role_environment
 from streamd.demo.broker import free_port
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, wait
 
 CLIENTS = Path(__file__).parent / "clients"
 KEY = "sesame"

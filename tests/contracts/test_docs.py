@@ -49,7 +49,7 @@ def test_every_model_is_documented_with_the_settings_it_uses():
     rows = dict(re.findall(r"^\| (\w+) \| (`.*?|nothing else) \|$", DOCS["settings.md"], re.M))
     assert {name: set(re.findall(r"`(\w+)`", text)) for name, text in rows.items()} == {
         name: row.settings for name, row in ARCHITECTURES.items()}
-    common, = re.findall(r"^\| model \| uses, beside (.*?) \|$", DOCS["settings.md"], re.M)
+    common, = re.findall(r"^\| model \| uses, besides (.*?) \|$", DOCS["settings.md"], re.M)
     assert set(re.findall(r"`(\w+)`", common)) == COMMON
 
 

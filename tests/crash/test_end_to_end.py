@@ -117,11 +117,11 @@ def test_a_topic_made_anew_and_records_deleted_unread_stop_ingest_by_name(daemon
     kafka.create_topic(topic, 4)
     admin.close()
     daemon.start("ingest")
-    assert daemon.process.wait(30) == 3 and "made anew" in daemon.output()
+    assert daemon.process.wait(30) == 3 and "created again" in daemon.output()
     assert daemon.edges() == 200
     daemon.start()
     wait(lambda: daemon.seen() == 200, "the server answers on beside an ingest that refuses")
-    wait(lambda: "made anew" in daemon.get("/readyz").get("ingest_refused", ""), "readiness says why")
+    wait(lambda: "created again" in daemon.get("/readyz").get("ingest_refused", ""), "readiness says why")
     with urllib.request.urlopen(f"http://127.0.0.1:{daemon.settings.server.port}/metrics", timeout=5) as answer:
         assert b'streamd_role_refused{refused="ingest"} 1.0' in answer.read()
     assert daemon.process.poll() is None and daemon.stop() == 0

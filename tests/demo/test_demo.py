@@ -1,3 +1,5 @@
+"""The demo end to end: its streams, player, comparisons, table and what it says of itself."""
+
 import io
 import json
 import re
@@ -57,8 +59,8 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     from tests.training.test_trainer import make, process_all
 
     write_log(tmp_path, *stream(900, hours=60), Schema(2, 0, 0), watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path)
-    records = process_all(trainer, log)
+    trainer, _, _ = make(tmp_path)
+    records = process_all(trainer)
     twins = Twins(settings(tmp_path, stream__edge_feature_dim=2), 900)
     twins.start()
     import time
@@ -93,7 +95,7 @@ def test_waiting_for_the_twins_says_how_far_they_are_in_lines_that_are_not_wrapp
         twins.edge += 100
         twins.windows.append(0)
 
-    play._await_twins(twins, 10, 1000, Console(file=out, width=40), check)
+    play.await_twins(twins, 10, 1000, Console(file=out, width=40), check)
     shares = [int(n) for n in re.findall(r"^models to compare with .*: (\d+) %, [\d,]+ .*events", out.getvalue(), re.M)]
     assert shares == [*range(30, 101, 10), 100] and len(out.getvalue().splitlines()) == len(shares)
 
@@ -102,7 +104,7 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
     records = [SimpleNamespace(end_edge=250, num_scored=0)]
     watch = SimpleNamespace(detail=lambda role: {}, history=SimpleNamespace(refresh=lambda: records))
     player, out = SimpleNamespace(status=SimpleNamespace(total=1000)), io.StringIO()
-    with play._display(Console(file=out, width=40, soft_wrap=True)) as show:
+    with play.display(Console(file=out, width=40, soft_wrap=True)) as show:
         for _ in range(5):
             show(watch, player, 0.0)
     line, = out.getvalue().splitlines()

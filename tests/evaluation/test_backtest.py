@@ -43,7 +43,7 @@ def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
     assert scored[0].window.first_edge >= 300 and scored[0].scores["live"] == scored[0].scores["frozen"]
     assert scored[-1].scores["live"] != scored[-1].scores["frozen"]
     assert scored[0].scores["live"]["mrr"] > scored[0].scores["rule"]["mrr"] - 0.1
-    assert run._learners["frozen"].num_learned == 1
+    assert run.learners["frozen"].num_learned == 1
 
 
 def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentieth(tmp_path):
@@ -52,10 +52,10 @@ def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentiet
     first, second = recorded_windows(log, HOURS // 2 * HOUR)
     assert first.end_edge > 300, "the initial part ends inside the first window"
     assert run.window(first) is None
-    seen = [chunk.inputs.event_E for chunk in run._base._seen if chunk is not None]
+    seen = [chunk.inputs.event_E for chunk in run.base.seen if chunk is not None]
     assert int(torch.cat(seen).min()) == 15 and int(torch.cat(seen).max()) == first.end_edge - 1
     scored = run.window(second)
-    assert run._learners["frozen"].num_learned == 1 and scored.scores["live"] == scored.scores["frozen"]
+    assert run.learners["frozen"].num_learned == 1 and scored.scores["live"] == scored.scores["frozen"]
     assert abs(scored.scores["live"]["mrr"] - scored.scores["rule"]["mrr"]) > 0.01
 
 

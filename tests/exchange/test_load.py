@@ -19,7 +19,7 @@ from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import verify_log
 from streamd.segments.writer import TGUFWriter
-from tests.builders import SECOND, batch, stream
+from tests.builders import SECOND, batch, feature_updates, stream
 
 REFERENCE = Path(__file__).parents[3] / "shared/tguf/nodefeat_labels_splits.tguf"
 
@@ -102,7 +102,7 @@ def test_the_references_file_goes_in_with_labels_and_node_features(tmp_path):
     node, when, target = log.labels()
     assert [log.keys[n] for n in node] == file.label_n_id.tolist() and (target == file.label_target).all()
     assert (when >= file.label_time).all()
-    assert {log.keys[n]: v.tolist() for n, v in zip(log.feature_node, log.feature_values, strict=True)} == dict(
+    assert {log.keys[n]: v for n, v in feature_updates(log)} == dict(
         enumerate(file.node_feat.tolist()))
     wrong = invoke("tguf", "import", REFERENCE, "--data-dir", tmp_path / "other")
     assert "EDGE_FEATURE_DIM" in str(wrong.exception)

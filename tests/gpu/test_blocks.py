@@ -17,6 +17,7 @@ from tests.builders import stream
 from tests.gpu import host
 from tests.graph.drawing import recent, same, uniform
 from tests.properties import test_graph_machine as machine
+from tests.readings import reading
 
 pytestmark = host.needs_compiler
 
@@ -113,8 +114,8 @@ def test_all_that_the_graph_does_on_the_device_is_on_its_own_stream(monkeypatch)
     calls = []
     graph = DeviceGraph(BlockGraph(), on_own_stream(host.launch), host.Pages(), "cpu")
     graph.on_stream = Stream
-    monkeypatch.setattr(graph, "_to_device", on_own_stream(graph._to_device))
-    monkeypatch.setattr(blocks, "_to_host", on_own_stream(blocks._to_host))
+    monkeypatch.setattr(graph, "to_device", on_own_stream(graph.to_device))
+    monkeypatch.setattr(blocks, "to_host", on_own_stream(blocks.to_host))
     src, dst, _ = stream(3000)
     roots = np.arange(9)
     asked = (lambda: graph.insert(src, dst), lambda: recent(graph, roots, 3000, 5), lambda: uniform(graph, roots, 3000, 5, 0),
@@ -149,9 +150,9 @@ def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
     _, gpu = twins(device)
     src, dst, _ = stream(50_000, 300, 200)
     gpu.insert(src, dst)
-    sent = metrics.gpu_transfer_bytes.labels("up")._value.get()
+    sent = reading(metrics.gpu_transfer_bytes.labels("up"))
     gpu.insert(src[:100], dst[:100])
-    assert metrics.gpu_transfer_bytes.labels("up")._value.get() - sent < 100 * 2 * 100 < gpu.device_bytes / 40
+    assert reading(metrics.gpu_transfer_bytes.labels("up")) - sent < 100 * 2 * 100 < gpu.device_bytes / 40
 
 
 def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, capsys):
@@ -164,7 +165,7 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
     assert len(sizes) < 8, "near its budget too it grows in large steps"
     plain.insert(src, dst)
     assert graph.placement == "hybrid" and "graph_moved_to_host" in capsys.readouterr().out
-    assert metrics.gpu_placement.labels("hybrid")._value.get() == 1
+    assert reading(metrics.gpu_placement.labels("hybrid")) == 1
     same(recent(plain, np.arange(500), 30_000, 10), recent(graph, np.arange(500), 30_000, 10))
     graph.place("resident")
     assert graph.placement == "hybrid", "nor does asking for it make it fit"
@@ -173,14 +174,14 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
 
 def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_to_do(monkeypatch):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
-    grown, full = graph._grown, {"entries"}
+    grown, full = graph.grown, {"entries"}
 
     def short(mirror, name, size):
         if name in full:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return grown(mirror, name, size)
 
-    monkeypatch.setattr(graph, "_grown", short)
+    monkeypatch.setattr(graph, "grown", short)
     src, dst, _ = stream(3000)
     graph.insert(src, dst)
     assert graph.placement == "hybrid" and recent(graph, np.array([3]), 3000, 5).mask.all()

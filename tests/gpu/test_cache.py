@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streamd.gpu.cache import SHARE, FeatureCache
 from streamd.telemetry import metrics
+from tests.readings import reading
 
 
 class Log:
@@ -74,10 +75,10 @@ def test_an_update_replaces_at_most_a_share_of_the_cache(on):
 
 def test_hits_and_misses_are_counted_and_nothing_asked_is_nothing_answered(on):
     cache, log = FeatureCache(10, 2, "lfu", on), Log()
-    counts = [metrics.gpu_cache_rows.labels(r)._value.get() for r in ("hit", "miss")]
+    counts = [reading(metrics.gpu_cache_rows.labels(r)) for r in ("hit", "miss")]
     log.fetch(cache, torch.tensor([7, 7, 8], device=on))
     log.fetch(cache, torch.tensor([7, 9], device=on))
-    hits, misses = (metrics.gpu_cache_rows.labels(r)._value.get() - n for r, n in zip(("hit", "miss"), counts, strict=True))
+    hits, misses = (reading(metrics.gpu_cache_rows.labels(r)) - n for r, n in zip(("hit", "miss"), counts, strict=True))
     assert (hits, misses) == (1, 3)
     assert log.fetch(cache, torch.zeros(0, dtype=torch.int64, device=on)).shape == (0, 2)
 

@@ -34,10 +34,10 @@ def fake():
 
 def on_gpu(module):
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
-                moved = None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
-                held[name] = torch.nn.Parameter(moved) if held is part._parameters and moved is not None else moved
+        for name, tensor in list(part.named_parameters(recurse=False)):
+            setattr(part, name, torch.nn.Parameter(send(tensor)))
+        for name, tensor in list(part.named_buffers(recurse=False)):
+            setattr(part, name, send(tensor))
     return module
 
 

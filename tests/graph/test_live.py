@@ -13,6 +13,7 @@ from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from tests.builders import HOUR, batch, settings, stream
 from tests.graph.drawing import rows, wanted
+from tests.readings import reading
 
 GONE_NODE, GONE_EVENTS = 3, (40, 900, 1500)
 
@@ -51,7 +52,7 @@ def test_a_graph_that_offloads_answers_as_one_that_keeps_everything(log, directi
     path, writer, deletes, (src, dst, time) = log
     plain, small = filled(path, direction), filled(path, direction, HOUR)
     assert small.graph.num_bytes < plain.graph.num_bytes
-    read_before = metrics.graph_events_read_back._value.get()
+    read_before = reading(metrics.graph_events_read_back)
 
     def compare(hidden):
         roots = np.arange(-1, 36)
@@ -62,7 +63,7 @@ def test_a_graph_that_offloads_answers_as_one_that_keeps_everything(log, directi
                 assert rows(small.graph.sample(roots, 0, before, draw)) == want
 
     compare(())
-    assert metrics.graph_events_read_back._value.get() > read_before
+    assert reading(metrics.graph_events_read_back) > read_before
     small.graph.offload(1_800)
     writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=deletes), Progress(), writer.watermark)
     for view in (plain, small):

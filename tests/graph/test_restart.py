@@ -57,7 +57,7 @@ def test_facts_that_cannot_be_stored_move_no_hold(tmp_path, live, monkeypatch):
     assert read_holds(tmp_path)["train"].edge == 0 and point.is_due(200)
 
 
-def test_a_wish_to_compact_makes_facts_due_before_a_segment_is_behind(tmp_path, live):
+def test_a_request_to_compact_makes_facts_due_before_a_segment_is_behind(tmp_path, live):
     live.step(30, 1000)
     point = point_of(tmp_path, live)
     point.store(live.facts)

@@ -25,7 +25,12 @@ def columns_of(time, features=None, cuts=(), first=0):
 
 
 def star(num_edges):
-    """Node 0 meets 1, 2, ... one a second: every neighbour is an edge of its own."""
+    """Node 0 meets 1, 2, ...: every neighbour is an event of its own.
+
+    0: 0 --> 1
+    1: 0 --> 2
+    2: 0 --> 3 ...
+    """
     graph = BlockGraph(0, 4)
     graph.insert(np.zeros(num_edges, np.int64), np.arange(1, num_edges + 1))
     return graph
@@ -34,6 +39,10 @@ def star(num_edges):
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("hidden", [(), (2, 9)])
 def test_uniform_draws_every_edge_as_often_as_any_other(replace, hidden):
+    """2,000 pairs that meet 20 times each, so that 2,000 roots draw alike; some of the meetings are hidden.
+
+    0 --> 2000 (20 times)    1 --> 2001 (20 times)    ...    1999 --> 3999 (20 times)
+    """
     stars, seeds, k = 2000, 20, 5
     graph, roots = BlockGraph(0, 4), np.arange(stars)
     for number in range(20):

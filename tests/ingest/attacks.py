@@ -11,7 +11,7 @@ import pyarrow as pa
 import structlog
 
 from streamd.events import Schema
-from streamd.ingest.arrow_metadata import _field, _follow
+from streamd.ingest.arrow_metadata import field, follow
 from streamd.ingest.checks import Rules
 from streamd.ingest.decode import Decoder
 from streamd.ingest.wire import ARROW, NDJSON
@@ -50,8 +50,8 @@ def aliased():
     # Behind the schema: its marker, its length, its flatbuffer; then the same of the batch.
     at = 8 + struct.unpack_from("<I", value, 4)[0] + 8
     data = bytes(value[at:])
-    header = _follow(data, _field(data, _follow(data, 0), 2))
-    buffers = at + _follow(data, _field(data, header, 2)) + 4
+    header = follow(data, field(data, follow(data, 0), 2))
+    buffers = at + follow(data, field(data, header, 2)) + 4
     first = bytes(value[buffers: buffers + 48])
     for column in range(1, 4):
         value[buffers + 48 * column: buffers + 48 * (column + 1)] = first

@@ -36,8 +36,8 @@ class SecuredKafka(ApacheKafka):
         self.sasl, self.mutual = (f"localhost:{free_port()}" for _ in range(2))
         super().__init__(home, folder)
 
-    def _configure(self, node):
-        super()._configure(node)
+    def configure(self, node):
+        super().configure(node)
         port, controller = self._ports[node]
         login = "org.apache.kafka.common.security"
         quoted = PASSWORD.replace("'", "\\'")

@@ -1,4 +1,4 @@
-"""Options of the Kafka client that stand in a file: taken, refused by name, never shown."""
+"""Options of the Kafka client, from settings and from a file: taken, refused by name, never shown."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_the_file_is_read_anew_for_each_client(tmp_path):
     ({"bootstrap_servers": HUSH}, {}, "bootstrap_servers is decided by streamd"),
     ({"group_id": HUSH}, {}, "group_id is decided by streamd"),
     ({"value_deserializer": HUSH}, {}, "value_deserializer is decided by streamd"),
-    (SCRAM, {"sasl_plain_password": HUSH}, "sasl_plain_password stands in kafka.client and in"),
+    (SCRAM, {"sasl_plain_password": HUSH}, "sasl_plain_password is set in kafka.client and in"),
     (f"sasl_plain_password: *{HUSH}\n", {}, "no YAML at line 1"),
     (f"security_protocol: SSL\nssl_password: a: {HUSH}\n", {}, "no YAML at line 2"),
     (f"security.protocol=SASL_SSL\npassword={HUSH}\n", {}, "mapping"),
@@ -119,7 +119,7 @@ def test_no_command_shows_a_value_of_the_file(tmp_path, command):
                    "STREAMD_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "STREAMD_DATA_DIR": str(tmp_path / "d"),
                    "STREAMD_KAFKA__CLIENT": '{"bootstrap_timeout_ms": 100}'}
     # Of the doctor only the question to the broker: the other checks compile kernels.
-    code = ("import sys, streamd.doctor as d; d._device = d._kernels = lambda s: ''; sys.argv[0] = 'streamd'; "
+    code = ("import sys; from streamd.doctor import CHECKS; CHECKS['device'] = CHECKS['kernels'] = lambda s: ''; sys.argv[0] = 'streamd'; "
             "from streamd.cli import main; main()")
     done = subprocess.run([sys.executable, "-c", code, command], env=env, capture_output=True, text=True, check=False)
     assert PASSWORD not in done.stdout + done.stderr and "Traceback" not in done.stderr
@@ -156,3 +156,31 @@ def test_debug_logs_are_ours_alone_as_kafka_python_logs_its_password_there():
             "print(logging.getLogger('kafka.admin.client').isEnabledFor(logging.INFO))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("key", "says"), [("sasl_mecanism", "sasl_mechanism"), ("auto_offset_reset", "decided by streamd"),
+                                           ("value_deserializer", "decided by streamd")])
+def test_client_settings_that_cannot_be_are_refused_with_the_nearest_name(key, says):
+    with pytest.raises(SettingsError, match=says):
+        read_options(KafkaSettings(client={key: "x"}))
+
+
+OAUTH = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+
+
+class Tokens:
+    def token(self):
+        return "t"
+
+
+def test_client_settings_are_passed_through_and_a_token_provider_is_made_by_name():
+    kafka = KafkaSettings(client=OAUTH | {"sasl_oauth_token_provider": f"{__name__}:Tokens"})
+    made = client_settings(kafka, {"security_protocol": "", "sasl_oauth_token_provider": None})
+    assert made["security_protocol"] == "SASL_SSL" and isinstance(made["sasl_oauth_token_provider"], Tokens)
+    with pytest.raises(SettingsError, match=r"package.module:Class"):
+        client_settings(KafkaSettings(client=OAUTH | {"sasl_oauth_token_provider": "no.such:Thing"}), {"sasl_oauth_token_provider": None})
+
+
+def test_secrets_of_the_client_are_not_shown():
+    s, _ = load_settings(None, {"kafka.client": {"sasl_plain_password": "hush", "security_protocol": "SASL_SSL"}}, environ={})
+    assert "hush" not in str(effective(s)) and "SASL_SSL" in str(effective(s))

@@ -25,10 +25,10 @@ def block_of(events, table):
     return Block(np.array(rows, ROW), np.array(values, np.float32).reshape(-1, 1), extras)
 
 
-def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", has_edge=lambda *edge: True):
+def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", has_edges=lambda src, *more: src >= 0):
     keys = {} if keys is None else keys
     table = KeyTable(256)
-    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, has_edge)
+    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, has_edges)
     return builder.build(block_of(events, table), table.keys, table.epoch, watermark, len(keys))
 
 
@@ -80,13 +80,13 @@ def test_a_deleted_key_comes_back_under_a_new_id():
 def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds_that_edge():
     asked = []
 
-    def has_edge(*edge):
-        asked.append(edge)
-        return edge == (1, 0, 3)
+    def has_edges(*columns):
+        asked.extend(zip(*(c.tolist() for c in columns), strict=True))
+        return np.array([edge == (1, 0, 3) for edge in asked])
 
     events = [edge(5, "a", "b"), (0, 1, DELETE, "a", "b", [5]), (0, 2, DELETE, "a", "b", [6]), edge(6, "a", "b", 3),
               (0, 4, DELETE, "b", "a", [3])]
-    batch, _, refused = build(events, {"a": 0, "b": 1}, has_edge=has_edge)
+    batch, _, refused = build(events, {"a": 0, "b": 1}, has_edges=has_edges)
     assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6), (1, 0, 3)]
     assert batch.deletions_X[["src", "dst", "time"]].tolist() == [(0, 1, 5), (1, 0, 3)]
     table = KeyTable(256)
@@ -95,7 +95,7 @@ def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds
 
 def test_a_builder_used_again_remembers_keys_and_forgets_deleted_ones():
     keys, table = {}, KeyTable(256)
-    builder = BatchBuilder(SCHEMA, keys, 100, "clamp", lambda *edge: True)
+    builder = BatchBuilder(SCHEMA, keys, 100, "clamp", lambda src, *more: src >= 0)
     nodes = 0
     for events, src in (([edge(1, "a", "b")], [0]), ([(1, 0, DELETE, "a", None, ())], []), ([edge(2, "a", "b")], [2])):
         batch, _, _ = builder.build(block_of(events, table), table.keys, table.epoch, 0, nodes)

@@ -1,4 +1,4 @@
-"""One record never takes ingest with it: what stands for more than its bytes is a dead letter, its neighbours go in."""
+"""Hostile records through decoder, Arrow reader and loop: what stands for more than its bytes is a dead letter, its neighbours go in."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from streamd.errors import BadEvent
 from streamd.ingest import arrow, loop
 from streamd.ingest.arrow_metadata import check_head
 from streamd.ingest.deadletter import REASONS
+from streamd.ingest.decode import Decoder
 from streamd.ingest.wire import ARROW
 from tests.builders import Record
 from tests.ingest.attacks import aliased, schema_of_millions, stream
@@ -123,11 +124,11 @@ def test_ingest_goes_on_behind_a_hostile_record(tmp_path):
 
 def test_a_poll_is_decoded_in_portions_and_its_letters_are_written_in_between(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "PORTION_BYTES", 100)
+    most, decode_records = [], Decoder.decode
+    monkeypatch.setattr(Decoder, "decode",
+                        lambda self, records, *rest: most.append(len(records)) or decode_records(self, records, *rest))
     world = World(tmp_path)
-    now, most = world.clock.now_us(), []
-    decode_records = world.loop._decoder.decode
-    monkeypatch.setattr(world.loop._decoder, "decode",
-                        lambda records, *rest: most.append(len(records)) or decode_records(records, *rest))
+    now = world.clock.now_us()
     for number in range(20):
         world.send(0, {"src": number, "dst": "b", "time": now} if number % 3 else {"src": number, "time": now})
     world.send(0, *[{"src": 99, "dst": i, "time": now} for i in range(50)])

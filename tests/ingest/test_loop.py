@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from streamd.events import Position
-from streamd.ingest import loop, node_ids
-from streamd.ingest.deadletter import LocalDeadLetters
+from streamd.ingest import checks, loop, node_ids
+from streamd.ingest.node_ids import KeyTable
 from streamd.telemetry import metrics
 from tests.builders import HOUR, SECOND
 from tests.faults import FaultyDisk
 from tests.ingest.world import FakeSource, World
+from tests.readings import reading
 
 
 def edge(src, dst, time, **more):
@@ -111,14 +112,14 @@ def test_an_open_transaction_stops_nobody_and_idle_windows_close_all_the_same(tm
 
 def test_a_partition_without_a_leader_holds_the_others_back_for_some_seconds_only(tmp_path):
     world, counted = World(tmp_path, 2), metrics.silent_partitions.labels("events", "1")
-    before = counted._value.get()
+    before = reading(counted)
     world.send(0, edge("a", 1, 5))
     world.send(1, edge("b", 1, 4))
     world.source.mute = {1}
     world.run(4)
     assert world.events() == []
     world.run(3)
-    assert len(world.events()) == 1 and counted._value.get() == before + 1
+    assert len(world.events()) == 1 and reading(counted) == before + 1
     world.send(0, edge("a", 2, 6))
     world.run(1)
     assert len(world.events()) == 2, "it is silent once, not anew for each event"
@@ -178,14 +179,14 @@ def test_a_clock_that_jumps_back_stalls_ingest_and_costs_no_event(tmp_path):
     now = world.clock.now_us()
     world.send(0, edge("a", 1, now))
     world.run(1)
-    world.clock._now_us -= HOUR
+    world.clock.set_wall(world.clock.now_us() - HOUR)
     world.send(0, edge("a", 2, now + 2 * SECOND), stamp_us=now + 2 * SECOND)
     world.run(10)
-    assert len(world.events()) == 1 and world.dead_letters() == [] and metrics.clock_behind._value.get() > 3500
+    assert len(world.events()) == 1 and world.dead_letters() == [] and reading(metrics.clock_behind) > 3500
     assert world.writer.progress.positions["events"][0] == Position(1), "its position has not moved on"
-    world.clock._now_us += HOUR
+    world.clock.set_wall(world.clock.now_us() + HOUR)
     world.run(1)
-    assert len(world.events()) == 2 and world.dead_letters() == [] and metrics.clock_behind._value.get() == 0
+    assert len(world.events()) == 2 and world.dead_letters() == [] and reading(metrics.clock_behind) == 0
 
 
 def test_a_clock_behind_a_window_that_it_closed_itself_is_wrong_too(tmp_path):
@@ -193,7 +194,7 @@ def test_a_clock_behind_a_window_that_it_closed_itself_is_wrong_too(tmp_path):
     world.send(0, edge("a", 1, world.clock.now_us()))
     world.run(2 * 3600)
     closed = world.writer.watermark
-    world.clock._now_us = closed - 120 * SECOND
+    world.clock.set_wall(closed - 120 * SECOND)
     world.send(0, edge("a", 2, closed + 5))
     world.run(30)
     assert len(world.events()) == 1 and world.dead_letters() == []
@@ -271,7 +272,8 @@ def test_deletes_in_a_topic_of_their_own_hide_what_they_mean_and_those_that_mean
     assert sum(u == "u7" for u, _, _ in left) == 25, "who comes back afterwards is there again"
     letters = world.dead_letters()
     assert [x["reason"] for x in letters] == ["unmatched_delete"] * 2
-    assert not world.reader()._late.size
+    late = world.writer.state.files.get("edges/default/late.rows")
+    assert late is None or late.num_bytes == 0
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -292,8 +294,8 @@ def test_a_deleted_nodes_id_is_never_given_again(tmp_path, restarted):
 
 
 def test_what_was_refused_is_on_the_disk_before_the_commit_that_passes_it_by(tmp_path, monkeypatch):
-    world, disk = World(tmp_path), FaultyDisk()
-    world.loop._letters.store = world.letters = LocalDeadLetters(tmp_path / "deadletter", 10**6, disk)
+    disk = FaultyDisk()
+    world = World(tmp_path, letters_disk=disk)
     found = []
     commit = world.writer.commit
     monkeypatch.setattr(world.writer, "commit", lambda *what: (found.append((disk.all_synced, len(world.letters_written()))), commit(*what)))
@@ -304,7 +306,15 @@ def test_what_was_refused_is_on_the_disk_before_the_commit_that_passes_it_by(tmp
 
 
 def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_are_busy(tmp_path, monkeypatch):
+    tables = []
+
+    class Table(KeyTable):
+        def __init__(self, max_key_bytes):
+            super().__init__(max_key_bytes)
+            tables.append(self)
+
     monkeypatch.setattr(node_ids, "MAX_KEYS", 50)
+    monkeypatch.setattr(checks, "KeyTable", Table)
     world = World(tmp_path, 2, ingest__commit_interval_seconds=0.01, ingest__max_nodes=10**6)
     sent, largest = [], 0
     for i in range(1500):
@@ -313,7 +323,7 @@ def test_keys_that_no_waiting_event_needs_are_forgotten_also_while_partitions_ar
             sent.append((f"{p}:{i}", f"x:{i}", i))
         world.source.stable = {0: i + 1, 1: max(0, i - 5)}
         world.step()
-        largest = max(largest, len(world.loop._decoder.keys.keys))
+        largest = max(largest, len(tables[-1].keys))
     world.source.stable = {}
     world.run(1)
     assert sorted(e[:2] for e in world.events()) == sorted(s[:2] for s in sent) and largest < 300
@@ -323,22 +333,28 @@ def test_a_missing_topic_is_told_once_in_words_then_every_few_minutes_while_inge
     world = World(tmp_path, kafka__topics=["rides", "trips"], kafka__bootstrap_servers="broker:9092")
 
     class Source(FakeSource):
-        waits = 700
+        waits, closed = 700, False
 
         def discover(self):
             self.waits -= 1
+            if not self.waits:
+                stop.set()
             return ("rides",) if self.waits else ()
+
+        def close(self):
+            self.closed = True
 
     class Stop(threading.Event):
         def wait(self, timeout=None):
             world.clock.advance(timeout)
             return self.is_set()
 
-    source = Source(world.clock, world.parts)
+    source, stop = Source(world.clock, world.parts), Stop()
     monkeypatch.setattr(loop, "KafkaSource", lambda *_: source)
     with capture_logs() as said:
-        assert world.loop._connect(Stop()) is source
+        world.loop.run(stop)
     told = [line["error"] for line in said if line["event"] == "waiting_for_topic"]
     assert len(told) == 3, "of 699 s"
+    assert not source.waits and source.closed, "then it stops as it was told"
     assert "topic 'rides' does not exist on broker:9092" in told[0] and "--create --bootstrap-server broker:9092 --topic rides" in told[0]
     world.kill()

@@ -12,6 +12,7 @@ from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import schema_of
+from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import ManualClock, settings
 
@@ -71,10 +72,13 @@ class FakeSource:
 
 
 class World:
-    """A data directory, its topic, and an ingest process that may be killed and started."""
+    """A data directory, its topic, and an ingest process that may be killed and started.
 
-    def __init__(self, path: Path, num_partitions: int = 1, **values):
-        self.path, self.clock = path, ManualClock()
+    letters_disk: the disk that dead letters are written to.
+    """
+
+    def __init__(self, path: Path, num_partitions: int = 1, letters_disk: Disk = DISK, **values):
+        self.path, self.clock, self.letters_disk = path, ManualClock(), letters_disk
         self.settings = settings(path, ingest__segment_edges=values.pop("segment_edges", 4096), **values)
         self.parts = [[] for _ in range(num_partitions)]
         self.source = FakeSource(self.clock, self.parts)
@@ -90,9 +94,9 @@ class World:
 
     def start(self):
         self.writer = LogWriter(self.path, schema_of(self.settings), self.settings.ingest.segment_edges)
-        self.letters = LocalDeadLetters(self.path / "deadletter", 10**6)
+        self.letters = LocalDeadLetters(self.path / "deadletter", 10**6, self.letters_disk)
         self.loop = IngestLoop(self.settings, self.writer, self.letters, self.clock, Heartbeat(self.path, "ingest"))
-        assert self.loop._begin(self.source)
+        assert self.loop.begin(self.source)
         return self
 
     def kill(self):
@@ -102,13 +106,13 @@ class World:
 
     def stop(self):
         """As SIGTERM does: what may go is committed."""
-        while self.loop._commit(self.source, final=True):
+        while self.loop.commit(self.source, final=True):
             pass
         return self.kill()
 
     def step(self, times=1):
         for _ in range(times):
-            assert self.loop._step(self.source)
+            assert self.loop.step(self.source)
         return self
 
     def run(self, seconds):

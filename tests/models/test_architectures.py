@@ -260,7 +260,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     for a in range(0, 500, 100):
         model.advance(memory, EdgeRows.of(log, a, a + 100), log.deletions.of_nodes)
     features = NodeFeatures(node_dim)
-    features.advance(np.arange(20), np.zeros(20, np.int64), rng.normal(size=(20, node_dim)).astype(np.float32), 1)
+    features.take(np.arange(20), rng.normal(size=(20, node_dim)).astype(np.float32))
     roots = np.arange(-1, 60)
     around = sample_neighborhood(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
     assert len(memory.pending_node) and (memory.pending_index < 0).any() and not around.hops[0].mask_UK.all()

@@ -83,6 +83,11 @@ def test_memory_survives_restarts_and_swaps(tmp_path, model):
 
 
 def test_a_restored_memory_answers_with_the_messages_that_wait(model):
+    """
+        4 ---1 us---> 1 -o 3 us, a self loop
+        |
+        +----2 us---> 2                 9, which has no event
+    """
     _, net = model
     memory, nodes = net.new_memory(), torch.tensor([4, 2, 9])
     rows = EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), np.ones((3, 2), np.float32))
@@ -94,6 +99,9 @@ def test_a_restored_memory_answers_with_the_messages_that_wait(model):
 
 
 def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
+    """
+        0 ---5 us---> 1 ---6 us---> 2        node 3 has no event
+    """
     _, net = model
     rows = EdgeRows(0, np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.ones((2, 2), np.float32))
     memory = net.new_memory()
@@ -105,6 +113,11 @@ def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
 
 
 def test_each_nodes_last_event_of_a_chunk_is_its_message(model):
+    """
+        4 ---1 us---> 1 -o 3 us, a self loop      features, in order of time: [0, 1], [2, 3], [4, 5]
+        |
+        +----2 us---> 2
+    """
     _, net = model
     features = np.arange(6, dtype=np.float32).reshape(3, 2)
     memory = net.new_memory()
@@ -166,6 +179,9 @@ def test_a_deleted_node_loses_its_state_at_the_next_cut_and_taking_the_delete_in
 
 
 def test_memory_stands_where_it_was_when_the_work_over_a_chunk_fails(model):
+    """
+        4 ---1 us---> 1 ---2 us---> 2
+    """
     _, net = model
     memory = net.new_memory()
     rows = EdgeRows(0, np.array([4, 1]), np.array([1, 2]), np.array([1, 2]), np.ones((2, 2), np.float32))

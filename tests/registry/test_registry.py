@@ -46,8 +46,7 @@ def test_old_versions_go_but_never_champion_or_shadow(registry):
     assert registry.champion() == first
     registry.prove(second, "as good")
     for n in range(3, 9):
-        registry._write(f"{n + 10}-{n}", candidate(n))
-        registry.prune()
+        registry.publish(candidate(n), incumbent=first)
     assert registry.names() == [first, second, "16-6", "17-7", "18-8"]
     assert [m.name for m in read_manifests(registry)] == registry.names()
 
@@ -93,7 +92,7 @@ def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after,
 
 def test_what_is_learned_beside_a_champion_is_kept_and_does_not_serve(registry):
     serving = registry.publish(candidate(1)).version
-    outcome = registry.publish(candidate(2), beside=serving)
+    outcome = registry.publish(candidate(2), incumbent=serving)
     assert not outcome.promoted and not outcome.refused and registry.champion() == serving
     assert registry.names() == [serving, outcome.version]
 

@@ -1,4 +1,4 @@
-"""The writer stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
+"""Writer, journal, compaction and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
 
 import dataclasses
 from pathlib import Path
@@ -8,10 +8,11 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.segments import journal
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from tests.builders import compact
+from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(2, 1, 1)
@@ -63,7 +64,13 @@ def contents(path):
     return reader.state.progress.positions.get("t", {0: Position(0)})[0].offset, {
         "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
         "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
-        "features": reader.feature_node[~reader.deletions.is_gone(reader.feature_node)].tolist()}
+        "features": [n for n, _ in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]]}
+
+
+@pytest.fixture(autouse=True)
+def short_journals(monkeypatch):
+    """Journal files end within segments too."""
+    monkeypatch.setattr(journal, "FILE_LINES", 2)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +159,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, FaultyDisk(at, mode))
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log._closed:
+        if log is not None and not log.closed:
             with pytest.raises(DiskError, match="nothing more"):
                 log.commit(empty_batch(SCHEMA), Progress(), 10**9)
             log.close()
@@ -173,7 +180,7 @@ def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, exp
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log._closed:
+        if log is not None and not log.closed:
             log.close()
         disk.at = -1
         log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)

@@ -132,7 +132,7 @@ def test_events_that_arrive_during_a_compaction_are_kept(writer):
     assert not verify_log(writer.data_dir)[1]
 
 
-def test_holds_are_told_apart_from_the_wish(tmp_path):
+def test_holds_are_told_apart_from_a_request_to_compact(tmp_path):
     ask_to_compact(tmp_path, 7)
     write_hold(tmp_path, "serve", Hold(1, 2))
     assert read_holds(tmp_path) == {"serve": Hold(1, 2)} and asked_to_compact(tmp_path) == 7

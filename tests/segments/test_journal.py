@@ -1,10 +1,14 @@
 """What a line of the journal means, by its format."""
 
+import itertools
+import os
+
 import numpy as np
 import pytest
 
-from streamd.errors import CorruptionError, JournalError
-from streamd.events import Schema
+from streamd.errors import CorruptionError, JournalError, LockedError
+from streamd.events import Progress, Schema
+from streamd.segments import journal
 from streamd.segments.journal import (
     LogState,
     SegmentState,
@@ -15,11 +19,13 @@ from streamd.segments.journal import (
 )
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.segments.tail import JournalTail
+from streamd.segments.verify import verify_log
 from streamd.tensors import pack, unpack
-from tests.builders import stream, write_log
+from tests.builders import batch, stream, write_log
 
 STATE = LogState(
-    schema=Schema(2, 0, 0), seq=7, segments=(SegmentState(0, 5, 1, 10), SegmentState(5, 3, 0, 10, 6)),
+    schema=Schema(2, 0, 0), seq=7, sealed=(SegmentState(0, 5, 1, 10),), last=SegmentState(5, 3, 0, 10, 6),
     num_nodes=4, watermark=99, term=3)
 
 
@@ -79,6 +85,79 @@ def test_a_directory_of_format_2_is_read_on_and_the_next_writer_begins_format_3(
     newest = journal_files(tmp_path / "journal")[-1]
     assert decode_line(newest.read_bytes().splitlines(True)[0])["format"] == 3
     assert not reader.refresh() and LogReader.open(tmp_path).num_edges == 50
+
+
+def test_a_journal_is_rolled_by_lines_too_and_says_the_same(tmp_path, monkeypatch):
+    """A long file, as older releases left it, and short ones: the same states for writer and tail, and nothing is damaged."""
+    src, dst, time = stream(200)
+    write_log(tmp_path / "one", src, dst, time, tails=(3,), segment_edges=80)
+    monkeypatch.setattr(journal, "FILE_LINES", 10)
+    writer, tail = LogWriter(tmp_path / "short", Schema(), 80), None
+    write = iter(range(0, 200, 3))
+    for a in write:
+        part = slice(a, min(a + 3, a + writer.remaining_rows(), 200))
+        writer.commit(batch(Schema(), src[part], dst[part], time[part]), Progress(), int(time[part][-1]))
+        tail = tail or JournalTail.open(tmp_path / "short")
+        assert tail.refresh() or a == 0
+        assert tail.state == writer.state
+    names = [int(p.stem) for p in journal_files(tmp_path / "short/journal")]
+    assert names[:4] == [1, 11, 21, 28] and max(b - a for a, b in itertools.pairwise(names)) == 10, "27 commits filled a segment"
+    late = JournalTail.open(tmp_path / "short")
+    assert late.state == writer.state and verify_log(tmp_path / "short") == (writer.state.seq, [])
+
+    # Retention drops the files that say nothing of what is left.
+    writer.drop_before(160)
+    kept = [int(p.stem) for p in journal_files(tmp_path / "short/journal")]
+    first = writer.state.segments[0]
+    assert kept == names[-len(kept):] and 1 < len(kept) < len(names) and first.first_edge > 0
+    assert verify_log(tmp_path / "short")[1] == [] and late.refresh() and late.state == writer.state
+    writer.close()
+    again = LogWriter(tmp_path / "short", Schema(), 80)
+    assert again.state == late.state
+    again.close()
+
+
+def test_a_state_after_a_line_has_the_segments_that_the_line_leaves():
+    rng = np.random.default_rng(2)
+    state, plain = LogState(Schema()), {}
+    for seq in range(1, 400):
+        fields = {"segments": [], "dropped": []}
+        last = max(plain, default=None)
+        match rng.integers(6) if plain else 0:
+            case 0:
+                first = 0 if last is None else last + plain[last][1]
+                if last is None or plain[last][1]:
+                    fields["segments"] = [[first, int(rng.integers(1, 9)), 0, 10]]
+            case 1 if len(plain) > 5:
+                fields["dropped"] = sorted(plain)[: int(rng.integers(1, 3))]
+            case 2:
+                some = sorted(plain)[int(rng.integers(len(plain)))]
+                fields["segments"] = [[*plain[some][:4], seq]]
+            case _:
+                fields["segments"] = [[last, plain[last][1] + 1, 0, 10]]
+        before = state
+        state = state.after(commit(seq=seq, **fields))
+        for entry in fields["segments"]:
+            plain[entry[0]] = entry
+        for first in fields["dropped"]:
+            del plain[first]
+        assert state.segments == tuple(SegmentState(*plain[k]) for k in sorted(plain))
+        assert before.seq == seq - 1 and state.num_edges == max(e[0] + e[1] for e in plain.values())
+        assert state.first_edge == min(plain)
+    assert len(plain) > 3
+
+
+def test_another_writer_is_noticed_long_after_the_journal_was_looked_at(tmp_path, monkeypatch):
+    two = batch(Schema(), np.array([0, 3]), np.array([1, 3]), np.array([10, 10]))
+    first = LogWriter(tmp_path, Schema())
+    os.utime(tmp_path / "journal", (10**9, 10**9))
+    for _ in range(2):
+        first.commit(two, Progress(), 20)
+    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", lambda fd, how: None)
+    second = LogWriter(tmp_path, Schema())
+    with pytest.raises(LockedError, match="in spite of the lock"):
+        first.commit(two, Progress(), 99)
+    second.commit(two, Progress(), 40)
 
 
 def test_stored_tensors_of_other_sets_are_refused_by_name(tmp_path):

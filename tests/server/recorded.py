@@ -25,7 +25,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.windows import Window, closed_chunks
 from tests.builders import HOUR, SECOND, batch, settings, stream
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 
 FILE = Path(__file__).with_name("recorded.json")
 SCHEMA = Schema(2, 2, 1)

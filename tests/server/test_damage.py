@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 from streamd.cli import app as cli
 from streamd.errors import VersionError
 from streamd.events import Schema
+from streamd.roles import FACTS, MEMORY, folder_of
+from streamd.server import retention_hold
 from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import World, ask, wait
+from tests.readings import reading
+from tests.server.world import World, ask, wait
 
 SCHEMA = Schema(2, 0, 0)
 
@@ -23,7 +26,7 @@ SCHEMA = Schema(2, 0, 0)
 @pytest.fixture
 def world(tmp_path):
     """A few versions; the newest is the champion, the one before it the proven one."""
-    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR, segment_edges=200)
     made = World(tmp_path)
     made.train(4)
     made.registry.prove(made.registry.names()[-2], "as good")
@@ -75,7 +78,7 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
     world.start()
     wait(lambda: world.engine.status.version == proven)
     assert ask(world)["as_of"]["version"] == proven
-    assert metrics.champion_not_served._value.get() == 1
+    assert reading(metrics.champion_not_served) == 1
     for path in ("/v1/models", "/status.json", "/metrics"):
         assert world.client.get(path).status_code == 200
     refused = world.client.post(f"/v1/models/{champion}/promote", json={"why": "again"})
@@ -84,7 +87,7 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
         world.registry.promote(champion, "me", "again")
     world.registry.promote(world.registry.names()[0], "me", "it can be read")
     wait(lambda: world.engine.status.version == world.registry.champion())
-    assert metrics.champion_not_served._value.get() == 0
+    assert reading(metrics.champion_not_served) == 0
 
 
 def test_without_any_version_that_can_be_served_the_rule_answers(world):
@@ -92,7 +95,7 @@ def test_without_any_version_that_can_be_served_the_rule_answers(world):
         flip(world.registry.folder / name / "model.safetensors")
     world.start()
     assert ask(world)["as_of"]["version"] == "rule"
-    wait(lambda: metrics.champion_not_served._value.get() == 1)
+    wait(lambda: reading(metrics.champion_not_served) == 1)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -146,14 +149,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_learning_goes_on_from_the_champ
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.write_bytes(b"")])
-def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage):
+def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage, monkeypatch):
+    monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 0)
     world.train()
     world.start()
     wait(lambda: world.engine.status.version == world.registry.champion())
     want = ask(world)["scores"]
-    view = world.engine._view
-    view.retention.store_facts(lambda: view.retention._restart.store(view.facts))
-    view.retention.store_memory(world.engine._served.manifest.name, world.engine._served.memory.copy())
+    folder = folder_of(world.path, "serve")
+    wait(lambda: (folder / MEMORY).exists() and list((folder / FACTS).glob("*")))
     world.stop()
     damaged = [*world.path.glob("roles/*/facts/*.safetensors"), *world.path.glob("roles/*/*.safetensors"),
                *world.path.glob("train/replay/*.safetensors")]
@@ -196,18 +199,18 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
     monkeypatch.setattr(LoadedVersion, "scores", broken)
     assert ask(world)["as_of"]["version"] == "rule", "no request fails for it"
     wait(lambda: world.engine.status.version == proven)
-    assert metrics.champion_not_served._value.get() == 1
+    assert reading(metrics.champion_not_served) == 1
 
 
 def test_verify_names_every_damaged_file_beside_the_log(world):
-    from streamd.maintenance import damage_beside_the_log
+    from streamd.maintenance import damage_outside_the_log
 
-    assert list(damage_beside_the_log(world.settings)) == []
+    assert list(damage_outside_the_log(world.settings)) == []
     flip(world.registry.folder / world.registry.champion() / "state.safetensors")
     (checkpoint,) = (world.path / "train/checkpoints").iterdir()
     chunk = min(world.path.glob("train/replay/*.safetensors"))
     flip(checkpoint / "state.safetensors")
     flip(chunk)
-    said = list(damage_beside_the_log(world.settings))
+    said = list(damage_outside_the_log(world.settings))
     assert len(said) == 3 and all("differs from its checksum" in s for s in said)
     assert world.registry.champion() in said[0] and checkpoint.name in said[1] and chunk.name in said[2]

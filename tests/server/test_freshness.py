@@ -10,7 +10,7 @@ from streamd.server.app import create_app
 from streamd.server.freshness import RATE_SECONDS, EventRate, Freshness
 from streamd.telemetry import metrics
 from tests.builders import settings
-from tests.server.test_server import World
+from tests.server.world import World
 
 
 def test_the_rate_of_events_is_that_of_the_last_seconds():

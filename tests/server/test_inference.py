@@ -13,7 +13,7 @@ import pytest
 from streamd.server.binary import DTYPES, INTEGERS
 from streamd.server.envelope import MAX_BODY_BYTES
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import SCHEMA, World, ask
+from tests.server.world import SCHEMA, World, ask
 
 PATH = "/v2/models/streamd/infer"
 SRC, DST = ["n:3", "n:4"], [["n:20", "n:21", "n:22"], ["n:23", "é:1", "n:25"]]
@@ -124,13 +124,13 @@ def test_an_output_says_for_itself_whether_it_is_bytes(world):
         (True, None, False),
         (None, None, True),
     ):
-        wish = (
+        wanted = (
             {"name": "known"}
             if own is None
             else {"name": "known", "parameters": {"binary_data": own}}
         )
         more = {} if everything is None else {"parameters": {"binary_data_output": everything}}
-        answer = send(world, *body_of(*tensors, outputs=[wish], **more))
+        answer = send(world, *body_of(*tensors, outputs=[wanted], **more))
         assert ("Inference-Header-Content-Length" not in answer.headers) == is_json
         assert read(answer)["known"].shape == (2, 3)
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from streamd.cli import app as cli
 from streamd.server.app import create_app
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, wait
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

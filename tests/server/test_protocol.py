@@ -19,7 +19,8 @@ from streamd.server.app import create_app
 from streamd.server.listening import web_config
 from streamd.telemetry import metrics
 from tests.builders import settings
-from tests.server.test_server import World, wait
+from tests.readings import reading
+from tests.server.world import World, wait
 
 POST = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -174,12 +175,12 @@ FEW = {"server__max_connections": 8, "server__max_connections_per_address": 5}
 
 @pytest.mark.parametrize("wire", [FEW], indirect=True)
 def test_more_connections_than_may_be_are_told_to_come_again(wire):
-    refused = metrics.connections_refused.labels("address")._value.get()
+    refused = reading(metrics.connections_refused.labels("address"))
     busy = [wire.link(b"GET /livez HTTP/1.1\r\n") for _ in range(5)]
     wait(lambda: wire.num_open == 5)
     told = wire.link().recv(4096)
     assert told.startswith(b"HTTP/1.1 503") and b"retry-after: 1\r\n" in told
-    assert metrics.connections_refused.labels("address")._value.get() == refused + 1
+    assert reading(metrics.connections_refused.labels("address")) == refused + 1
     others = [wire.link(b"GET /livez HTTP/1.1\r\n", "127.0.0.2") for _ in range(3)]
     wait(lambda: wire.num_open == 8)
     assert wire.status(b"", source="127.0.0.2") == 503, "there is no room for any address"
@@ -210,12 +211,12 @@ def test_connections_leave_files_to_the_log_and_to_accept_when_few_are_allowed(w
     with Path(os.devnull).open() as lowest:
         allowed = lowest.fileno() + protocol.SPARE_FILES + 20
     monkeypatch.setattr(protocol, "file_limit", lambda: allowed)
-    refused = metrics.connections_refused.labels("files")._value
+    refused = metrics.connections_refused.labels("files")
     links = []
     for _ in range(30):
-        before = wire.num_open + refused.get()
+        before = wire.num_open + reading(refused)
         links.append(wire.link(b"GET /livez HTTP/1.1\r\n"))
-        wait(lambda known=before: wire.num_open + refused.get() > known)
+        wait(lambda known=before: wire.num_open + reading(refused) > known)
     assert 5 <= wire.num_open < 20 and status_of(links[-1]) == 503
     for link in links:
         link.close()

@@ -17,7 +17,7 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.server.listening import web_config
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
-from tests.server.test_server import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, wait
 
 JSON = {"content-type": "application/json"}
 
@@ -186,7 +186,7 @@ def test_a_request_has_an_id_and_a_line_in_the_log_without_its_content(tmp_path,
 
 def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
     sent = []
-    monkeypatch.setattr(world.state.forwarder, "_send", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
     good = {"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}
     told = post(world, "/v1/events", {"events": [good, {"type": "delete", "node": "n:1"}]}, 202)
     assert told == {"topic": "events", "events": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}]}
@@ -198,7 +198,7 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
     def broken(_):
         raise KafkaError("Kafka did not acknowledge the events: away.", "send them again.")
 
-    monkeypatch.setattr(world.state.forwarder, "_send", broken)
+    monkeypatch.setattr(world.state.forwarder, "produce", broken)
     assert "away" in post(world, "/v1/events", {"events": [good]}, 503)["detail"]
 
 
@@ -221,7 +221,7 @@ def address(world):
 
 def test_what_the_api_says_of_itself_holds_for_random_requests(world, address, monkeypatch):
     """schemathesis: no 5xx but those declared, every answer as its schema has it, every example accepted."""
-    monkeypatch.setattr(world.state.forwarder, "_send", lambda events: [(0, i) for i in range(len(events))])
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: [(0, i) for i in range(len(events))])
     schema = schemathesis.openapi.from_url(f"http://{address[0]}:{address[1]}/openapi.json")
     examples = int(os.environ.get("STREAMD_FUZZ_EXAMPLES", "15"))
     seen = 0

@@ -15,7 +15,7 @@ import pytest
 from streamd.daemon import role_environment
 from streamd.demo.broker import free_port
 from tests.builders import HOUR, stream, write_log
-from tests.server.test_server import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, wait
 
 SWAPS = int(os.environ.get("STREAMD_SOAK_SWAPS", "300"))
 

@@ -10,7 +10,8 @@ from streamd.server.app import create_app
 from streamd.server.trace import trace_of
 from streamd.telemetry import metrics
 from tests.builders import settings
-from tests.server.test_server import World
+from tests.readings import reading
+from tests.server.world import World
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{PARENT}-01"
@@ -59,7 +60,7 @@ def test_the_lines_of_a_request_name_its_trace_and_those_of_the_next_do_not(tmp_
 
 def test_requests_are_counted_by_their_whole_route(tmp_path):
     world = World.of(tmp_path, settings(tmp_path))
-    counted = metrics.requests.labels("/v2/models/{name}", "404")._value
-    before = counted.get()
+    counted = metrics.requests.labels("/v2/models/{name}", "404")
+    before = reading(counted)
     assert TestClient(create_app(world.state), "http://localhost").get("/v2/models/other").status_code == 404
-    assert counted.get() == before + 1
+    assert reading(counted) == before + 1

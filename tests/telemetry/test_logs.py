@@ -1,6 +1,6 @@
 import io
 
-from streamd.telemetry.logs import _Output
+from streamd.telemetry.logs import LossyOutput
 
 
 class Disk(io.StringIO):
@@ -15,7 +15,7 @@ class Disk(io.StringIO):
 
 def test_a_log_on_a_full_disk_stops_nobody_and_says_later_what_was_lost():
     disk = Disk()
-    output = _Output(disk)
+    output = LossyOutput(disk)
     print("one", file=output, flush=True)
     disk.full = True
     for text in ("two", "three"):

@@ -1,4 +1,5 @@
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -27,16 +28,16 @@ def get(port, path, **headers):
             return error.code, error.read().decode()
 
 
-def test_a_role_tells_whether_its_loop_turns_and_its_metrics_to_those_with_a_key(tmp_path, port):
+def test_a_role_tells_whether_its_loop_turns_and_its_metrics_to_those_with_a_key(tmp_path, port, monkeypatch):
     beat = Heartbeat(tmp_path, "train")
     open_port(port, "127.0.0.1", beat, lambda key: key == "sesame")
     status, body = get(port, "/livez")
     assert status == 200 and "starting" in json.loads(body)["why"]
     beat.touch("learning")
     assert "learning" in get(port, "/livez")[1]
-    beat._turned -= 100
+    monkeypatch.setattr("streamd.telemetry.heartbeat.STALLED_SECONDS", -1)
     status, body = get(port, "/livez")
-    assert status == 503 and not json.loads(body)["alive"] and "100." in json.loads(body)["why"]
+    assert status == 503 and not json.loads(body)["alive"] and re.search(r"last turn was \d\.\d s ago", json.loads(body)["why"])
     assert get(port, "/metrics")[0] == get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
     metrics.trained_until.set(1234)
     assert "streamd_trained_until_timestamp_seconds 1234.0" in get(port, "/metrics", Authorization="Bearer sesame")[1]

@@ -7,7 +7,7 @@ from streamd.gpu.cache import FeatureCache
 from streamd.segments.reader import LogReader
 from streamd.settings import GpuSettings
 from streamd.telemetry import metrics
-from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.device_transfer import DeviceTransfer, cached_edge_rows
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
@@ -33,17 +33,21 @@ def chunks(s, log):
 
 def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_once(world, on):
     transfer = DeviceTransfer(on, GpuSettings(), 2)
-    transfer._cache = FeatureCache(2000, 2, "lru", on)
+    cache = FeatureCache(2000, 2, "lru", on)
+
+    def misses():
+        return metrics.TRAIN.get_sample_value("streamd_gpu_cache_rows_total", {"result": "miss"}) or 0
+
     recorded = [c.score for _, part in chunks(*world) for c in part if c.score is not None]
     for again in range(2):
-        before = metrics.gpu_cache_rows.labels("miss")._value.get()
+        before = misses()
         for inputs in recorded:
-            moved = inputs.to(transfer.send, transfer._edge_rows)
+            moved = inputs.to(transfer.send, lambda hop: cached_edge_rows(hop, cache, transfer.send))
             for a, b in zip(inputs.hops, moved.hops, strict=True):
                 assert torch.equal(torch.where(a.mask_UK[..., None], a.edge_UKD, 0), b.edge_UKD.cpu())
             for name, tensor in inputs.tensors().items():
                 assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
-        asked = metrics.gpu_cache_rows.labels("miss")._value.get() - before
+        asked = misses() - before
         assert asked == 0 if again else asked > 100
 
 
@@ -93,8 +97,9 @@ def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
     assert max(taken[900:]) < 1.01 * max(taken[100:200])
 
 
-def test_mixed_precision_is_for_a_gpu_and_leaves_a_cpu_as_it_is():
+def test_mixed_precision_is_for_a_gpu_and_leaves_a_cpu_as_it_is(world):
     transfer = DeviceTransfer("cpu", GpuSettings(mixed_precision=True), 2)
     with transfer.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert transfer._cache is None
+    recorded = next(c.score for _, part in chunks(*world) for c in part if c.score is not None)
+    assert transfer.inputs(recorded) is recorded, "nothing is copied or cached"

@@ -12,23 +12,23 @@ from tests.training.test_trainer import SCHEMA, append, make, process_all
     {"model__dim": 12}, {"model__name": "pair", "model__half_lives_seconds": (1, 2, 3, 4, 5)}, {"windows__width_seconds": 7200}])
 def test_other_settings_are_learned_beside_the_champion_and_take_over_when_proven(tmp_path, changed):
     write_log(tmp_path, *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
-    trainer, registry, log = make(tmp_path, bootstrap__epochs=1)
-    process_all(trainer, log)
+    trainer, registry, _ = make(tmp_path, bootstrap__epochs=1)
+    process_all(trainer)
     serving = registry.champion()
     values = {"bootstrap__epochs": 2, "registry__gate_events": 250, **changed}
     other, _, log = make(tmp_path, **values)
     other.bootstrap()
     assert registry.champion() == serving, "what serves goes on serving"
     standing = [n for n in registry.names() if n != serving][-1]
-    assert registry.load(standing).manifest.model == other._settings.model.model_dump(mode="json")
+    assert registry.load(standing).manifest.model == other.learner.model.settings.model_dump(mode="json")
     append(tmp_path, 600, 400, 12 * HOUR, seconds=100)
     log.refresh()
-    first = process_all(other, log, 2)[-1]
+    first = process_all(other, 2)[-1]
     assert not first.promoted and registry.champion() == serving
     assert first.scores["incumbent"]["mrr"] > 0 and other.contest.compared.num_events > 0
-    again, _, log = make(tmp_path, **values)
+    again, _, _ = make(tmp_path, **values)
     assert again.contest.compared == other.contest.compared, "a restart goes on comparing"
-    records = process_all(again, log)
+    records = process_all(again)
     promoted = [r for r in records if r.promoted]
     assert promoted == records[-len(promoted):] and registry.champion() == promoted[-1].version
     assert registry.shadow() in [r.version for r in promoted], "a rollback goes back to a version of the new settings"
@@ -39,16 +39,16 @@ def test_an_incumbent_scores_what_its_own_trainer_would_have_scored_it(tmp_path)
     write_log(tmp_path / "a", *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     trainer, _, log = make(tmp_path / "a")
-    process_all(trainer, log)
+    process_all(trainer)
     shutil.rmtree(tmp_path / "b")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    other, _, _ = make(tmp_path / "b", model__name="pair")
+    other, _, other_log = make(tmp_path / "b", model__name="pair")
     other.bootstrap()
     for path in (tmp_path / "a", tmp_path / "b"):
         append(path, 600, 60, 12 * HOUR)
-    trainer._log.refresh()
-    other._log.refresh()
-    own, beside = process_all(trainer, trainer._log, 1)[0], process_all(other, other._log, 1)[0]
+    log.refresh()
+    other_log.refresh()
+    own, beside = process_all(trainer, 1)[0], process_all(other, 1)[0]
     assert own.first_edge == beside.first_edge
     live = own.scores["live"]
     assert beside.scores["incumbent"] == {name: live[name] for name in ("mrr", "hits10", "ap", "auc")}
@@ -56,8 +56,8 @@ def test_an_incumbent_scores_what_its_own_trainer_would_have_scored_it(tmp_path)
 
 def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_followed(tmp_path):
     write_log(tmp_path, *stream(600, hours=12), SCHEMA, watermark=6 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    process_all(trainer, log)
+    trainer, registry, _ = make(tmp_path)
+    process_all(trainer)
     old = registry.champion()
     other, _, log = make(tmp_path, model__name="pair")
     other.bootstrap()
@@ -65,8 +65,8 @@ def test_a_champion_of_other_settings_moved_there_by_hand_is_learned_beside_not_
     registry.promote(own, "someone", "I know better")
     append(tmp_path, 600, 300, 12 * HOUR, seconds=60)
     log.refresh()
-    assert process_all(other, log, 1)[0].promoted and other.contest.incumbent is None
+    assert process_all(other, 1)[0].promoted and other.contest.incumbent is None
     registry.rollback("someone", "I did not") if registry.shadow() == old else registry.promote(old, "someone", "back")
-    record, = process_all(other, log, 1)
+    record, = process_all(other, 1)
     assert registry.champion() == old and not record.promoted
     assert other.contest.incumbent.name == old and record.scores["incumbent"]["mrr"] > 0, "it learns on, beside the one that serves"

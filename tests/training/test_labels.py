@@ -1,19 +1,17 @@
+"""Labels on their way: from the log by the recorder to a head that is scored and then learned."""
+
 import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from sklearn.metrics import ndcg_score
 
 from streamd.clock import SystemClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.models.labels import LabelHead
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training.scores import label_measures, ndcg
+from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, SECOND, batch, settings
@@ -22,7 +20,11 @@ USERS, ITEMS, EDGES, HOURS = 20, 10, 1800, 12
 
 
 def write_labelled(path, dim, target_of):
-    """Users of two camps, each meeting items of its own; every 10th event a label says something of its source's camp."""
+    """Users of two camps, each meeting items of its own; every 10th event a label says something of its source's camp:
+
+        camp 0   u0 u2 ... u18 --any of-- i20 i22 ... i28
+        camp 1   u1 u3 ... u19 --any of-- i21 i23 ... i29
+    """
     rng = np.random.default_rng(0)
     src = rng.integers(0, USERS, EDGES)
     camp = src % 2
@@ -64,7 +66,6 @@ def test_a_chunks_labels_are_those_of_its_time_embedded_as_of_its_start(tmp_path
     write_labelled(tmp_path, 1, lambda c: [c])
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
     log = LogReader.open(tmp_path)
-    from streamd.training.recorder import Recorder
     recorder, node, time, _ = Recorder(s, log), *log.labels()
     seen = 0
     for window in recorded_windows(log, HOUR):
@@ -92,22 +93,6 @@ def test_between_reads_across_segments(tmp_path):
         assert all((g == w[inside]).all() and len(g) == inside.sum() for g, w in zip(got, (node, time, target), strict=True))
 
 
-def test_ndcg_is_that_of_scikit_learn():
-    rng = np.random.default_rng(0)
-    said, target = rng.random((30, 15)).astype(np.float32), rng.random((30, 15)).astype(np.float32) * (rng.random((30, 15)) < 0.3)
-    target[:, 0] += 0.1
-    assert abs(ndcg(said, target, 10) - ndcg_score(target, said, k=10)) < 1e-6
-    assert label_measures("classification", np.ones((3, 1)), np.ones((3, 1))) == {}, "one kind only says nothing"
-
-
-def test_quantities_are_told_in_their_own_unit():
-    head = LabelHead(ModelSettings(labels="regression"), 2, 4)
-    targets = torch.tensor([[100.0, 3.0], [300.0, 3.0]])
-    head.target_stats.update(targets)
-    assert torch.equal(head.predict(torch.tensor([[1.0, 0.0]])), torch.tensor([[300.0, 3.0]]))
-    assert torch.equal(head.constant(1), torch.tensor([[200.0, 3.0]])) and float(head.loss(head.target_stats(targets), targets)) == 0
-
-
 def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
     write_labelled(tmp_path, 1, lambda c: [c])
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
@@ -119,7 +104,6 @@ def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
     writer.commit(dataclasses.replace(empty_batch(Schema(0, 0, 1)), deletions_X=rows), Progress(), 100 * HOUR)
     writer.close()
     log.refresh()
-    from streamd.training.recorder import Recorder
     recorder = Recorder(s, log)
     nodes = [c.labels.around.node_M[c.labels.around.hops[0].root_U[c.labels.node_L]] for w in recorded_windows(log, HOUR)
              for c in recorder.chunks(w) if c.labels is not None]

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 
 import numpy as np
@@ -98,13 +97,13 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     first = []
     for chunk in recorder.chunks(window):
         learner.score(chunk)
-        logits = learner._logits[-1]
+        logits = learner.logits[-1]
         first.append(float(link_loss(torch.from_numpy(logits), torch.ones(len(logits)))))
     with torch.no_grad():
-        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner._seen]
+        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.seen]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
-    twice = [ReplayChunk.restored(r.first_edge, dict(r.tensors())) for r in learner._seen]
-    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner._seen, strict=True))
+    twice = [ReplayChunk.restored(r.first_edge, dict(r.tensors())) for r in learner.seen]
+    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.seen, strict=True))
 
 
 def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
@@ -126,7 +125,7 @@ def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypat
     learner.begin()
     for chunk in recorder.chunks(window):
         learner.score(chunk)
-    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner._seen if chunk is not None])
+    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner.seen if chunk is not None])
     num_tail = int(len(wanted) * 0.25)
     assert wanted[-num_tail:].any() and wanted[:-num_tail].any()
     wanted[-num_tail:] = 0
@@ -138,24 +137,31 @@ def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypat
     assert torch.equal(torch.cat(learned), wanted[: sum(map(len, learned))])
 
 
-def spoil_a_fact(learner, monkeypatch):
-    learner._seen[0].inputs.facts_ECF[0, 0, 0] = torch.nan
+def spoil_a_fact(learner, chunks, monkeypatch):
+    chunks[0].learn.facts_ECF[0, 0, 0] = torch.nan
 
 
-def spoil_a_statistic(learner, monkeypatch):
+def spoil_a_statistic(learner, chunks, monkeypatch):
     observe = learner.observe
     monkeypatch.setattr(learner, "observe", lambda: (observe(), learner.model.edge_stats.var[0].fill_(torch.inf)))
 
 
-def spoil_memory(learner, monkeypatch):
-    advance = learner._advance_all
-    calls = []
-    monkeypatch.setattr(learner, "_advance_all", lambda: (advance(), calls or learner.memory.state[0, 0].fill_(torch.nan), calls.append(1)))
+def spoil_memory(learner, chunks, monkeypatch):
+    """Only at the end of learning: when the weights are restored, memory advances once more."""
+    advance, calls = learner.model.advance, itertools.count(1)
+
+    def spoiling(memory, *chunk):
+        advance(memory, *chunk)
+        if next(calls) == len(chunks):
+            memory.state[0, 0] = torch.nan
+
+    monkeypatch.setattr(learner.model, "advance", spoiling)
 
 
-def spoil_logits_of_the_tail(learner, monkeypatch):
-    logits_of = learner._logits_of
-    monkeypatch.setattr(learner, "_logits_of", lambda chunk: logits_of(chunk) * np.float32(np.nan))
+def spoil_logits_of_the_tail(learner, chunks, monkeypatch):
+    """The held-out tail alone is computed while the model does not train."""
+    forward = learner.model.forward
+    monkeypatch.setattr(learner.model, "forward", lambda *args: forward(*args) * (1 if learner.model.training else torch.nan))
 
 
 @pytest.mark.parametrize("spoil", [spoil_a_fact, spoil_a_statistic, spoil_memory, spoil_logits_of_the_tail])
@@ -164,11 +170,12 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkey
     learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
     for number, window in enumerate(list(windows(log))[:3]):
         learner.begin()
-        for chunk in recorder.chunks(window):
+        chunks = list(recorder.chunks(window))
+        for chunk in chunks:
             learner.score(chunk)
         if number == 2:
             before = {k: v.clone() for k, v in learner.model.state_dict().items()}
-            spoil(learner, monkeypatch)
+            spoil(learner, chunks, monkeypatch)
         learned = learner.learn(window.first_edge)
     assert not learned.finite
     for name, value in learner.model.state_dict().items():
@@ -225,62 +232,6 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
         learned((second_epoch_of_the_last,), [False])
     with pytest.raises(DeviceMemoryError, match="out of memory"):
         learned((second_epoch_of_the_last, second_epoch_of_the_last + 1), [True])
-
-
-def test_a_large_window_is_scored_on_a_seeded_sample(tmp_path):
-    s, log = world(tmp_path, windows__max_events=30)
-    recorder = Recorder(s, log)
-    for number, window in enumerate(list(windows(log))[:2]):
-        sampled = sum(c.score.num_events for c in recorder.chunks(window) if c.score is not None)
-        assert sampled == 30, number
-    assert recorder.live.facts.edge == window.end_edge, "all events move the facts"
-
-
-def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
-    learner, _, _ = run(*world(tmp_path))
-    chunk = learner.replay._chunks[0]
-    newest, nothing = ReplayStore(None, 3, 0, "recent"), ReplayStore(None, 3, 0, "none")
-    for edge in range(8):
-        for store in (newest, nothing):
-            store.offer(dataclasses.replace(chunk, first_edge=edge))
-    assert sorted(c.first_edge for c in newest._chunks) == [5, 6, 7] and nothing.num_events == 0
-    assert nothing.draw(100, 0) == []
-
-
-def test_all_chunks_kept_are_replayed_alike(tmp_path):
-    learner, _, _ = run(*world(tmp_path), capacity=50)
-    store, chunk = ReplayStore(None, 8, 0), learner.replay._chunks[0]
-    for edge in range(8):
-        store.offer(dataclasses.replace(chunk, first_edge=edge))
-    drawn = np.zeros(8)
-    for window_edge in range(800):
-        some = [c.first_edge for c in store.draw(2 * chunk.inputs.num_events, window_edge)]
-        assert len(set(some)) == len(some) == 2
-        drawn[some] += 1
-    assert abs(drawn / 800 - 2 / 8).max() < 0.07
-
-
-def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
-    s, log = world(tmp_path)
-    learner, _, _ = run(s, log, capacity=50)
-    chunk = learner.replay._chunks[0]
-    hits = np.zeros(40)
-    for seed in range(300):
-        store = ReplayStore(None, 5, seed)
-        for edge in range(40):
-            store.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
-        for kept in store._chunks:
-            hits[kept.first_edge] += 1
-        assert len(store._chunks) == 5
-    assert abs(hits / 300 - 5 / 40).max() < 0.07
-    disk = ReplayStore(tmp_path / "replay", 3, 0)
-    for edge in range(20):
-        disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
-    disk.sweep()
-    other = ReplayStore(tmp_path / "replay", 3, 0)
-    other.restore(disk.index())
-    assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
-    assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
 
 
 def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):

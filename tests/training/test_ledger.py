@@ -4,7 +4,8 @@ import ast
 from pathlib import Path
 
 import streamd.training
-from tests.builders import HOUR, stream, write_log
+from streamd.training.ledger import Ledger
+from tests.builders import HOUR, settings, stream, write_log
 from tests.training.test_trainer import SCHEMA, make, process_all
 
 ROOM = Path(streamd.training.__file__).parent
@@ -31,14 +32,15 @@ def test_a_step_says_before_it_begins_what_is_learned_and_with_what_of_the_past(
     tmp_path, monkeypatch
 ):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path, windows__merge_after=2)
-    process_all(trainer, log, 4)
-    due = trainer._due()
-    step = trainer._ledger.begin(due, trainer.contest.version, trainer._learner)
+    trainer, registry, log = make(tmp_path, windows__merge_after=2)
+    process_all(trainer, 4)
+    due = trainer.due()
+    ledger = Ledger(settings(tmp_path), log, registry, trainer.recorder.live)
+    step = ledger.begin(due, trainer.contest.version, trainer.learner)
     assert (step.do, list(step.windows), step.seq) == ("learn", due, log.state.seq)
     assert (step.range.first_edge, step.range.end_edge) == (due[0].first_edge, due[-1].end_edge)
     assert step.version == trainer.contest.version and step.epochs == 2 and step.replay
-    named, drawn = trainer._learner.replay.named, []
-    monkeypatch.setattr(trainer._learner.replay, "named", lambda ids: (drawn.append(ids), named(ids))[1])
+    named, drawn = trainer.learner.replay.named, []
+    monkeypatch.setattr(trainer.learner.replay, "named", lambda ids: (drawn.append(ids), named(ids))[1])
     trainer.process(*due)
     assert drawn == [step.replay], "learning takes what the step says, in its order"

@@ -1,12 +1,8 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
-from streamd.graph import PairFacts
-from streamd.training.negatives import Pool
-from streamd.training.scores import average_precision, measures, ranks
+from streamd.training.scores import average_precision, label_measures, measures, ndcg, ranks
 
 
 def test_a_constant_scorer_scores_chance():
@@ -27,63 +23,6 @@ def test_ap_and_auc_equal_scikit_learns_with_ties():
         assert abs(ap - average_precision_score(y, p)) < 1e-9 and abs(auc - roc_auc_score(y, p)) < 1e-9
 
 
-def plain_negatives(pool, event, dst, seed, count):
-    """The protocol's words, in Python integers."""
-    two, g = 2**64, 0x9E3779B97F4A7C15
-
-    def mix(x):
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % two
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % two
-        return x ^ (x >> 31)
-
-    out = []
-    for j in range(count):
-        h = mix((mix((seed + g) % two) + (100 * event + j + 1) * g) % two)
-        at = pool.index(dst) if dst in pool else len(pool)
-        i = h % (len(pool) - (dst in pool))
-        out.append(pool[i + (i >= at)])
-    return out
-
-
-def random_window(rng):
-    """Facts after some events, and the events of a window behind them, with ties and destinations that it brings."""
-    facts, nodes = PairFacts((1, 2, 3, 4, 5), 1000), 30
-    before, window = int(rng.integers(0, 25)), int(rng.integers(1, 40))
-    dst = rng.permutation(np.concatenate([np.arange(nodes), rng.integers(0, nodes, before + window)]))[: before + window]
-    time = np.sort(rng.integers(0, before + window, before + window)) * 10
-    if before and before < len(time):
-        time[before:] += 1  # a window begins behind the events before it
-    src = rng.integers(0, nodes, before + window)
-    facts.advance(src[:before], dst[:before], time[:before])
-    return facts, src, dst, time, before
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_negatives_are_the_protocols_over_the_destinations_known_before_each_event(seed):
-    rng = np.random.default_rng(seed)
-    facts, src, dst, time, before = random_window(rng)
-    deleted = rng.choice(30, int(rng.integers(0, 4)), replace=False)
-    pool = Pool.of(facts, dst[before:], time[before:], deleted)
-    sighted = [d for d in dict.fromkeys(dst.tolist()) if d not in deleted]
-    first = {d: int(time[np.flatnonzero(dst == d)[0]]) for d in sighted}
-    known_E = pool.known_before(time[before:])
-    facts.advance(src[before:], dst[before:], time[before:])  # the facts move on while a window is recorded
-    asked = np.flatnonzero(pool.has_others(dst[before:], known_E) & ~np.isin(dst[before:], deleted))
-    event, true = 10**9 + before + asked, dst[before:][asked]
-    got = pool.draw(event, true, known_E[asked], 100, 3)
-    learned = pool.draw(event, true, np.full(len(asked), pool.size), 10, 1)
-    for i, at in enumerate(asked.tolist()):
-        now = int(time[before + at])
-        allowed = [d for d in sighted if first[d] < now]
-        assert got[i].tolist() == plain_negatives(allowed, int(event[i]), int(true[i]), 3, 100)
-        assert learned[i].tolist() == plain_negatives(sighted, int(event[i]), int(true[i]), 1, 10)
-        assert bool(pool.holds(true[i: i + 1], known_E[asked][i: i + 1])[0]) == (true[i] in allowed)
-    for at in set(range(len(time) - before)) - set(asked.tolist()):
-        d, now = int(dst[before + at]), int(time[before + at])
-        assert d in deleted or not [x for x in sighted if first[x] < now and x != d], "all that can be asked is asked"
-
-
 def test_what_is_not_a_number_ranks_last_and_scores_worse_than_chance():
     nan = np.nan
     assert ranks(np.array([[nan, 1, 2, 3], [1, nan, nan, 0], [nan] * 4, [1, 0, 0, 0]], np.float32)).tolist() == [4, 3, 4, 1]
@@ -98,3 +37,11 @@ def test_known_destinations_are_scored_apart():
     m = measures(scores, np.array([True, True, False, False]))
     assert m["mrr_known"] == 1 and m["mrr"] == (2 + 2 / 51) / 4
     assert "mrr_known" not in measures(scores, np.zeros(4, bool))
+
+
+def test_ndcg_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    said, target = rng.random((30, 15)).astype(np.float32), rng.random((30, 15)).astype(np.float32) * (rng.random((30, 15)) < 0.3)
+    target[:, 0] += 0.1
+    assert abs(ndcg(said, target, 10) - ndcg_score(target, said, k=10)) < 1e-6
+    assert label_measures("classification", np.ones((3, 1)), np.ones((3, 1))) == {}, "one kind only says nothing"

@@ -69,5 +69,5 @@ def test_the_comparison_is_that_of_all_events_at_once():
     d = (champion - shadow)[0]
     assert parts.num_events == 3000 and np.isclose(parts.mean, d.mean())
     assert judge(parts, 3001)[0] == "open"
-    assert f"{d.mean():+.4f} beside the shadow's {shadow.mean():.4f} over 3000" in judge(parts, 3000)[1]
+    assert f"{d.mean():+.4f} against {shadow.mean():.4f} over 3000" in judge(parts, 3000)[1]
     assert judge(Comparison(2000, 0.0, 0.0), 2000)[0] == "proven", "two that answer alike are equal"

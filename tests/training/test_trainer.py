@@ -19,6 +19,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.training import ledger
 from streamd.training.bootstrap import planned_range
 from streamd.training.recorder import Recorder
 from streamd.training.shadow import Comparison
@@ -38,8 +39,7 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
-from streamd.windows import next_window
-from tests.builders import HOUR, settings
+from tests.builders import settings
 path, step, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 seen = 0
 def on_step(name):
@@ -51,8 +51,8 @@ def on_step(name):
 s = settings(path, stream__edge_feature_dim=2)
 log = LogReader.open(path)
 trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"), on_step)
-while (window := next_window(log, trainer.edge, trainer._width_us)) is not None:
-    trainer.process(window)
+while due := trainer.due():
+    trainer.process(due[0])
 """
 
 
@@ -100,18 +100,26 @@ def make(path, **values):
     return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train")), Registry(s), log
 
 
-def process_all(trainer, log, limit=99):
-    from streamd.windows import next_window
+def process_all(trainer, limit=99):
+    """Process closed windows singly, at most so many. Returns: the record of each."""
     done = []
-    while len(done) < limit and (window := next_window(log, trainer.edge, trainer._width_us)) is not None:
-        done.append(trainer.process(window))
+    while len(done) < limit and (due := trainer.due()):
+        done.append(trainer.process(due[0]))
     return done
+
+
+class StopAfterOneLook(threading.Event):
+    """Ends `Trainer.run` when it waits for the first time."""
+
+    def wait(self, timeout=None):
+        self.set()
+        return True
 
 
 def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
     trainer, registry, log = make(tmp_path)
-    records = process_all(trainer, log)
+    records = process_all(trainer)
     assert 0 < records[0].num_scored < records[0].end_edge, "nothing can be asked of the very first destinations"
     assert records[0].num_known < records[0].num_scored and records[-1].num_known == records[-1].num_scored
     assert records[0].scored_by == "rule" and records[1].scored_by == records[0].version
@@ -130,21 +138,21 @@ def test_any_model_goes_on_after_a_restart_as_if_there_had_been_none(tmp_path, v
     left, right = tmp_path / "left", tmp_path / "right"
     for path in (left, right):
         write_log(path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    one, _, log = make(left, **values)
-    whole = process_all(one, log)
-    two, _, log = make(right, **values)
-    parts = process_all(two, log, 3)
-    again, _, log = make(right, **values)
-    parts += process_all(again, log)
+    one, _, _ = make(left, **values)
+    whole = process_all(one)
+    two, _, _ = make(right, **values)
+    parts = process_all(two, 3)
+    again, _, _ = make(right, **values)
+    parts += process_all(again)
     assert [r.scores for r in whole] == [r.scores for r in parts] and [r.loss for r in whole] == [r.loss for r in parts]
-    for a, b in zip(one._learner.model.state_dict().values(), again._learner.model.state_dict().values(), strict=True):
+    for a, b in zip(one.learner.model.state_dict().values(), again.learner.model.state_dict().values(), strict=True):
         assert (a == b).all()
 
 
 def test_windows_too_small_to_hold_a_tail_out_make_versions_that_can_be_read(tmp_path):
     write_log(tmp_path, *stream(30), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    records = process_all(trainer, log)
+    trainer, registry, _ = make(tmp_path)
+    records = process_all(trainer)
     assert all(r.num_scored < 10 for r in records) and registry.champion() == records[-1].version
     assert registry.manifest(records[-1].version).tail["before"] is None and registry.load(records[-1].version)
     assert make(tmp_path)[0].edge == trainer.edge
@@ -152,12 +160,12 @@ def test_windows_too_small_to_hold_a_tail_out_make_versions_that_can_be_read(tmp
 
 def test_a_rollback_by_hand_takes_the_trainer_with_it(tmp_path):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    records = process_all(trainer, log, 4)
+    trainer, registry, _ = make(tmp_path)
+    records = process_all(trainer, 4)
     move = registry.rollback("operator", "worse")
     proven = records[0].version
     assert (move.champion, move.shadow) == (proven, proven)
-    following, = process_all(trainer, log, 1)
+    following, = process_all(trainer, 1)
     assert following.scored_by == proven and "shadow" not in following.scores
     assert registry.manifest(following.version).parent == proven
     assert registry.champion() == following.version
@@ -165,8 +173,8 @@ def test_a_rollback_by_hand_takes_the_trainer_with_it(tmp_path):
 
 def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart_knows_both(tmp_path):
     write_log(tmp_path, *stream(1200, hours=12), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path, registry__gate_events=150)
-    records = process_all(trainer, log)
+    trainer, registry, _ = make(tmp_path, registry__gate_events=150)
+    records = process_all(trainer)
     moves = registry.journal.moves()
     proven = [m for m in moves if m.action == "prove"]
     assert proven and all(m.shadow in {r.version for r in records} for m in proven)
@@ -177,26 +185,27 @@ def test_a_champion_no_worse_over_enough_events_becomes_the_shadow_and_a_restart
     assert again.contest.shadow.memory.edge == again.edge
 
 
-def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_restart(tmp_path):
+def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_restart(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    process_all(trainer, log)
+    trainer, registry, _ = make(tmp_path)
+    process_all(trainer)
     old = registry.shadow()
     assert old != registry.champion()
     ask_to_compact(tmp_path, registry.manifest(old).edge)
-    trainer._renew_shadow()
+    monkeypatch.setattr(ledger, "KEEP_SECONDS", 0)
+    trainer.run(StopAfterOneLook())
     assert registry.shadow() == registry.champion() and old not in registry.names()
     again, _, _ = make(tmp_path)
     assert again.contest.shadow.name == registry.champion() and len(list((tmp_path / "train/checkpoints").iterdir())) == 1
-    for name, tensor in trainer._learner.model.state_dict().items():
-        assert torch.equal(tensor, again._learner.model.state_dict()[name])
+    for name, tensor in trainer.learner.model.state_dict().items():
+        assert torch.equal(tensor, again.learner.model.state_dict()[name])
 
 
 def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_the_proven_one(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(1200, hours=12), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path, registry__gate_events=150, training__learning_rate=0.01)
-    process_all(trainer, log, 4)
-    learner = trainer._learner
+    trainer, registry, _ = make(tmp_path, registry__gate_events=150, training__learning_rate=0.01)
+    process_all(trainer, 4)
+    learner = trainer.learner
 
     def turn_around(*step):
         learned = type(learner).learn(learner, *step)
@@ -206,7 +215,7 @@ def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_th
 
     trainer.contest.compared = Comparison()
     monkeypatch.setattr(learner, "learn", turn_around)
-    records = process_all(trainer, log, 2)
+    records = process_all(trainer, 2)
     back = next(r for r in records if r.reason.startswith("rolled back"))
     monkeypatch.undo()
     assert not back.promoted and back.loss is None and back.scored_by != back.version
@@ -214,7 +223,7 @@ def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_th
     before = registry.journal.moves()[at - 1]
     assert move.champion == move.shadow == before.shadow == back.version and before.champion == back.scored_by
     assert move.who == "trainer" and "MRR -" in move.why
-    after, = process_all(trainer, log, 1)
+    after, = process_all(trainer, 1)
     assert after.promoted and learner.memory.edge == trainer.edge
 
 
@@ -223,17 +232,17 @@ def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(t
     from streamd.registry.gate import Decision
 
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    process_all(trainer, log, 3)
+    trainer, registry, _ = make(tmp_path)
+    process_all(trainer, 3)
     champion = registry.champion()
-    before = {k: v.clone() for k, v in trainer._learner.model.state_dict().items()}
+    before = {k: v.clone() for k, v in trainer.learner.model.state_dict().items()}
     monkeypatch.setattr(module, "decide", lambda *_: Decision(False, "no"))
-    record, = process_all(trainer, log, 1)
+    record, = process_all(trainer, 1)
     assert not record.promoted and record.version == champion == registry.champion()
-    assert all((v == before[k]).all() for k, v in trainer._learner.model.state_dict().items())
-    assert trainer._learner.memory.edge == trainer.edge, "memory went on under the old weights"
+    assert all((v == before[k]).all() for k, v in trainer.learner.model.state_dict().items())
+    assert trainer.learner.memory.edge == trainer.edge, "memory went on under the old weights"
     monkeypatch.undo()
-    assert process_all(trainer, log, 1)[0].promoted
+    assert process_all(trainer, 1)[0].promoted
 
 
 def test_a_trainer_says_from_its_start_up_to_where_it_has_learned_and_a_quiet_stretch_is_no_lag(tmp_path):
@@ -242,9 +251,9 @@ def test_a_trainer_says_from_its_start_up_to_where_it_has_learned_and_a_quiet_st
     def told():
         return metrics.TRAIN.get_sample_value("streamd_trained_until_timestamp_seconds")
 
-    trainer, _, log = make(tmp_path)
+    trainer, _, _ = make(tmp_path)
     assert told() == 0, "nothing is learned, the first window is due"
-    process_all(trainer, log)
+    process_all(trainer)
     assert told() == 2 * 3600
     make(tmp_path)
     assert told() == 10 * 3600, "no event lies between the last window and the watermark"
@@ -252,8 +261,8 @@ def test_a_trainer_says_from_its_start_up_to_where_it_has_learned_and_a_quiet_st
 
 def test_a_checkpoint_beyond_the_log_is_refused_by_name(tmp_path):
     write_log(tmp_path / "long", *stream(300), SCHEMA, watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path / "long")
-    process_all(trainer, log)
+    trainer, _, _ = make(tmp_path / "long")
+    process_all(trainer)
     short = tmp_path / "short"
     src, dst, time = stream(300)
     write_log(short, src[:50], dst[:50], time[:50], SCHEMA)
@@ -283,7 +292,7 @@ def test_a_first_start_on_a_log_with_a_past_learns_the_newest_of_it_at_once(tmp_
     again, _, _ = make(tmp_path, **values)
     again.bootstrap()
     assert again.edge == end and len(registry.names()) == 1, "once is enough"
-    assert (again._learner.memory.state == trainer._learner.memory.state).all()
+    assert (again.learner.memory.state == trainer.learner.memory.state).all()
 
 
 def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch):
@@ -310,12 +319,12 @@ def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch
 def test_what_follows_a_bootstrap_is_scored_by_its_version(tmp_path):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=10 * HOUR)
     values = {"windows__max_events": 100, "bootstrap__max_events": 10_000, "training__learning_rate": 0.01}
-    trainer, registry, _ = make(tmp_path, **values)
+    trainer, registry, log = make(tmp_path, **values)
     trainer.bootstrap()
     version = registry.champion()
     append(tmp_path, 900, 60, 12 * HOUR)
-    trainer._log.refresh()
-    record = process_all(trainer, trainer._log)[0]
+    log.refresh()
+    record = process_all(trainer)[0]
     assert record.scored_by == version and record.scores["live"]["mrr"] > record.scores["edgebank"]["mrr"]
 
 
@@ -331,8 +340,8 @@ def append(path, first, count, start, seconds=1):
 def test_a_bootstrap_cut_short_takes_the_same_range_again_and_a_short_log_needs_none(tmp_path):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=6 * HOUR)
     values = {"windows__max_events": 100, "bootstrap__max_events": 250}
-    trainer, _, log = make(tmp_path, **values)
-    planned = planned_range(trainer._settings, log, tmp_path / "train")
+    _, _, log = make(tmp_path, **values)
+    planned = planned_range(settings(tmp_path, stream__edge_feature_dim=2, **values), log, tmp_path / "train")
     append(tmp_path, 900, 60, 12 * HOUR)
     again, registry, log = make(tmp_path, **values)
     assert log.watermark == 100 * HOUR
@@ -346,43 +355,43 @@ def test_a_bootstrap_cut_short_takes_the_same_range_again_and_a_short_log_needs_
 
 def test_a_window_that_ends_the_trainer_three_times_is_passed_over_and_named(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
-    trainer, registry, log = make(tmp_path)
-    process_all(trainer, log, 3)
+    trainer, registry, _ = make(tmp_path)
+    process_all(trainer, 3)
     champion, edge = registry.champion(), trainer.edge
 
     def fail(*_):
         raise RuntimeError("out of memory")
 
     for _ in range(3):
-        trainer, registry, log = make(tmp_path)
-        monkeypatch.setattr(trainer._learner, "learn", fail)
+        trainer, registry, _ = make(tmp_path)
+        monkeypatch.setattr(trainer.learner, "learn", fail)
         with pytest.raises(RuntimeError):
-            process_all(trainer, log, 1)
-    trainer, registry, log = make(tmp_path)
+            process_all(trainer, 1)
+    trainer, registry, _ = make(tmp_path)
     assert trainer.edge == edge
-    record, = process_all(trainer, log, 1)
+    record, = process_all(trainer, 1)
     assert "passed over" in record.reason and record.num_scored == 0 and registry.champion() == champion
-    assert trainer._learner.memory.edge == trainer.edge == record.end_edge, "memory moved on"
-    following, = process_all(trainer, log, 1)
+    assert trainer.learner.memory.edge == trainer.edge == record.end_edge, "memory moved on"
+    following, = process_all(trainer, 1)
     assert following.promoted and following.scored_by == champion
 
 
 def test_forgetting_is_measured_on_a_part_of_the_past_that_stays_the_same(tmp_path):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
-    trainer, _, log = make(tmp_path, training__learning_rate=0.01)
-    assert trainer._learner.recall() is None
-    process_all(trainer, log, 4)
-    before = trainer._learner.recall()
-    assert trainer._learner.recall() == before and 0 < before["mrr"] <= 1
-    for p in trainer._learner.model.parameters():
+    trainer, _, _ = make(tmp_path, training__learning_rate=0.01)
+    assert trainer.learner.recall() is None
+    process_all(trainer, 4)
+    before = trainer.learner.recall()
+    assert trainer.learner.recall() == before and 0 < before["mrr"] <= 1
+    for p in trainer.learner.model.parameters():
         torch.nn.init.normal_(p)
-    assert trainer._learner.recall()["mrr"] < before["mrr"]
+    assert trainer.learner.recall()["mrr"] < before["mrr"]
 
 
 def test_a_trainer_that_lags_learns_several_windows_as_one_but_scores_each(tmp_path):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
     trainer, registry, _ = make(tmp_path, windows__merge_after=4)
-    due = trainer._due()
+    due = trainer.due()
     assert len(due) == 4
     trainer.process(*due)
     records = HistoryReader(tmp_path).refresh()
@@ -390,8 +399,8 @@ def test_a_trainer_that_lags_learns_several_windows_as_one_but_scores_each(tmp_p
     assert [r.promoted for r in records] == [False, False, False, True] and len(registry.names()) == 1
     manifest = registry.manifest(registry.champion())
     assert (manifest.first_edge, manifest.edge) == (0, due[-1].end_edge) and trainer.edge == due[-1].end_edge
-    trainer.process(*trainer._due())
-    assert len(trainer._due()) == 1, "four are left, which is no lag"
+    trainer.process(*trainer.due())
+    assert len(trainer.due()) == 1, "four are left, which is no lag"
 
 
 def test_windows_begun_as_one_are_taken_as_one_again_and_singly_where_that_fails(tmp_path, monkeypatch):
@@ -402,16 +411,16 @@ def test_windows_begun_as_one_are_taken_as_one_again_and_singly_where_that_fails
 
     for tries in range(3):
         trainer, _, _ = make(tmp_path, windows__merge_after=3)
-        due = trainer._due()
+        due = trainer.due()
         assert len(due) == 3
-        monkeypatch.setattr(trainer._learner, "learn", fail)
+        monkeypatch.setattr(trainer.learner, "learn", fail)
         with pytest.raises(RuntimeError):
             trainer.process(*due)
         if tries == 0:
             append(tmp_path, 900, 60, 12 * HOUR)
     trainer, _, _ = make(tmp_path, windows__merge_after=3)
-    assert trainer._due() == due[:1]
-    record = trainer.process(*trainer._due())
+    assert trainer.due() == due[:1]
+    record = trainer.process(*trainer.due())
     assert "passed over" not in record.reason
 
 
@@ -427,11 +436,11 @@ def test_kills_from_outside_and_a_full_disk_throw_no_window_away(tmp_path, monke
 
         monkeypatch.setattr(Registry, "publish", full)
         for _ in range(5):
-            trainer, _, log = make(tmp_path)
+            trainer, _, _ = make(tmp_path)
             with pytest.raises(OSError, match="No space"):
-                process_all(trainer, log)
+                process_all(trainer)
         monkeypatch.undo()
-    trainer, _, log = make(tmp_path)
-    process_all(trainer, log)
+    trainer, _, _ = make(tmp_path)
+    process_all(trainer)
     records = HistoryReader(tmp_path).refresh()
     assert sum(r.num_scored for r in records) > 400 and not any("passed over" in r.reason for r in records)

@@ -14,7 +14,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import as_environment, schema_of
 from tests.builders import HOUR, settings
-from tests.server.test_server import World, wait
+from tests.server.world import World, wait
 from tests.upgrade.make import ASKED, TOPIC, VALUES
 
 HERE = Path(__file__).parent

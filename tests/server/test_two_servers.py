@@ -4,13 +4,13 @@ import shutil
 
 import pytest
 
-from streamd import doctor
+from streamd.doctor import run_check
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
 from streamd.segments.holds import read_holds
 from streamd.server import retention_hold
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, settings, stream, write_log
-from tests.server.test_server import SCHEMA, World, ask, wait
+from tests.server.world import SCHEMA, World, ask, wait
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_two_servers_of_different_names_do_not_disturb_one_another(two):
     # Both are shown, each by its own heartbeat.
     roles = first.client.get("/status.json").json()["roles"]
     assert roles["serve"]["alive"] and roles["serve-2"]["alive"] and roles["serve-2"]["role"] == "serve"
-    seen = doctor._roles(first.settings)
+    seen = run_check("roles", first.settings).seen
     assert "serve: ready, holds the log from edge 500; serve-2: ready, holds the log from edge 500" in seen
 
     # What one loses, the other keeps; and what is gone for good holds nothing.

@@ -1,84 +1,27 @@
+"""The engine follows the log and the versions, and answers: asked over REST, as clients do."""
+
 import dataclasses
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
 
 from streamd.clock import SystemClock
-from streamd.events import Progress, Schema
+from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.server.app import create_app
-from streamd.server.engine import Engine
 from streamd.server.loaded_version import LoadedVersion
-from streamd.server.state import ServerState
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.negatives import SCORED
 from streamd.training.trainer import Trainer
-from streamd.windows import next_window
 from tests.builders import HOUR, batch, settings, stream, write_log
-
-SCHEMA = Schema(2, 0, 0)
-
-
-class World:
-    """A server on a log that tests can grow and train."""
-
-    name = "serve"
-
-    def __init__(self, path, **values):
-        self.open(path, settings(path, stream__edge_feature_dim=2, **values))
-
-    @classmethod
-    def of(cls, path, chosen, name="serve"):
-        """With settings of the test's own."""
-        world = cls.__new__(cls)
-        world.name = name
-        world.open(path, chosen)
-        return world
-
-    def open(self, path, chosen):
-        self.path, self.settings = path, chosen
-        self.registry = Registry(self.settings)
-        self.engine = Engine(self.settings, self.registry, Heartbeat(path, "serve", self.name))
-        self.state = ServerState(self.settings, self.engine, self.registry)
-        self.client = TestClient(create_app(self.state), "http://localhost")
-        self.running = ExitStack()
-
-    def run(self):
-        """Begin the application's life, and with it the engine's."""
-        self.running.enter_context(self.client)
-
-    def start(self):
-        self.run()
-        wait(lambda: self.engine.status.ready)
-        return self
-
-    def stop(self):
-        self.running.close()
-
-    def train(self, limit=99):
-        log = LogReader.open(self.path)
-        trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
-        done = 0
-        while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
-            trainer.process(window)
-            done += 1
-
-
-def wait(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.01)
+from tests.readings import reading
+from tests.server.world import SCHEMA, World, ask, wait
 
 
 @pytest.fixture
@@ -87,12 +30,6 @@ def world(tmp_path, request):
     made = World(tmp_path, model__name=getattr(request, "param", "tgn"), model__snapshot_seconds=3600)
     yield made
     made.stop()
-
-
-def ask(world, src="n:3", dst=("n:20", "n:21", "n:22"), **more):
-    answer = world.client.post("/v1/score", json={"src": src, "dst": list(dst), **more})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_before_a_version_the_rule_answers_and_says_so(world):
@@ -228,7 +165,7 @@ def test_an_event_is_visible_in_the_next_answers(world):
     world.start()
     wait(lambda: world.engine.status.version != "rule")
     before = ask(world, src="n:5", dst=["n:20", "n:34"])
-    measured = metrics.event_to_answer_seconds._sum.get()
+    measured = reading(metrics.event_to_answer_seconds, "_sum")
     writer = LogWriter(world.path, SCHEMA)
     later = writer.watermark + 5_000_000
     writer.commit(batch(SCHEMA, np.array([5]), np.array([34]), np.array([later])), Progress(), later)
@@ -237,7 +174,7 @@ def test_an_event_is_visible_in_the_next_answers(world):
     after = ask(world, src="n:5", dst=["n:20", "n:34"])
     assert after["as_of"]["last_edge"] == 500 and after["as_of"]["newest_event"] == later
     assert after["scores"][1]["score"] > before["scores"][1]["score"]
-    assert 0 < metrics.event_to_answer_seconds._sum.get() - measured < 20
+    assert 0 < reading(metrics.event_to_answer_seconds, "_sum") - measured < 20
 
 
 def test_a_time_in_the_past_is_answered_as_of_now_and_one_ahead_as_asked(world):
@@ -276,8 +213,8 @@ def test_labels_are_predicted_by_a_version_with_a_head_and_refused_by_others(wor
     world.start()
     assert world.client.get("/v1/labels/n:3").status_code == 404
     path = tmp_path_factory.mktemp("labels")
-    _, trainer, _ = trained(path, 1, lambda camp: [camp], model__labels="classification")
-    labelled = World.of(path, trainer._settings).start()
+    s, _, _ = trained(path, 1, lambda camp: [camp], model__labels="classification")
+    labelled = World.of(path, s).start()
     wait(lambda: labelled.engine.status.version == labelled.registry.champion())
     answers = [labelled.client.get(f"/v1/labels/n:{user}").json() for user in range(20)]
     assert all(a["known"] and len(a["labels"]) == 1 and a["memory_edge"] > 0 for a in answers)
@@ -391,7 +328,7 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     assert world.registry.manifest(version).edge + 50 <= stored.memory.edge <= 500
     again = World(world.path)
     followed = []
-    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion._advance", lambda self, log, first, chunks, _own=LoadedVersion._advance: (
+    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion.advance", lambda self, log, first, chunks, _own=LoadedVersion.advance: (
         followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
     again.start()
     wait(lambda: again.engine.status.version == version)
@@ -399,3 +336,27 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     again.stop()
     (folder / MEMORY).write_bytes(b"damaged")
     assert stored_memory(folder) is None, "said, and replayed from the version instead"
+
+
+def test_health_says_why(tmp_path):
+    waiting = World(tmp_path)
+    waiting.run()
+    assert waiting.client.get("/livez").status_code == 200
+    ready = waiting.client.get("/readyz")
+    assert ready.status_code == 503 and "ingest" in ready.json()["why"]
+    assert waiting.client.post("/v1/score", json={"src": 1, "dst": [2]}).status_code == 503
+    waiting.engine.status.beat -= 100
+    waiting.stop()
+    waiting.engine.status.beat -= 100
+    assert waiting.client.get("/livez").status_code == 503
+
+
+def test_an_error_nobody_foresaw_while_a_version_is_loaded_ends_the_server_rather_than_its_answers(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path)
+    monkeypatch.setattr(Registry, "load", lambda self, name: {}["nothing"])
+    world.train(2)
+    world.run()
+    wait(lambda: world.failures)
+    assert not world.engine.status.ready and "the engine failed" in world.client.get("/readyz").json()["why"]
+    world.stop()

@@ -1,0 +1,80 @@
+"""One update of node features after many of them, and the memory they take in a role that follows the log."""
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from streamd.events import Progress, Schema, empty_batch
+from streamd.graph.blocks import BlockGraph
+from streamd.graph.live import LiveGraph
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.settings import ModelSettings
+from tests.benchmarks.growth.journal import UnsyncedDisk, in_child, peak_megabytes
+from tests.benchmarks.measure import Row
+from tests.builders import batch
+
+SCHEMA = Schema(0, 16, 0)
+UPDATES = (100_000, 2_000_000)
+NODES = 10_000
+
+
+def run() -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        few, many = (in_child(__name__, Path(folder) / str(n), n) for n in UPDATES)
+    units = {"one more update, taken in": "ms", "restart: all updates": "s", "memory after it": "MB", "its peak": "MB"}
+    for name, unit in units.items():
+        rows.append(Row(f"{name}, after {UPDATES[1]:,} of {NODES:,} nodes", many[name], unit, few[name], f"{UPDATES[0]:,}"))
+    return rows
+
+
+def updates_of(nodes: np.ndarray) -> object:
+    return dataclasses.replace(
+        empty_batch(SCHEMA), node_F=nodes, node_row_F=np.arange(len(nodes)), node_edge_F=np.zeros(len(nodes), np.int64),
+        node_values_F=np.full((len(nodes), 16), nodes[-1], np.float32))
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def main(path: Path, updates: int) -> None:
+    """A log of updates, written and then opened by this process; a line of figures."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    writer = LogWriter(path, SCHEMA, 1000, UnsyncedDisk())
+    one = np.zeros(1, np.int64)
+    writer.commit(batch(SCHEMA, one, one + 1, one + 5, range(NODES)), Progress(), 5)
+    for a in range(0, updates, 50_000):
+        writer.commit(updates_of(np.arange(a, a + 50_000) % NODES), Progress(), 5)
+
+    # The restart of a role: what it opens, and the features in force.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_megabytes()
+    begun = time.perf_counter()
+    reader = LogReader.open(path)
+    live = LiveGraph(reader, BlockGraph(), ModelSettings())
+    live.take_features(reader.num_edges)
+    restarted = time.perf_counter() - begun
+    found = {"restart: all updates": restarted, "memory after it": resident_megabytes() - before, "its peak": peak_megabytes() - before}
+
+    # One update at a time.
+    seconds = []
+    for at in range(20):
+        writer.commit(updates_of(np.array([at])), Progress(), 5)
+        begun = time.perf_counter()
+        reader.refresh()
+        live.take_features(reader.num_edges)
+        seconds.append(time.perf_counter() - begun)
+        assert (live.features.of(np.array([at])) == at).all()
+    print(json.dumps({**found, "one more update, taken in": 1e3 * float(np.median(seconds))}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

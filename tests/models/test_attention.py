@@ -1,0 +1,32 @@
+import torch
+
+from streamd.models.attention import NeighborAttention
+
+
+def plain_attention(layer, query, entry, mask):
+    """Project every neighbour, as the paper writes it, in float64."""
+    layer = layer.double()
+    q = layer.query(query.double()).view(-1, 1, layer.heads, layer.width)
+    k, v = (f(entry.double()).view(*entry.shape[:2], layer.heads, layer.width) for f in (layer.key, layer.value))
+    score = (q * k).sum(-1) / layer.width**0.5
+    weight = score.masked_fill(~mask[..., None], -1e9).softmax(1) * mask[..., None]
+    return (weight[..., None] * v).sum(1).flatten(1)
+
+
+def test_attention_by_associativity_equals_the_plain_form():
+    torch.manual_seed(0)
+    layer = NeighborAttention(6, 11, 8, 2)
+    query, entry = torch.randn(7, 6), torch.randn(7, 5, 11)
+    mask = torch.rand(7, 5) < 0.6
+    mask[3] = False
+    fast = layer(query, entry.split([5, 6], 2), mask)
+    assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbours gets nothing"
+    torch.testing.assert_close(fast.double(), plain_attention(layer, query, entry, mask), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_attention_are_right():
+    torch.manual_seed(1)
+    layer = NeighborAttention(3, 4, 4, 2).double()
+    query, entry = torch.randn(3, 3, dtype=torch.double, requires_grad=True), torch.randn(3, 2, 4, dtype=torch.double, requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False], [False, False]])
+    assert torch.autograd.gradcheck(lambda q, e: layer(q, [e], mask), (query, entry))

@@ -1,0 +1,80 @@
+"""A server on a log that tests write, train and ask, and the waiting for what it does in threads."""
+
+import time
+from contextlib import ExitStack
+
+from fastapi.testclient import TestClient
+
+from streamd.clock import SystemClock
+from streamd.events import Schema
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.server.app import create_app
+from streamd.server.engine import Engine
+from streamd.server.state import ServerState
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.trainer import Trainer
+from streamd.windows import next_window
+from tests.builders import HOUR, settings
+
+SCHEMA = Schema(2, 0, 0)
+
+
+class World:
+    """A server on a log that tests can grow and train."""
+
+    name = "serve"
+
+    def __init__(self, path, **values):
+        self.open(path, settings(path, stream__edge_feature_dim=2, **values))
+
+    @classmethod
+    def of(cls, path, chosen, name="serve"):
+        """With settings of the test's own."""
+        world = cls.__new__(cls)
+        world.name = name
+        world.open(path, chosen)
+        return world
+
+    def open(self, path, chosen):
+        self.path, self.settings = path, chosen
+        self.registry = Registry(self.settings)
+        self.failures = []
+        beat = Heartbeat(path, "serve", self.name)
+        self.engine = Engine(self.settings, self.registry, beat, lambda: self.failures.append(True))
+        self.state = ServerState(self.settings, self.engine, self.registry)
+        self.client = TestClient(create_app(self.state), "http://localhost")
+        self.running = ExitStack()
+
+    def run(self):
+        """Begin the application's life, and with it the engine's."""
+        self.running.enter_context(self.client)
+
+    def start(self):
+        self.run()
+        wait(lambda: self.engine.status.ready)
+        return self
+
+    def stop(self):
+        self.running.close()
+
+    def train(self, limit=99):
+        log = LogReader.open(self.path)
+        trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
+        done = 0
+        while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
+            trainer.process(window)
+            done += 1
+
+
+def wait(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.01)
+
+
+def ask(world, src="n:3", dst=("n:20", "n:21", "n:22"), **more):
+    answer = world.client.post("/v1/score", json={"src": src, "dst": list(dst), **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()

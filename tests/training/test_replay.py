@@ -1,0 +1,53 @@
+import dataclasses
+
+import numpy as np
+
+from streamd.training.replay import ReplayChunk, ReplayStore
+from tests.training.test_learner import run, world
+
+
+def test_recent_replay_holds_the_newest_chunks_and_none_holds_nothing(tmp_path):
+    learner, _, _ = run(*world(tmp_path))
+    chunk = learner.replay.chunks[0]
+    newest, nothing = ReplayStore(None, 3, 0, "recent"), ReplayStore(None, 3, 0, "none")
+    for edge in range(8):
+        for store in (newest, nothing):
+            store.offer(dataclasses.replace(chunk, first_edge=edge))
+    assert sorted(c.first_edge for c in newest.chunks) == [5, 6, 7] and nothing.num_events == 0
+    assert nothing.draw(100, 0) == []
+
+
+def test_all_chunks_kept_are_replayed_alike(tmp_path):
+    learner, _, _ = run(*world(tmp_path), capacity=50)
+    store, chunk = ReplayStore(None, 8, 0), learner.replay.chunks[0]
+    for edge in range(8):
+        store.offer(dataclasses.replace(chunk, first_edge=edge))
+    drawn = np.zeros(8)
+    for window_edge in range(800):
+        some = [c.first_edge for c in store.draw(2 * chunk.inputs.num_events, window_edge)]
+        assert len(set(some)) == len(some) == 2
+        drawn[some] += 1
+    assert abs(drawn / 800 - 2 / 8).max() < 0.07
+
+
+def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
+    s, log = world(tmp_path)
+    learner, _, _ = run(s, log, capacity=50)
+    chunk = learner.replay.chunks[0]
+    hits = np.zeros(40)
+    for seed in range(300):
+        store = ReplayStore(None, 5, seed)
+        for edge in range(40):
+            store.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
+        for kept in store.chunks:
+            hits[kept.first_edge] += 1
+        assert len(store.chunks) == 5
+    assert abs(hits / 300 - 5 / 40).max() < 0.07
+    disk = ReplayStore(tmp_path / "replay", 3, 0)
+    for edge in range(20):
+        disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
+    disk.sweep()
+    other = ReplayStore(tmp_path / "replay", 3, 0)
+    other.restore(disk.index())
+    assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
+    assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
