@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamd.events import NodeDeletes
+from streamd.events import DELETION
 from streamd.graph import BlockGraph, restart
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
@@ -79,7 +79,9 @@ def test_a_restart_goes_on_with_the_facts_that_were_stored(tmp_path, live):
 @pytest.mark.parametrize("stored_at", [0, 100, 128, 200])
 def test_facts_made_aside_are_stored_as_the_live_ones_would_be(tmp_path, live, stored_at):
     """Bit for bit, with deletes among the events, while the live facts move on."""
-    live.log.deletions.of_nodes = NodeDeletes(np.array([3, 25, 7]), np.array([90, 150, 260]))
+    deletes = np.zeros(3, DELETION)
+    deletes["src"], deletes["dst"], deletes["edge"] = [3, 25, 7], -1, [90, 150, 260]
+    live.log.deletions.take(deletes, find=None)
     point = point_of(tmp_path, live)
     live.step(stored_at, 33)
     if stored_at:
