@@ -237,6 +237,60 @@ def insert_events(
                 _append(g, other[i], node[i], first + i)
 
 
+@kernel
+def count_ends(
+    node: NDArray[Any], other: NDArray[Any], both: bool, shift: int, start: NDArray[Any]
+) -> None:
+    """Where the ends of events begin that belong to each part of the nodes, node >> shift. start:
+    int64[P + 1], zeros; set to the first place of each part, and to the number of all ends."""
+    for i in range(len(node)):
+        start[(node[i] >> shift) + 1] += 1
+        if both and node[i] != other[i]:
+            start[(other[i] >> shift) + 1] += 1
+    for part in range(1, len(start)):
+        start[part] += start[part - 1]
+
+
+@kernel
+def partition_ends(
+    node: NDArray[Any],
+    other: NDArray[Any],
+    both: bool,
+    shift: int,
+    place: NDArray[Any],
+    own: NDArray[Any],
+    packed: NDArray[Any],
+) -> None:
+    """Bring the ends of events into the order of their parts, and within a part into the log's.
+
+    place: as `count_ends` sets it; changed. own: uint32[X], the node of each end. packed: int64[X],
+    number of the event << 32 | the other end.
+    """
+    for i in range(len(node)):
+        a, b = node[i], other[i]
+        x = place[a >> shift]
+        place[a >> shift] = x + 1
+        own[x], packed[x] = a, (i << 32) | b
+        if both and a != b:
+            x = place[b >> shift]
+            place[b >> shift] = x + 1
+            own[x], packed[x] = b, (i << 32) | a
+
+
+@kernel
+def append_ends(g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], first: int) -> None:
+    """Append what `partition_ends` put into order, read ahead as by `insert_events`. first: id of
+    event number 0."""
+    for begin in range(0, len(own), AHEAD):
+        end = min(begin + AHEAD, len(own))
+        for x in range(begin, end):
+            prefetch(g.nodes, 4 * np.int64(own[x]))
+        for x in range(begin, end):
+            prefetch(g.entries, g.nodes[4 * np.int64(own[x]) + TAIL])
+        for x in range(begin, end):
+            _append(g, np.int64(own[x]), packed[x] & GONE, first + (packed[x] >> 32))
+
+
 @inner
 def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int) -> Any:
     """How many rows of an ascending table, [at, at + count), are below `bound`; count is above 0.

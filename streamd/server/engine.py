@@ -190,7 +190,7 @@ class Engine:
     def _follow_log(self, view: ServerGraph) -> int:
         """Take in a slice of the log, and advance memory by at most SLICE_CHUNKS closed chunks.
         Returns: events taken in."""
-        num_taken, deleted = view.follow()
+        num_taken, deleted = view.follow(answering=self.status.ready)
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
 
