@@ -240,7 +240,7 @@ class PairFacts:
             **{name: arenas[name] for name in PAIR_ARRAYS},
             totals=tensors["totals"],
             size=tensors["size"],
-            slots=np.zeros(2, np.int32),
+            slots=np.zeros(0, np.int32),
         )
         self.edge = int(tensors["edge"][0])
 

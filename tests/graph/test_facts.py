@@ -155,6 +155,17 @@ def test_a_file_with_other_arrays_than_facts_have_is_refused(tmp_path, change):
     assert twin.edge == twin.num_nodes == 0
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_few_pairs_are_found_again_after_a_restart(tmp_path, count):
+    facts, asked = PairFacts(HALF_LIVES, 1), (np.array([3]), np.array([9_000_000]), np.array([[4, 5]]))
+    facts.advance(np.array([3, 3])[:count], np.array([5, 4])[:count], np.array([1_000_000, 2_000_000])[:count])
+    save_facts(facts, tmp_path)
+    (stored,) = tmp_path.iterdir()
+    twin = PairFacts(HALF_LIVES, 1)
+    assert twin.restore(stored)
+    np.testing.assert_array_equal(twin.compute(*asked), facts.compute(*asked))
+
+
 def test_the_table_of_nodes_grows_past_what_was_restored(tmp_path):
     """Rows that come later begin as those of nodes never seen, wherever the stored rows end."""
     facts, twin = PairFacts(HALF_LIVES, 100), PairFacts(HALF_LIVES, 100)
