@@ -18,7 +18,7 @@ from streamd.graph.arena import Arena
 PAGE = 16
 """Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
 table, which every copy of a memory takes whole."""
-RESERVED_BYTES = 1 << 38
+RESERVED_BYTES = 1 << 37
 """Address space reserved for a pool on the host: more than a machine's memory, so that rows never
 move. Only what is written takes memory."""
 FIRST_PAGES = 1024

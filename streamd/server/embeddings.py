@@ -9,9 +9,9 @@ from streamd.graph.arena import Arena
 
 MAX_KEPT = 1 << 17
 """Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
-MAX_NODES = 1 << 32
+MAX_NODES = 1 << 31
 """Address space for as many node ids; what is not written takes no memory."""
-MAX_SLOTS = 1 << 26
+MAX_SLOTS = 1 << 24
 """Address space for as many embeddings: one pass of requests may ask for more than are kept."""
 FIRST_SLOTS = 1024
 """Embeddings for which there is room on a GPU at first."""
