@@ -15,7 +15,6 @@ from streamd.events import EDGE, Schema
 from streamd.ingest.block import ROW, Block
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.merge import Merger
-from streamd.models import build_model
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
