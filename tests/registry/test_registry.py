@@ -46,7 +46,7 @@ def test_old_versions_go_but_never_champion_or_shadow(registry):
     assert registry.champion() == first
     registry.prove(second, "as good")
     for n in range(3, 9):
-        registry.publish(candidate(n), beside=first)
+        registry.publish(candidate(n), incumbent=first)
     assert registry.names() == [first, second, "16-6", "17-7", "18-8"]
     assert [m.name for m in read_manifests(registry)] == registry.names()
 
