@@ -4,7 +4,7 @@ that are written whole or not at all."""
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 SCRATCH = ".tmp"
@@ -75,10 +75,18 @@ DISK = Disk()
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write a file so that it is there whole or not at all, also after power loss. What fails
     leaves nothing behind."""
+    with replace_durably(path, disk) as scratch:
+        _write(scratch, data, disk)
+
+
+@contextlib.contextmanager
+def replace_durably(path: Path, disk: Disk = DISK) -> Iterator[Path]:
+    """Yield the path of a scratch file for the caller to write and sync; it takes the place of
+    `path` durably at the end. What fails leaves nothing behind."""
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
         # Its bytes are durable before the rename shows them under the name.
-        _write(scratch, data, disk)
+        yield scratch
         disk.replace(scratch, path)
     except OSError:
         disk.unlink(scratch)

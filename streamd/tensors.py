@@ -1,7 +1,9 @@
 """Stores arrays as safetensors files with a format number and a checksum in their metadata; nothing
 is unpickled."""
 
-from collections.abc import Mapping
+import os
+import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.numpy import save
 
 from streamd.errors import CorruptionError
 from streamd.events import EDGE_SETS
+from streamd.storage import DISK, Disk, replace_durably
 
 FORMAT = 3
 """Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an
@@ -22,6 +25,21 @@ NAME = "streamd"
 """The one key of the file's own metadata, under which ours is JSON: of several keys safetensors
 shuffles the order, and equal arrays must give equal bytes."""
 Arrays = Mapping[str, NDArray[Any]]
+Allocate = Callable[[str, "np.dtype[Any]", tuple[int, ...]], NDArray[Any]]
+"""(name, dtype, shape) -> the array that is read into."""
+DTYPES = {
+    "BOOL": "|b1",
+    "U8": "|u1",
+    "I32": "<i4",
+    "F32": "<f4",
+    "I64": "<i8",
+    "U64": "<u8",
+    "F64": "<f8",
+}
+"""numpy's types by the names that safetensors files have for them."""
+TYPE_NAMES = {numpy_name: name for name, numpy_name in DTYPES.items()}
+PIECE_BYTES = 2**20
+"""Bytes read together: the library holds the interpreter's lock while it copies them."""
 
 
 def pack(arrays: Arrays, **more: str) -> bytes:
@@ -30,20 +48,59 @@ def pack(arrays: Arrays, **more: str) -> bytes:
     more: further metadata, which `unpack` returns.
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return bytes(save(contiguous, {NAME: _metadata(contiguous, more)}))
+
+
+def write_arrays(path: Path, arrays: Arrays, disk: Disk = DISK) -> None:
+    """Write contiguous arrays durably as a file that `unpack` reads, without a copy of them: a
+    thread that does so hardly stops others. Raises: OSError."""
+    # Large elements first, so that all are aligned.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header: dict[str, Any] = {"__metadata__": {NAME: _metadata(arrays, {})}}
+    end = 0
+    for name, array in ordered:
+        header[name] = {
+            "dtype": TYPE_NAMES[array.dtype.str],
+            "shape": array.shape,
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+
+    # The header, then array after array.
+    with replace_durably(path, disk) as scratch:
+        fd = disk.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            at = 8 + len(text)
+            disk.write(fd, struct.pack("<Q", len(text)) + text, 0)
+            for _, array in ordered:
+                disk.write(fd, _bytes_of(array), at)
+                at += array.nbytes
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+
+
+def _metadata(arrays: Arrays, more: Mapping[str, str]) -> str:
     metadata = {
         "format": str(FORMAT),
         "sets": ",".join(EDGE_SETS),
-        "crc32c": _checksum(contiguous),
+        "crc32c": _checksum(arrays),
         **more,
     }
-    return bytes(save(contiguous, {NAME: msgspec.json.encode(metadata).decode()}))
+    return msgspec.json.encode(metadata).decode()
 
 
-def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def unpack(
+    path: Path, allocate: Allocate | None = None
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read the arrays, which may be written to, and the metadata of a file that `pack` made.
 
-    A file of an older release has no metadata. Raises: FileNotFoundError; CorruptionError where the
-    file is damaged, was not made by `pack`, or has a newer format.
+    allocate: makes the array that each is read into, a piece at a time, so that other threads go
+    on meanwhile. A file of an older release has no metadata.
+    Raises: FileNotFoundError; CorruptionError where the file is damaged, was not made by `pack`, or
+    has a newer format.
     """
     # Read the file; whatever it holds instead of tensors is damage.
     try:
@@ -55,10 +112,21 @@ def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
                 else dict(outer)
             )
             # The file is not a dict: it cannot be iterated over.
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            if allocate is None:
+                arrays = {name: file.get_tensor(name) for name in names}
+            else:
+                arrays = {name: _read(file, name, allocate) for name in names}
     except FileNotFoundError:
         raise
-    except (SafetensorError, msgspec.DecodeError, OSError, ValueError, TypeError) as error:
+    except (
+        SafetensorError,
+        msgspec.DecodeError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as error:
         raise CorruptionError(
             f"{path} is damaged: {error}.", "restore it from a backup, or remove it."
         ) from None
@@ -81,6 +149,26 @@ def unpack(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     return arrays, metadata
 
 
+def _read(file: Any, name: str, allocate: Allocate) -> NDArray[Any]:
+    """Read an array piece by piece."""
+    rows = file.get_slice(name)
+    shape = tuple(rows.get_shape())
+    array = allocate(name, np.dtype(DTYPES[rows.get_dtype()]), shape)
+    if not shape or not array.size:
+        array[...] = file.get_tensor(name)
+        return array
+    step = max(1, PIECE_BYTES * shape[0] // array.nbytes)
+    for at in range(0, shape[0], step):
+        end = min(at + step, shape[0])
+        array[at:end] = rows[at:end]
+    return array
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
+    return array.reshape(-1).view(np.uint8).data
+
+
 def _checksum(arrays: Arrays) -> str:
     """CRC32C of the arrays' names, types, shapes and bytes."""
     # In order of names, so that the order in the file does not matter.
@@ -88,7 +176,7 @@ def _checksum(arrays: Arrays) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         crc = crc32c(f"{name} {array.dtype} {array.shape}".encode(), crc)
-        crc = crc32c(array.reshape(-1).view(np.uint8).data, crc)
+        crc = crc32c(_bytes_of(array), crc)
     return f"{crc:08x}"
 
 

@@ -10,6 +10,9 @@ from numpy.typing import DTypeLike, NDArray
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's flag; Python names it only since 3.13."""
+SMALL_BYTES = 2**22
+"""An arena begins with so many bytes in small pages, so that one with few rows takes little memory;
+huge pages of 2 MB follow."""
 
 
 class Arena:
@@ -26,8 +29,9 @@ class Arena:
             max(count * kind.itemsize, 1),
             flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
         )
-        with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        if len(self._map) > SMALL_BYTES:
+            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
+                self._map.madvise(mmap.MADV_HUGEPAGE, SMALL_BYTES, len(self._map) - SMALL_BYTES)
         self.array: NDArray[Any] = np.frombuffer(self._map, kind, count).reshape(shape)
         self.row_bytes = self.array[:1].nbytes
 

@@ -30,6 +30,10 @@ PAGE_ENTRIES = 512
 """Entries in a page of memory."""
 RESTORE_EVENTS = 1_000_000
 """Events read back from the log at a time: 17 MB of columns."""
+MANY_EVENTS = 200_000
+"""From so many events on, an insert goes from node to node rather than from event to event."""
+PART_NODES = 11
+"""Binary logarithm of the nodes of a part: what appending to them writes fits a core's cache."""
 BYTES_A_NODE = 4 * 8 + 1
 """A row of `BlockArrays.nodes` and the flag in `hidden`."""
 BYTES_A_BLOCK = 2 * 8
@@ -83,9 +87,22 @@ class BlockStore:
 
         # Ids follow from the order: the kernel counts on from the last event.
         node_E, other_E, both = self._ends(src_E, dst_E)
-        kernels.insert_events(self.arrays, node_E, other_E, self.next_event, both)
+        if len(src_E) < MANY_EVENTS:
+            kernels.insert_events(self.arrays, node_E, other_E, self.next_event, both)
+        else:
+            self._insert_many(node_E, other_E, both, highest)
         self.next_event += len(src_E)
         self.num_nodes = max(self.num_nodes, highest + 1)
+
+    def _insert_many(self, node_E: Int64, other_E: Int64, both: bool, highest: int) -> None:
+        """Append events part of the nodes by part, so that each is in the cache while it is
+        written; answers do not depend on the order among nodes."""
+        place_P = np.zeros((highest >> PART_NODES) + 2, np.int64)
+        kernels.count_ends(node_E, other_E, both, PART_NODES, place_P)
+        own = np.empty(place_P[-1], np.uint32)
+        packed = np.empty(place_P[-1], np.int64)
+        kernels.partition_ends(node_E, other_E, both, PART_NODES, place_P, own, packed)
+        kernels.append_ends(self.arrays, own, packed, self.next_event)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; those the store does not have are passed over."""

@@ -4,14 +4,16 @@ with every event.
 `streamd.graph.fact_columns` names the columns of a row.
 """
 
-import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.graph.arena import Arena
 from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
 from streamd.graph.facts_kernels import (
     LN2,
@@ -25,23 +27,36 @@ from streamd.graph.facts_kernels import (
     fill_many,
     place_all,
 )
+from streamd.tensors import unpack, write_arrays
 
-# Fields of `FactArrays` with a row per node, and with a row per pair.
-NODE_ARRAYS = (
-    "seen",
-    "last",
-    "last_dst",
-    "log_pop",
-    "pop_at",
-    "ring",
-    "ring_count",
-    "mark",
-    "rank",
-    "order",
-)
-PAIR_ARRAYS = ("key", "weight", "met_at", "sent", "before", "after")
-# Rows of new nodes are zero, but for times, which begin as never.
-NODE_FILL: dict[str, int] = {"last": int(NEVER), "last_dst": int(NEVER), "pop_at": int(NEVER)}
+MAX_NODES = 2**28
+"""The node table reserves 42 GB of address space, of which only rows in use take memory."""
+NODE_STEP = 16_384
+"""Nodes that the table grows by: 384 KB are written for them."""
+NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "seen": (np.int64,),
+    "last": (np.int64,),
+    "last_dst": (np.int64,),
+    "log_pop": (np.float64, NUM_HALF_LIVES),
+    "pop_at": (np.int64,),
+    "ring": (np.int32, PARTNERS),
+    "ring_count": (np.int64,),
+    "mark": (np.int32,),
+    "rank": (np.int32,),
+    "order": (np.int32,),
+}
+"""Type of each array of `FactArrays` over nodes, and length of a row."""
+PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "key": (np.uint64,),
+    "weight": (np.float32, 2, NUM_RATES),
+    "met_at": (np.int64, 2),
+    "sent": (np.int64, 2),
+    "before": (np.int32,),
+    "after": (np.int32,),
+}
+"""The same of arrays over pairs."""
+NEVER_ARRAYS = ("last", "last_dst", "pop_at")
+"""Arrays over nodes whose new rows hold NEVER; those of all others hold zeros."""
 
 
 class PairFacts:
@@ -57,6 +72,7 @@ class PairFacts:
             raise ValueError(
                 f"{NUM_HALF_LIVES} half-lives are needed, not {len(half_lives_seconds)}"
             )
+        self.half_lives_seconds = half_lives_seconds
         self.max_pairs = max_pairs
         self.edge = edge
         self._forgotten = 0
@@ -65,23 +81,10 @@ class PairFacts:
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
 
         # Tables begin empty: `_grow` makes room before events are taken in.
+        self._arenas = _arenas(max_pairs)
         self._f = FactArrays(
-            seen=np.zeros(0, np.int64),
-            last=np.zeros(0, np.int64),
-            last_dst=np.zeros(0, np.int64),
-            log_pop=np.zeros((0, NUM_HALF_LIVES)),
-            pop_at=np.zeros(0, np.int64),
-            ring=np.zeros((0, PARTNERS), np.int32),
-            ring_count=np.zeros(0, np.int64),
-            mark=np.zeros(0, np.int32),
-            rank=np.zeros(0, np.int32),
-            order=np.zeros(0, np.int32),
-            key=np.zeros(0, np.uint64),
-            weight=np.zeros((0, 2, NUM_RATES), np.float32),
-            met_at=np.zeros((0, 2), np.int64),
-            sent=np.zeros((0, 2), np.int64),
-            before=np.zeros(0, np.int32),
-            after=np.zeros(0, np.int32),
+            **_over_nodes(self._arenas, 0),
+            **{name: self._arenas[name] for name in PAIR_ARRAYS},
             slots=np.zeros(2, np.int32),
             totals=np.zeros(NUM_HALF_LIVES),
             power=power,
@@ -176,11 +179,13 @@ class PairFacts:
         # Shares do not depend on the source, so one that was never seen is asked about.
         return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
 
-    def copy(self) -> "PairFacts":
-        """Return an independent copy, which does not change when this one does."""
-        twin = copy.copy(self)
-        twin._f = FactArrays(*(a.copy() for a in self._f))
-        return twin
+    def fresh(self, edge: int) -> "PairFacts":
+        """Return facts of the same settings that took in nothing and begin at an edge."""
+        return PairFacts(self.half_lives_seconds, self.max_pairs, edge)
+
+    def save(self, path: Path) -> None:
+        """Write the state durably, as a file that `restore` reads. Raises: OSError."""
+        write_arrays(path, self.tensors())
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, for storing; `edge` among it."""
@@ -198,9 +203,22 @@ class PairFacts:
             "edge": np.array([self.edge]),
         }
 
-    def restore(self, tensors: dict[str, NDArray[Any]]) -> bool:
-        """Take over a stored state. Returns: False, and nothing is taken over, where it was made
-        with other half-lives or with more pairs."""
+    def restore(self, path: Path) -> bool:
+        """Take over the state in a file. Returns: False, and nothing is taken over, where it was
+        made with other half-lives or with more pairs. Raises: FileNotFoundError, CorruptionError,
+        KeyError, ValueError."""
+        # Read the arrays to where they stay, so that no memory holds them twice.
+        arenas = _arenas(self.max_pairs)
+        missing = set(arenas)
+
+        def allocate(name: str, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> NDArray[Any]:
+            rows = arenas[name][: shape[0]] if name in arenas and shape else np.zeros(())
+            if (rows.shape, rows.dtype) != (shape, dtype):
+                return np.empty(shape, dtype)
+            missing.discard(name)
+            return rows
+
+        tensors, _ = unpack(path, allocate)
         if (
             # Popularity that decayed by other half-lives means something else.
             not np.array_equal(tensors["decay"], self._f.decay)
@@ -210,16 +228,25 @@ class PairFacts:
 
         # The release before stored no order of destinations.
         if "rank" not in tensors:
-            tensors = _with_order(tensors)
+            tensors |= _with_order(tensors, arenas)
+            missing -= {"rank", "order"}
+        if missing:
+            raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
+
+        # Nothing of what it had is left.
+        self._arenas = arenas
         self._f = self._f._replace(
-            **{n: tensors[n] for n in (*NODE_ARRAYS, *PAIR_ARRAYS, "totals", "size")},
+            **_over_nodes(arenas, len(tensors["seen"])),
+            **{name: arenas[name] for name in PAIR_ARRAYS},
+            totals=tensors["totals"],
+            size=tensors["size"],
             slots=np.zeros(2, np.int32),
         )
         self.edge = int(tensors["edge"][0])
 
         # Deletes are taken in from the first on; forgetting a node twice changes nothing.
         self._forgotten = 0
-        self._place_pairs()
+        self._grow_slots(self.num_pairs)
         return True
 
     def _run(
@@ -246,45 +273,52 @@ class PairFacts:
         return out
 
     def _grow(self, nodes: int, pairs: int) -> None:
-        # Arrays double in size, so that growing costs little per event.
-        f = self._f
-        changed = {}
-        if nodes > len(f.seen):
-            size = max(nodes, 2 * len(f.seen), 1024)
-            for name in NODE_ARRAYS:
-                changed[name] = _grown(getattr(f, name), size, NODE_FILL.get(name, 0))
+        """Make room for nodes and pairs; only the table of slots moves."""
+        known = self.num_nodes
+        if nodes > known:
+            size = -(-nodes // NODE_STEP) * NODE_STEP
+            if size > MAX_NODES:
+                raise CapacityError(
+                    f"The facts cannot hold node {nodes - 1}.",
+                    "lower retention, or shard the topic.",
+                )
+            for name in NEVER_ARRAYS:
+                self._arenas[name][known:size] = NEVER
+            self._f = self._f._replace(**_over_nodes(self._arenas, size))
 
         # Beyond max_pairs a new pair takes the entry of the least recently touched one.
-        pairs = min(pairs, self.max_pairs)
-        if pairs > len(f.key):
-            size = min(max(pairs, 2 * len(f.key), 1024), self.max_pairs)
-            for name in PAIR_ARRAYS:
-                changed[name] = _grown(getattr(f, name), size, 0)
-        if changed:
-            self._f = f._replace(**changed)
-        self._place_pairs()
+        self._grow_slots(min(pairs, self.max_pairs))
 
-    def _place_pairs(self) -> None:
+    def _grow_slots(self, pairs: int) -> None:
+        """Place all pairs anew where there are fewer than two slots for each of so many."""
         # A power of two, and at most half full, so that probes stay short.
-        slots = 1 << (2 * len(self._f.key) - 1).bit_length() if len(self._f.key) else 2
+        slots = 1 << (2 * pairs - 1).bit_length() if pairs else 2
         if slots > len(self._f.slots):
             self._f = self._f._replace(slots=np.zeros(slots, np.int32))
             place_all(self._f)
 
 
-def _with_order(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _arenas(max_pairs: int) -> dict[str, NDArray[Any]]:
+    """All arrays over nodes and pairs at the size that they can grow to."""
+    return {
+        name: Arena(kind, rows, *width).array
+        for arrays, rows in ((NODE_ARRAYS, MAX_NODES), (PAIR_ARRAYS, max_pairs))
+        for name, (kind, *width) in arrays.items()
+    }
+
+
+def _over_nodes(arenas: dict[str, NDArray[Any]], num_nodes: int) -> dict[str, NDArray[Any]]:
+    """The rows of so many nodes, by name."""
+    return {name: arenas[name][:num_nodes] for name in NODE_ARRAYS}
+
+
+def _with_order(
+    tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
     """Facts stored by the release before, which kept no order of destinations: they are taken in
     order of their ids, which were given out in order of first sight, be it as a source."""
     known = np.flatnonzero(tensors["pop_at"] != NEVER)
-    rank, order = np.zeros((2, len(tensors["seen"])), np.int32)
+    rank, order = (arenas[name][: len(tensors["seen"])] for name in ("rank", "order"))
     rank[known] = np.arange(1, len(known) + 1)
     order[: len(known)] = known
-    return tensors | {"rank": rank, "order": order, "size": np.append(tensors["size"], len(known))}
-
-
-def _grown(
-    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], size: int, fill: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    out = np.full((size, *array.shape[1:]), fill, array.dtype)
-    out[: len(array)] = array
-    return out
+    return {"rank": rank, "order": order, "size": np.append(tensors["size"], len(known))}

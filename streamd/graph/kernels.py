@@ -2,8 +2,9 @@
 those that offload.
 
 Block b of a node has room for clamp(degree, 1, tau) entries, where degree is the node's when the
-block was begun: 1, 1, 2, 4, ... and then tau each. Only a node's last block is ever partly filled,
-so an entry's number says where it lies.
+block was begun: 1, 1, 2, 4, ... and then tau each. A node's entries are numbered from 0, the oldest
+first. Only its last block is ever partly filled, so an entry's number says in which block and at
+which place of it the entry lies.
 
 An entry holds its event id relative to the first event of its block. A block spans fewer than SPAN
 events: where a node's next event lies further away, what is left of its block is filled with hidden
@@ -22,9 +23,12 @@ from numpy.typing import NDArray
 from streamd.graph.jit import inner, kernel
 
 GONE = 0xFFFFFFFF
-"""Neighbour of an entry that a delete hides: the lower half of the packed entry."""
+"""Neighbour of a hidden entry: one that a delete hid, or a filler. No node has this id."""
+NEIGHBOR_BITS = GONE
+"""Mask of the neighbour, the lower half of a packed entry. It is the same number as GONE, which has
+all of these bits set, so that `entry |= GONE` hides an entry and leaves its event id."""
 SPAN = 2**31 - 1
-"""Relative event ids are below it, so that a packed entry is a positive int64."""
+"""Relative event ids are below it, so that a packed entry is an int64 that is not negative."""
 FILLER = ((SPAN - 1) << 32) | GONE
 """A hidden entry that fills up a block, behind all real entries of the block."""
 
@@ -33,6 +37,7 @@ TAIL = 0
 BASE = 1
 DEGREE = 2
 DIRECTORY = 3
+
 AHEAD = 32
 """Events or roots whose memory is read ahead together."""
 NEAR = 16
@@ -42,14 +47,14 @@ NEAR = 16
 class BlockArrays(NamedTuple):
     """The memory of a block store.
 
-    nodes: int64[4 N], two nodes a cache line: place of the next entry, first event of the last
+    nodes: int64[4 N], two nodes per cache line: place of the next entry, first event of the last
         block, number of entries (fillers included), place of the directory.
     blocks: int64[2 B], the directories: of each block of a node its first event id, ascending, and
         the place of its first entry, ~place where its entries are offloaded.
-    entries: int64[E], relative event id << 32 | neighbour.
+    entries: int64[E], the arena: relative event id << 32 | neighbour.
     hidden: uint8[N], 1 where an entry of the node is hidden.
-    used: int64[2], entries and directory slots taken.
-    tau: int64[2], tau, which is a power of two, and its logarithm.
+    used: int64[2], how many entries and directory slots are taken.
+    tau: int64[2], tau, which is a power of two, and its logarithm to base 2.
     """
 
     nodes: NDArray[Any]
@@ -106,14 +111,14 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
     nothing."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        number = ir.IntType(32)
+        byte_pointer = ir.IntType(8).as_pointer()
+        int32 = ir.IntType(32)
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        address = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        address = builder.bitcast(builder.gep(data, [args[1]]), byte_pointer)
         # For reading, to stay in all levels of the cache, of data rather than code.
-        builder.call(function, [address, number(0), number(3), number(1)])
+        builder.call(function, [address, int32(0), int32(3), int32(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.int64), build
@@ -121,7 +126,7 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
 
 @inner
 def num_blocks(g: BlockArrays, degree: int) -> Any:
-    """Blocks of a node with so many entries."""
+    """How many blocks a node with `degree` entries has."""
     tau = g.tau[0]
     shift = g.tau[1]
     # Sizes double up to tau, then stay at tau.
@@ -132,7 +137,7 @@ def num_blocks(g: BlockArrays, degree: int) -> Any:
 
 @inner
 def entries_before(g: BlockArrays, block: int) -> Any:
-    """Entries of a node that lie before its block number `block`."""
+    """How many of a node's entries lie before its block number `block`."""
     shift = g.tau[1]
     if block > shift:
         return (block - shift) << shift
@@ -148,7 +153,7 @@ def block_of(g: BlockArrays, number: int) -> Any:
 
 @inner
 def _has_room(g: BlockArrays, degree: int) -> Any:
-    """Whether the last block of a node with so many entries is not full."""
+    """Whether the last block of a node with `degree` entries has room for one more."""
     tau = g.tau[0]
     if degree >= tau:
         return degree & (tau - 1) != 0
@@ -159,7 +164,7 @@ def _has_room(g: BlockArrays, degree: int) -> Any:
 def _begin_block(g: BlockArrays, node: int, event: int) -> None:
     degree = g.nodes[4 * node + DEGREE]
 
-    # Fill up a block that the event is too far away for.
+    # Where the last block has room but the event is too far away for it, fill it up.
     while _has_room(g, degree):
         g.entries[g.nodes[4 * node + TAIL]] = FILLER
         g.nodes[4 * node + TAIL] += 1
@@ -180,7 +185,7 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
             g.blocks[2 * (at + i) + 1] = g.blocks[2 * (old + i) + 1]
         g.nodes[4 * node + DIRECTORY] = at
 
-    # The new block takes the next entries of the arena, as many as the node has, at most tau.
+    # The new block takes the next entries of the arena: as many as the node has, from 1 to tau.
     g.blocks[2 * (at + number)] = event
     g.blocks[2 * (at + number) + 1] = g.used[0]
     g.nodes[4 * node + TAIL] = g.used[0]
@@ -207,8 +212,8 @@ def insert_events(
     """Append events first, first + 1, ... at `node`, and where `both` at `other` too; a self loop
     is stored once.
 
-    What appending will write is fetched for AHEAD events at a time: one after the other, each would
-    wait for memory.
+    The memory to write is fetched for AHEAD events together: fetched for one event at a time, each
+    would wait for it.
     """
     for begin in range(0, len(node), AHEAD):
         end = min(begin + AHEAD, len(node))
@@ -230,6 +235,60 @@ def insert_events(
             _append(g, node[i], other[i], first + i)
             if both and node[i] != other[i]:
                 _append(g, other[i], node[i], first + i)
+
+
+@kernel
+def count_ends(
+    node: NDArray[Any], other: NDArray[Any], both: bool, shift: int, start: NDArray[Any]
+) -> None:
+    """Where the ends of events begin that belong to each part of the nodes, node >> shift. start:
+    int64[P + 1], zeros; set to the first place of each part, and to the number of all ends."""
+    for i in range(len(node)):
+        start[(node[i] >> shift) + 1] += 1
+        if both and node[i] != other[i]:
+            start[(other[i] >> shift) + 1] += 1
+    for part in range(1, len(start)):
+        start[part] += start[part - 1]
+
+
+@kernel
+def partition_ends(
+    node: NDArray[Any],
+    other: NDArray[Any],
+    both: bool,
+    shift: int,
+    place: NDArray[Any],
+    own: NDArray[Any],
+    packed: NDArray[Any],
+) -> None:
+    """Bring the ends of events into the order of their parts, and within a part into the log's.
+
+    place: as `count_ends` sets it; changed. own: uint32[X], the node of each end. packed: int64[X],
+    number of the event << 32 | the other end.
+    """
+    for i in range(len(node)):
+        a, b = node[i], other[i]
+        x = place[a >> shift]
+        place[a >> shift] = x + 1
+        own[x], packed[x] = a, (i << 32) | b
+        if both and a != b:
+            x = place[b >> shift]
+            place[b >> shift] = x + 1
+            own[x], packed[x] = b, (i << 32) | a
+
+
+@kernel
+def append_ends(g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], first: int) -> None:
+    """Append what `partition_ends` put into order, read ahead as by `insert_events`. first: id of
+    event number 0."""
+    for begin in range(0, len(own), AHEAD):
+        end = min(begin + AHEAD, len(own))
+        for x in range(begin, end):
+            prefetch(g.nodes, 4 * np.int64(own[x]))
+        for x in range(begin, end):
+            prefetch(g.entries, g.nodes[4 * np.int64(own[x]) + TAIL])
+        for x in range(begin, end):
+            _append(g, np.int64(own[x]), packed[x] & GONE, first + (packed[x] >> 32))
 
 
 @inner
@@ -259,8 +318,8 @@ def _window(count: int, guess: int) -> Any:
 def _rows_below_near(
     table: NDArray[Any], step: int, at: int, count: int, bound: int, window: int
 ) -> Any:
-    """As `_rows_below`, looked for among NEAR rows from `window` on first: they lie side by side,
-    and were read ahead."""
+    """As `_rows_below`, but it looks first at the NEAR rows from `window` on, which lie side by
+    side and were read ahead."""
     below = np.int64(0)
     near = min(count, NEAR)
     place = np.uint64(at + window)
@@ -290,10 +349,10 @@ def _bound(base: int, before: int) -> Any:
 
 @inner
 def entries_below(g: BlockArrays, node: int, before: int) -> Any:
-    """Entries of a node with an event id below `before`, and the block that the last of them lies
-    in.
+    """How many entries of a node have an event id below `before`, and the block that the last of
+    them lies in.
 
-    (0, -1) where there are none, (-1, block) where the block is offloaded.
+    (0, -1) where there are none, (-1, block) where that block is offloaded.
     """
     degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
@@ -321,28 +380,29 @@ def locate(
     g: BlockArrays,
     q: Query,
     before: NDArray[Any],
-    own: NDArray[Any],
+    places: NDArray[Any],
     begin: int,
     end: int,
     count: NDArray[Any],
     block: NDArray[Any],
 ) -> None:
-    """`entries_below` for the roots own[begin : end], into count and block from 0 on; unknown nodes
-    have none. before: int64[R], `q.before` or `q.since`.
+    """`entries_below` for the roots at places[begin : end] of the query, into count and block from
+    0 on; unknown nodes have none. before: int64[R], `q.before` or `q.since`.
 
-    Each step of the search is taken for all of them, and what the next will read is fetched, so
-    that memory is waited for once and not for every root. Where a node's entries are spread evenly
-    over time, the place looked at first is the right one.
+    Each step of the search is taken for all of them, and what the next step will read is fetched,
+    so that memory is waited for once and not for every root. Where a node's entries are spread
+    evenly over the log, the place looked at first is the right one.
     """
     # Fetch the rows of the nodes.
     window = np.empty(AHEAD, np.int64)
     for i in range(end - begin):
-        if 0 <= q.root[own[begin + i]] < q.num_nodes:
-            prefetch(g.nodes, 4 * q.root[own[begin + i]])
+        if 0 <= q.root[places[begin + i]] < q.num_nodes:
+            prefetch(g.nodes, 4 * q.root[places[begin + i]])
 
-    # Guess where in the directory the block is.
+    # Guess where in the directory the block is. Until it is found, block[i] is the number of the
+    # node's blocks.
     for i in range(end - begin):
-        r = own[begin + i]
+        r = places[begin + i]
         node = q.root[r]
         count[i], block[i] = 0, -1
         if 0 <= node < q.num_nodes:
@@ -355,9 +415,10 @@ def locate(
                 _read_ahead(g.blocks, 2, at, min(blocks, NEAR))
                 block[i] = blocks
 
-    # Find the block, and guess where in it the entry is.
+    # Find the block, and guess where in it the entry is. Until that is found, count[i] is the
+    # number of entries in the block.
     for i in range(end - begin):
-        r = own[begin + i]
+        r = places[begin + i]
         node = q.root[r]
         blocks = block[i]
         if blocks > 0:
@@ -385,7 +446,7 @@ def locate(
     # Find the entry.
     for i in range(end - begin):
         if block[i] >= 0 and count[i] > 0:
-            r = own[begin + i]
+            r = places[begin + i]
             at = g.nodes[4 * q.root[r] + DIRECTORY] + block[i]
             bound = _bound(g.blocks[2 * at], before[r])
             below = _rows_below_near(g.entries, 1, g.blocks[2 * at + 1], count[i], bound, window[i])
@@ -396,7 +457,7 @@ def locate(
 def _hide(g: BlockArrays, node: int, event: int) -> None:
     """Hide a node's entry of an event, if it has one that is not offloaded."""
     count, block = entries_below(g, node, event + 1)
-    # The newest entry up to the event is its own, where the node has one.
+    # If the node has an entry of the event, it is the newest one up to the event.
     if count > 0:
         at = g.nodes[4 * node + DIRECTORY] + block
         entry = g.blocks[2 * at + 1] + count - 1 - entries_before(g, block)
@@ -419,7 +480,7 @@ def hide_events(
 @kernel
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
-    of both directions. Nothing in the store may ever have been offloaded."""
+    of both directions. No block of the store may ever have been offloaded."""
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]
@@ -428,7 +489,7 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
             size = min(entries_before(g, block + 1), degree) - entries_before(g, block)
             for entry in range(start, start + size):
                 row = g.entries[entry]
-                other = row & GONE
+                other = row & NEIGHBOR_BITS
                 # An entry that is hidden already does not know its neighbour any more.
                 if other != GONE:
                     g.entries[entry] |= GONE

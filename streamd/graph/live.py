@@ -14,13 +14,14 @@ from streamd.graph.node_features import NodeFeatures
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
-from streamd.storage import write_durably
+from streamd.storage import remove_scratch
 from streamd.telemetry import metrics
-from streamd.tensors import pack, unpack
 
 logger = structlog.get_logger()
 OFFLOAD_EVENTS = 65_536
 """Fewer new events than this are not worth a pass over all directories of the graph."""
+CATCH_UP_EDGES = 1_000_000
+"""Edges inserted together after a restart, while nobody waits: 0.2 s."""
 OFFLOAD_SHARE = 0.125
 """A pass waits until so many of the events in memory are new, so that passes cost little."""
 
@@ -86,14 +87,14 @@ class LiveGraph:
         self._in_memory_from = self.log.lower_bound(newest_us - self._keep_us)
         self.graph.offload(self._in_memory_from)
 
-    def step(self, until_event: int, slice_edges: int) -> int:
-        """Move graph and facts on by at most a slice, the graph first where it is behind. Returns:
-        edges moved over."""
+    def step(self, until_event: int, slice_edges: int, catch_up_edges: int = CATCH_UP_EDGES) -> int:
+        """Move graph and facts on by at most a slice, or the graph alone by `catch_up_edges` where
+        it is behind the facts. Returns: edges moved over."""
 
         # After a restart the facts are ahead: the graph catches up first.
         at = self.graph.next_event
         if at < self.edge:
-            self.insert(min(self.edge, at + slice_edges))
+            self.insert(min(self.edge, at + catch_up_edges))
             return self.graph.next_event - at
 
         # Both move on together.
@@ -150,24 +151,8 @@ class LiveGraph:
         Without any they begin at the log's first edge, which is exact only where nothing lay before
         it.
         """
-        for path in _stored_facts(folder):
-            # Facts from before the log cannot be continued; later ones know too much.
-            if self.log.first_edge <= int(path.stem) <= until_event:
-                try:
-                    if self.facts.restore(unpack(path)[0]):
-                        return self.edge
-                    reason = "they were made under other model settings"
-                except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
-                    reason = str(error)
-                logger.warning(
-                    "facts_not_taken",
-                    file=str(path),
-                    reason=reason,
-                    meaning="they are made from the log again",
-                )
-
-        # None fits: they are made from the log, which retention may have shortened.
-        if self.log.first_edge > 0:
+        # Where none fits they are made from the log, which retention may have shortened.
+        if not take_stored(self.facts, folder, until_event) and self.log.first_edge > 0:
             logger.warning(
                 "facts_incomplete",
                 first_edge=self.log.first_edge,
@@ -186,11 +171,33 @@ def read_back(reader: LogReader) -> ReadBack:
     return read
 
 
+def take_stored(facts: PairFacts, folder: Path, until_event: int) -> bool:
+    """Put facts that took in nothing at the newest place stored, from their own edge up to
+    `until_event`. Returns: whether there was any. A file that cannot be taken is logged."""
+    for path in _stored_facts(folder):
+        # Facts from before the log cannot be continued; later ones know too much.
+        if facts.edge <= int(path.stem) <= until_event:
+            try:
+                if facts.restore(path):
+                    return True
+                reason = "they were made under other model settings"
+            except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
+                reason = str(error)
+            logger.warning(
+                "facts_not_taken",
+                file=str(path),
+                reason=reason,
+                meaning="they are made from the log again",
+            )
+    return False
+
+
 def save_facts(facts: PairFacts, folder: Path) -> None:
     """Write facts durably as `folder/<edge>.safetensors`, then drop older ones."""
     folder.mkdir(parents=True, exist_ok=True)
+    remove_scratch(folder)
     path = folder / f"{facts.edge:020d}.safetensors"
-    write_durably(path, pack(facts.tensors()))
+    facts.save(path)
 
     # A kill before this leaves both files, of which the newer one is taken.
     for old in _stored_facts(folder):

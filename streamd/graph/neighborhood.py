@@ -1,5 +1,5 @@
-"""What a model needs to embed some nodes: sampled neighbours with times and features, ids made
-compact."""
+"""What a model needs to embed some nodes: sampled neighbours with times and features, the nodes
+renumbered from 0."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,11 @@ from streamd.segments.columns import EdgeColumns
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """How a model looks around its roots: one draw a hop.
+    """How a model looks around its roots: one draw per hop.
 
-    window_us: 0, and each hop goes deeper: its roots are those of the hop before and their
-    neighbours. Above 0, each hop has the same roots and draws from a window of time of this width,
-    the first from the newest (DySAT).
+    window_us: at 0 each hop goes deeper: its roots are those of the hop before and their
+    neighbours. Above 0, every hop has the same roots and draws from a window of time of this width,
+    the first hop from the newest window (DySAT).
     """
 
     hops: tuple[Draw, ...]
@@ -60,7 +60,7 @@ class Neighborhood:
 
     node_M: int64 node ids, -1 is a node never seen. node_MD: float32 features. The first hop's
     roots are those asked for; the next hop's are the distinct ones among the first's roots and
-    neighbours, unless the hops are windows of time.
+    neighbours. windows: the hops are windows of time instead, all with the same roots.
     """
 
     node_M: Int64
@@ -69,8 +69,8 @@ class Neighborhood:
     windows: bool = False
 
     def subset(self, places: Int64) -> "Neighborhood":
-        """The same for some of the roots."""
-        # Of each hop keep the roots that the hops before still reach.
+        """The neighbourhood of some of the roots. places: int64, which roots of the first hop."""
+        # Keep of each hop the roots that the hops before still reach, or of windows the same ones.
         kept: list[Int64 | Bools] = []
         used = np.zeros(len(self.node_M), np.bool_)
         for number, hop in enumerate(self.hops):
@@ -98,7 +98,8 @@ def sample_neighborhood(
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0
 
-    # Windows of time become ranges of event ids, the newest one first.
+    # Windows of time become ranges of event ids, the newest one first; it ends with the events of
+    # the query's own time.
     if plan.window_us:
         back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
         starts = np.minimum(edges_before(columns, back), before_event).tolist()

@@ -1,10 +1,11 @@
 """The restart point of a role: the facts it stored, and the hold that keeps the log from there
 on."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from streamd.graph.facts import PairFacts
-from streamd.graph.live import LiveGraph, save_facts
+from streamd.graph.live import LiveGraph, save_facts, take_stored
 from streamd.roles import FACTS, folder_of, take_over
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 
@@ -40,10 +41,36 @@ class RestartPoint:
         return self._facts_edge < behind
 
     def store(self, facts: PairFacts) -> None:
-        """Store the facts, or a copy of them, durably; another thread may do so. Raises:
-        OSError."""
+        """Store facts that nobody changes meanwhile durably. Raises: OSError."""
         save_facts(facts, self._folder)
         self._facts_edge = facts.edge
+
+    def prepare_store(self, edge: int) -> Callable[[], None]:
+        """Return what stores the facts as of event `edge`, as `store` does, in another thread.
+
+        It makes them from those stored last and the log, as a restart does: the live ones move on
+        meanwhile, and a copy of them would take long. The reader is used in this call only.
+        """
+        # Views of the mapped segments, which stay readable whatever the reader does.
+        log = self._live.log
+        begin, first_edge, deletes = self._facts_edge, log.first_edge, log.deletions.of_nodes
+        parts = [
+            log.edges(max(begin, s.first_edge), min(edge, s.first_edge + s.num_edges))
+            for s in log.state.segments
+            if s.first_edge < edge and begin < s.first_edge + s.num_edges
+        ]
+        facts = self._live.facts.fresh(first_edge)
+
+        def store() -> None:
+            take_stored(facts, self._folder, begin)
+            if facts.edge != begin:
+                self._facts_edge = facts.edge  # what was stored is lost: the next try begins there
+                return
+            for src_E, dst_E, time_E in parts:
+                facts.advance(src_E, dst_E, time_E, deletes)
+            self.store(facts)
+
+        return store
 
     def hold(self, edge: int, purged_before_event: int) -> None:
         """Write the hold: a restart needs the log from event `edge` and from the stored facts on.

@@ -1,4 +1,4 @@
-"""Temporal sampling over k hops: which neighbours each root had strictly before its time."""
+"""Temporal sampling over several hops: which neighbours each root had strictly before its time."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,12 @@ SPLIT_ROOTS = 4096
 
 @dataclass(frozen=True)
 class Compact:
-    """A layer as message passing takes it: E sampled events, the distinct nodes among roots and
-    neighbours.
+    """A layer as message passing takes it: E sampled events between the M distinct (node, time)
+    pairs among roots and neighbours.
 
-    node: int64[M] ids; time: int64[M], the time each is looked at; root: int64[R] places of the
-    roots; edge_index: int64[2, E] places, from neighbour to root, as PyG has it; eid: int64[E].
+    node: int64[M] ids; time: int64[M], the time each is looked at; root: int64[R], where in
+    `node` the roots are; edge_index: int64[2, E] places in `node`, from neighbour to root, as in
+    PyG; eid: int64[E].
     """
 
     node: Int64
@@ -36,9 +37,9 @@ class Compact:
 
 @dataclass(frozen=True)
 class Layer:
-    """One hop. root: int64[R] and root_time: int64[R], what was asked; neighbor, eid, time:
-    int64[R, k], mask: bool[R, k]; padding is 0. The next layer's roots are `root`, then the sampled
-    neighbours in row order without padding; with strategy window they are `root` alone."""
+    """One hop. root: int64[R] and root_time: int64[R], its roots and their times; neighbor, eid,
+    time: int64[R, k], mask: bool[R, k]; padding is 0. The next layer's roots are `root`, then the
+    sampled neighbours in row order without padding; with strategy window they are `root` alone."""
 
     root: Int64
     root_time: Int64
@@ -51,7 +52,7 @@ class Layer:
         """Distinct (node, time) pairs and the sampled events between them. prop_time: neighbours at
         their event's time."""
 
-        # A node that is looked at at two times is two nodes.
+        # A node at two times counts as two nodes.
         row = np.nonzero(self.mask)[0]
         reached = self.time[self.mask] if prop_time else self.root_time[row]
         nodes = np.concatenate([self.root, self.neighbor[self.mask]])
@@ -64,7 +65,7 @@ class Layer:
 
 
 class Threads:
-    """A sampler whose roots are shared among threads; their answers do not depend on how."""
+    """A sampler that shares the roots among threads; the answers do not depend on how."""
 
     def __init__(self, sampler: NeighborSampler[Int64], threads: int) -> None:
         self._sampler = sampler
@@ -75,18 +76,18 @@ class Threads:
         self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
     ) -> Neighbors[Int64]:
         # Few roots are answered by the thread that asks.
-        number = min(self._threads, len(root_R) // SPLIT_ROOTS)
-        if number <= 1:
+        num_parts = min(self._threads, len(root_R) // SPLIT_ROOTS)
+        if num_parts <= 1:
             return self._sampler.sample(root_R, since, before, draw)
 
         # Cut the roots in their order, so that the parts' answers need only be joined.
-        edges = np.linspace(0, len(root_R), number + 1).astype(int).tolist()
+        bounds = np.linspace(0, len(root_R), num_parts + 1).astype(int).tolist()
 
         def part(a: int, b: int) -> Neighbors[Int64]:
             low, high = (x if isinstance(x, int) else x[a:b] for x in (since, before))
             return self._sampler.sample(root_R[a:b], low, high, draw)
 
-        found = list(self._pool.map(part, edges[:-1], edges[1:]))
+        found = list(self._pool.map(part, bounds[:-1], bounds[1:]))
         return Neighbors(
             np.concatenate([f.neighbor for f in found]),
             np.concatenate([f.event for f in found]),
@@ -95,15 +96,15 @@ class Threads:
 
 
 class TemporalSampler:
-    """Samples `fanouts[h]` neighbours a root at hop h. Owner: the thread that owns the graph,
+    """Samples `fanouts[h]` neighbours per root at hop h. Owner: the thread that owns the graph,
     between its inserts.
 
     strategy: recent, the newest first; uniform, each event as likely; window, `snapshots` windows
     of `width_us` back from the root's time, the newest of each (DySAT); static, uniform over all
-    events of the snapshot whatever their time.
-    prop_time: a sampled neighbour is asked at its event's time in the next hop, else at its root's.
-    seed: a draw is a function of it, the root, its cutoff and the hop, whatever the batch and the
-    number of threads.
+    events of the graph below `before_event` whatever their time.
+    prop_time: in the next hop a sampled neighbour is asked at its event's time, else at its root's.
+    seed: a draw is a function of it, the root, the root's cut and the hop, whatever the batch and
+    the number of threads.
     """
 
     def __init__(
@@ -137,7 +138,8 @@ class TemporalSampler:
         self.width_us = width_us
         self._sampler = Threads(graph, threads) if threads > 1 else graph
 
-        # A seed for each hop: a node that is a root in two hops would get the same draws in both.
+        # Each hop has a seed of its own: with one seed, a node that is a root in two hops would get
+        # the same draws in both.
         self._draws = [
             Draw(
                 direction=direction,
@@ -154,43 +156,43 @@ class TemporalSampler:
         self.columns = columns
 
     def sample(self, nodes: Int64, times: Int64, before_event: int | None = None) -> list[Layer]:
-        """Sample one layer a hop; for strategy window one a snapshot, the newest first.
+        """Sample one layer per hop; for strategy window one per window of time, the newest first.
 
         Args:
             nodes: int64[R].
-            times: int64[R] microseconds, each root sees events strictly before its own, except with
-            strategy static.
-            before_event: the snapshot, events below this id only, None for all of the log.
+            times: int64[R] microseconds; each root sees only events strictly before its own time,
+            except with strategy static.
+            before_event: no root sees events from this id on; None for all of the log.
         """
-        snapshot = self.columns.end if before_event is None else before_event
+        cut = self.columns.end if before_event is None else before_event
         root_times = [times]
-        follow: NextRoots[Int64]
+        roots_after: NextRoots[Int64]
         if self.strategy == "window":
-            # The n-th snapshot of a root holds the events from starts[n + 1] up to starts[n].
+            # A root's window n, from 0 for the newest, holds its events [starts[n + 1], starts[n]).
             starts = [
-                np.minimum(edges_before(self.columns, times - number * self.width_us), snapshot)
+                np.minimum(edges_before(self.columns, times - number * self.width_us), cut)
                 for number in range(len(self._draws) + 1)
             ]
             roots = Roots(nodes, starts[1], starts[0])
 
-            def follow(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+            def roots_after(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
                 root_times.append(times)
                 return Roots(nodes, starts[number + 2], starts[number + 1])
         else:
-            # Static sees events of any time, all others only what was before the root's.
+            # Static sees events of any time, the others only those before the root's time.
             if self.strategy == "static":
-                before = np.full(len(nodes), snapshot)
+                before = np.full(len(nodes), cut)
             else:
-                before = np.minimum(edges_before(self.columns, times), snapshot)
+                before = np.minimum(edges_before(self.columns, times), cut)
             roots = Roots(nodes, 0, before)
 
-            def follow(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
-                roots, times = self._deeper(hop, root_times[-1], snapshot)
-                root_times.append(times)
-                return roots
+            def roots_after(number: int, hop: SampledHop[Int64]) -> Roots[Int64]:
+                reached, reached_times = self._deeper(hop, root_times[-1], cut)
+                root_times.append(reached_times)
+                return reached
 
-        # One loop for all strategies; times come along by hop.
-        hops = sample_hops(self._sampler, roots, self._draws, follow)
+        # One loop for all strategies; `root_times` gains the times of each hop's roots.
+        hops = sample_hops(self._sampler, roots, self._draws, roots_after)
         return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
 
     def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
@@ -200,7 +202,7 @@ class TemporalSampler:
 
         Returns: int64[R, steps + 1], the roots first, -1 behind a walk's end.
         """
-        # One neighbour a step, each by a seed of its own.
+        # One neighbour per step, each step with a seed of its own.
         draw = replace(self._draws[0], fanout=1)
         draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
 
@@ -216,15 +218,13 @@ class TemporalSampler:
         last = np.where(hops[-1].found.mask, hops[-1].found.neighbor, -1)[:, 0]
         return np.stack([*(hop.roots.node for hop in hops), last], 1)
 
-    def _deeper(
-        self, hop: SampledHop[Int64], times: Int64, snapshot: int
-    ) -> tuple[Roots[Int64], Int64]:
+    def _deeper(self, hop: SampledHop[Int64], times: Int64, cut: int) -> tuple[Roots[Int64], Int64]:
         """The next hop's roots, this hop's and then its neighbours in row order, and their
         times."""
         roots = hop.roots
         found = hop.found
-        first = len(roots.node)
-        total = len(roots.node) + int(np.count_nonzero(found.mask))
+        num_roots = len(roots.node)
+        total = num_roots + int(np.count_nonzero(found.mask))
         nodes, next_times, before = np.empty((3, total), np.int64)
         next_roots(
             roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before
@@ -232,10 +232,10 @@ class TemporalSampler:
 
         # A neighbour asked at its event's time sees only what was before that time.
         if self.prop_time:
-            next_times[first:] = edge_times(self.columns, found.event, found.mask)[found.mask]
+            next_times[num_roots:] = edge_times(self.columns, found.event, found.mask)[found.mask]
             if self.strategy != "static":
-                earlier = edges_before(self.columns, next_times[first:])
-                before[first:] = np.minimum(earlier, snapshot)
+                earlier = edges_before(self.columns, next_times[num_roots:])
+                before[num_roots:] = np.minimum(earlier, cut)
         return Roots(nodes, 0, before), next_times
 
     def _layer(self, hop: SampledHop[Int64], root_time: Int64) -> Layer:

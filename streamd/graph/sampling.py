@@ -12,6 +12,7 @@ from streamd.graph.kernels import (
     AHEAD,
     DIRECTORY,
     GONE,
+    NEIGHBOR_BITS,
     BlockArrays,
     Query,
     Sampled,
@@ -24,6 +25,7 @@ from streamd.graph.kernels import (
 
 @inner
 def _pad(r: int, found: int, out: Sampled) -> None:
+    """Mark the first `found` neighbours of root r as real, and zero the rest."""
     for i in range(found):
         out.mask[r, i] = True
     for i in range(found, out.neighbor.shape[1]):
@@ -32,10 +34,14 @@ def _pad(r: int, found: int, out: Sampled) -> None:
 
 
 @inner
-def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
-    """Find roots that repeat an earlier root's question. own[:n]: the roots that do not; like[r]:
-    the first root with r's question."""
-    # A power of two, at most half full; 0 is an empty slot, so a root is its index + 1.
+def _distinct(q: Query, distinct: NDArray[Any], first_asked: NDArray[Any]) -> int:
+    """Find the roots that ask what an earlier root asks: the same node, since and before.
+
+    Writes distinct[:n], the places of the n roots that ask something new, and first_asked[r], the
+    place of the first root that asks what root r asks. Returns: n.
+    """
+    # A hash table with open addressing, its size a power of two, at most half full. 0 is an empty
+    # slot, so a root is stored as its place + 1.
     size = 16
     while size < 2 * len(q.root):
         size *= 2
@@ -48,50 +54,53 @@ def _distinct(q: Query, own: NDArray[Any], like: NDArray[Any]) -> int:
         while True:
             other = table[slot] - 1
             if other < 0:
-                table[slot], like[r] = r + 1, r
-                own[found] = r
+                table[slot] = r + 1
+                first_asked[r] = r
+                distinct[found] = r
                 found += 1
                 break
 
             # The slot is taken, by the same question or by chance.
             same = q.before[other] == q.before[r] and q.since[other] == q.since[r]
             if same and q.root[other] == q.root[r]:
-                like[r] = other
+                first_asked[r] = other
                 break
             slot = (slot + np.uint64(1)) & np.uint64(size - 1)
     return found
 
 
 @inner
-def _repeat(like: NDArray[Any], out: Sampled) -> None:
-    """Give roots that ask what an earlier one does its answer."""
-    for r in range(len(like)):
-        if like[r] != r:
-            out.missing[r] = out.missing[like[r]]
+def _repeat(first_asked: NDArray[Any], out: Sampled) -> None:
+    """Copy the answer of the first root that asked something to the others that ask the same."""
+    for r in range(len(first_asked)):
+        first = first_asked[r]
+        if first != r:
+            out.missing[r] = out.missing[first]
             for i in range(out.neighbor.shape[1]):
-                out.neighbor[r, i] = out.neighbor[like[r], i]
-                out.event[r, i] = out.event[like[r], i]
-                out.mask[r, i] = out.mask[like[r], i]
+                out.neighbor[r, i] = out.neighbor[first, i]
+                out.event[r, i] = out.event[first, i]
+                out.mask[r, i] = out.mask[first, i]
 
 
 @kernel
 def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
-    """The newest entries of each root in its events that are not hidden, newest first.
+    """Sample the newest entries of each root, newest first, among those in its range of events that
+    are not hidden.
 
-    A binary search of the directory, then of one block, then backwards; roots that ask the same are
-    answered once.
+    Search the directory, then one block, then walk backwards. Roots that ask the same are answered
+    once.
     """
     k = out.neighbor.shape[1]
-    own = np.empty(len(q.root), np.int32)
-    like = np.empty(len(q.root), np.int32)
-    distinct = _distinct(q, own, like)
+    distinct = np.empty(len(q.root), np.int32)
+    first_asked = np.empty(len(q.root), np.int32)
+    num_distinct = _distinct(q, distinct, first_asked)
     counts = np.empty(AHEAD, np.int64)
     blocks = np.empty(AHEAD, np.int64)
-    for first in range(0, distinct, AHEAD):
-        last = min(first + AHEAD, distinct)
-        locate(g, q, q.before, own, first, last, counts, blocks)
-        for i in range(last - first):
-            r = own[first + i]
+    for low in range(0, num_distinct, AHEAD):
+        high = min(low + AHEAD, num_distinct)
+        locate(g, q, q.before, distinct, low, high, counts, blocks)
+        for i in range(high - low):
+            r = distinct[low + i]
 
             # Walk back from the newest entry that the query may see, past those that are hidden.
             found = 0
@@ -119,14 +128,14 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
                     event = base + (row >> 32)
                     if event < since:
                         break
-                    if row & GONE != GONE:
-                        out.neighbor[r, found] = row & GONE
+                    if row & NEIGHBOR_BITS != GONE:
+                        out.neighbor[r, found] = row & NEIGHBOR_BITS
                         out.event[r, found] = event
                         found += 1
                     entry -= 1
             out.missing[r] = missing
             _pad(np.int64(r), found, out)
-    _repeat(like, out)
+    _repeat(first_asked, out)
 
 
 @inner
@@ -164,8 +173,8 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
 
 @inner
 def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> Any:
-    """Numbers of a node's entries in [begin, end) that no delete hides. Returns: how many, -1 where
-    some are offloaded."""
+    """List which of a node's entries number [begin, end) are not hidden, by their numbers. Returns:
+    how many, or -1 where some are offloaded."""
     held = 0
     at = g.nodes[4 * node + DIRECTORY]
     for number in range(begin, end):
@@ -173,7 +182,8 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
         place = g.blocks[2 * (at + block) + 1]
         if place < 0:
             return -1
-        if g.entries[place + number - entries_before(g, block)] & GONE != GONE:
+        row = g.entries[place + number - entries_before(g, block)]
+        if row & NEIGHBOR_BITS != GONE:
             listed[held] = number
             held += 1
     return held
@@ -181,9 +191,10 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
 
 @kernel
 def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
-    """Entries of each root in its events that are not hidden, each as likely as any other.
+    """Sample entries of each root, each as likely as any other, among those in its range of events
+    that are not hidden.
 
-    Without `q.replace` all of them where there are at most k. Random numbers are a hash of seed,
+    Without `q.replace`, all of them where there are at most k. Random numbers are a hash of seed,
     node, the query's end and the draw.
     """
     k = out.neighbor.shape[1]
@@ -195,24 +206,24 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     found = np.empty(AHEAD, np.int64)
     in_block = np.empty((AHEAD, k), np.int64)
     listed = np.empty(0, np.int64)
-    own = np.empty(len(q.root), np.int32)
-    like = np.empty(len(q.root), np.int32)
-    distinct = _distinct(q, own, like)
+    distinct = np.empty(len(q.root), np.int32)
+    first_asked = np.empty(len(q.root), np.int32)
+    num_distinct = _distinct(q, distinct, first_asked)
 
-    # Roots are asked once each; their lower ends are searched only where a query has any.
+    # Search for the lower ends of the ranges only where some root has one.
     bounded = False
     for r in range(len(q.root)):
         bounded = bounded or q.since[r] > q.first
 
-    for first in range(0, distinct, AHEAD):
-        last = min(first + AHEAD, distinct)
-        locate(g, q, q.before, own, first, last, ends, end_blocks)
+    for low in range(0, num_distinct, AHEAD):
+        high = min(low + AHEAD, num_distinct)
+        locate(g, q, q.before, distinct, low, high, ends, end_blocks)
         if bounded:
-            locate(g, q, q.since, own, first, last, begins, begin_blocks)
+            locate(g, q, q.since, distinct, low, high, begins, begin_blocks)
 
-        # Choose numbers of entries, and fetch what says where they lie.
-        for i in range(last - first):
-            r = own[first + i]
+        # Choose entries by number, and fetch the rows of their blocks, which say where they lie.
+        for i in range(high - low):
+            r = distinct[low + i]
             node = q.root[r]
             begin = begins[i]
             count = ends[i] - begins[i]
@@ -220,7 +231,8 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
             if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:
                 continue
-            # A node's oldest blocks are offloaded first: the first block of the range tells.
+            # A node's oldest blocks are offloaded first: if any block of the range is offloaded,
+            # its first one is.
             at = g.nodes[4 * node + DIRECTORY]
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True
@@ -247,20 +259,20 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
                 in_block[i, j] = at + block_of(g, chosen[i, j])
                 prefetch(g.blocks, 2 * in_block[i, j])
 
-        # Say where they lie, and fetch them.
-        for i in range(last - first):
-            at = g.nodes[4 * q.root[own[first + i]] + DIRECTORY] if found[i] else np.int64(0)
+        # Turn the numbers into places in the arena, and fetch the entries there.
+        for i in range(high - low):
+            at = g.nodes[4 * q.root[distinct[low + i]] + DIRECTORY] if found[i] else np.int64(0)
             for j in range(found[i]):
                 place = g.blocks[2 * in_block[i, j] + 1]
                 chosen[i, j] += place - entries_before(g, in_block[i, j] - at)
                 prefetch(g.entries, chosen[i, j])
 
-        # Read them.
-        for i in range(last - first):
-            r = own[first + i]
+        # Read the entries.
+        for i in range(high - low):
+            r = distinct[low + i]
             for j in range(found[i]):
                 row = g.entries[chosen[i, j]]
-                out.neighbor[r, j] = row & GONE
+                out.neighbor[r, j] = row & NEIGHBOR_BITS
                 out.event[r, j] = g.blocks[2 * in_block[i, j]] + (row >> 32)
             _pad(np.int64(r), found[i], out)
-    _repeat(like, out)
+    _repeat(first_asked, out)

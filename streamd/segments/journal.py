@@ -1,9 +1,9 @@
 """The journal has one line per commit; the lines up to `published` define what the log holds.
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
-whole state) and is named by the first commit that may follow. `LogState.after` is the only code
-that derives state from lines; `recovery.drop_journals` and `verify` read the names of their files
-too.
+whole state) and is named by the first commit that may follow. `LogState.restored` and
+`LogState.after` are the only code that derives state from lines; `recovery.drop_journals` and
+`verify` also read what lines say of single files.
 """
 
 import os
@@ -44,8 +44,7 @@ class SegmentState:
 
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
     was allocated for. revision: the commit that last replaced its file, by a compacted or a larger
-    one, 0 for none;
-    readers map the file again when this changes.
+    one, 0 for none; readers map the file again when this changes.
     """
 
     first_edge: int
@@ -57,6 +56,7 @@ class SegmentState:
     @classmethod
     def restored(cls, entry: list[Any]) -> "SegmentState":
         """Decode an entry of the journal. Raises: JournalError."""
+        # An entry of format 2 has no rows per edge set: they are the rows of the only set.
         *fields, rows_per_set = entry if len(entry) == 6 else [*entry, [entry[1]]]
         if rows_per_set != [fields[1]]:
             raise JournalError(
@@ -146,7 +146,7 @@ class LogState:
                 "restore the data_dir.",
             )
 
-        # Segments appear, grow, are replaced or are dropped; the last one never is.
+        # Segments appear, grow, are replaced or are dropped; the last one is never dropped.
         sealed = self.sealed
         last = self.last
         for entry in line["segments"]:
@@ -328,14 +328,16 @@ class JournalWriter:
         scratch = self._path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
+        # The first line, a checkpoint, is appended below and is no commit.
         self._num_commits = -1
-        # The checkpoint is durable before the file gets its name, so none is ever seen without.
+
+        # The checkpoint is durable before the file gets its name, so no file is ever without one.
         self.append(encode_line(state.checkpoint()))
         self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
 
     def append(self, line: bytes) -> None:
-        """Write one line and make it durable; once this returns, no crash can undo the commit."""
+        """Write one line and make it durable; once this returns, no crash can undo it."""
         self._disk.write(self._fd, line, self._size)
         self._disk.sync(self._fd)
         self._size += len(line)
@@ -351,19 +353,20 @@ class JournalWriter:
         file of its own.
 
         On some shared volumes the lock of the directory does not keep others out. The folder is
-        listed only where it may have changed: it holds ever more files.
+        listed only where it may have changed, because it holds ever more files.
         """
         changed_at = self.folder.stat().st_mtime_ns
         if changed_at == self._seen_at:
             return
-        # Another process may have begun a file of the same name, which only the inode tells.
+        # Another process may have begun a file of the same name: only the inode tells them apart.
         newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
         if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(
                 f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
                 "run one ingest per data_dir; the lock (flock) does not work on this volume.",
             )
-        # A change within the same tick of the clock would not show.
+        # A second change within one tick of the clock would not show, so a folder that has just
+        # changed is listed again next time.
         self._seen_at = changed_at if time.time_ns() - changed_at > SETTLED_NS else 0
 
     def roll(self, state: LogState) -> None:

@@ -52,8 +52,7 @@ class LogWriter:
 
     Owner: the ingest process, by a lock on the directory. `keys` maps external keys to node ids;
     `BatchBuilder` adds and removes entries before it commits. After a failed write or sync nothing
-    more is accepted: the process ends, and a new writer
-    recovers.
+    more is accepted: the process ends, and a new writer recovers.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class LogWriter:
         unknown until recovery has read the journal; the caller ends the process. LockedError where
         another process writes here too.
         """
-        # Recovery zeroes so many rows behind the counts, and no more: see `_open_segment`.
+        # After a crash, recovery zeroes MAX_COMMIT_ROWS rows behind the counts: `_open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
         assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; see `remaining_rows`"
         with self._steps():
@@ -226,7 +225,7 @@ class LogWriter:
             self.disk.sync(fd)
 
         # Steps 3 and 4: write the journal's line, then show the commit to readers.
-        line = {
+        fields = {
             "rows": batch.num_rows,
             "nodes": self.state.num_nodes + len(batch.new_keys),
             "watermark": watermark,
@@ -234,10 +233,11 @@ class LogWriter:
             "progress": changed_progress(self.state.progress, progress),
         }
         if gaps:
-            line["gaps"] = [list(g) for g in gaps]
-        self._line(segments, line)
+            fields["gaps"] = [list(g) for g in gaps]
+        self._line(segments, fields)
 
-        # Foreign readers of the file see the rows by its header, which recovery writes again.
+        # Readers without the journal count rows by the file's header. A crash before this line
+        # leaves the old counts, which recovery raises.
         if segments and self._segment is not None:
             self._segment.raise_counts()
         if batch.num_edges:
@@ -263,6 +263,8 @@ class LogWriter:
             self._journal.roll(self.state)
         self._journal.append(encode_line(line))
         self.state = self.state.after(line)
+
+        # A replaced file gets its name before readers are told of it.
         if replaces:
             finish_replacements(self.data_dir, self.state, self.disk)
 
@@ -282,7 +284,8 @@ class LogWriter:
     def seal(self) -> None:
         """Close the segment in progress and begin another, unless it has no edge yet.
 
-        A segment is named by its first edge, so two without one would have the same name.
+        A segment is named by its first event id, so a second one without edges would have the name
+        of the first.
         """
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
@@ -292,7 +295,7 @@ class LogWriter:
                 )
 
     def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
-        """Replace a segment, to which nothing is appended meanwhile, by a rewritten copy.
+        """Replace a segment by a rewritten copy; nothing may be appended to it meanwhile.
 
         write: makes the copy at a path and returns the CRC32C of its rows.
         """
@@ -381,7 +384,7 @@ class LogWriter:
             or segment.num_edges + batch.num_edges > segment.edge_capacity
             or segment.num_labels + len(batch.label_node_L) > segment.label_capacity
         ):
-            # Only labels fill it: the next segment would take the same name.
+            # Full of labels and without an edge: the next segment would take the same name.
             if segment is not None and not segment.num_edges and segment.num_labels:
                 return self._larger_segment(segment, len(batch.label_node_L))
             segment = self._begin_segment()
@@ -421,15 +424,18 @@ class LogWriter:
 
     def _begin_segment(self) -> TGUFWriter:
         first = self.state.num_edges
-        labels = self.segment_edges if self.schema.label_dim else 0
+        label_capacity = self.segment_edges if self.schema.label_dim else 0
         path = self.data_dir / SegmentState(first, 0, 0, 0).path
 
-        # A file of this name is one whose first commit never came to be.
+        # A file that has this name already was begun for a commit whose line was never written.
         self.disk.unlink(path)
         new = TGUFWriter(
             path,
             TGUFSchema(
-                self.segment_edges, self.schema.edge_feature_dim, labels, self.schema.label_dim
+                self.segment_edges,
+                self.schema.edge_feature_dim,
+                label_capacity,
+                self.schema.label_dim,
             ),
             self.disk,
         )
@@ -470,13 +476,13 @@ class LogWriter:
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge
         self._segment_revision = last.revision
-        labels = last.capacity if self.schema.label_dim else 0
+        label_capacity = last.capacity if self.schema.label_dim else 0
         self._segment = TGUFWriter.reopen(
             self.data_dir / last.path,
             last.num_edges,
             last.num_labels,
             last.capacity,
-            labels,
+            label_capacity,
             self.disk,
         )
         # A crash may have left rows of a commit whose line was never written.

@@ -46,8 +46,8 @@ class EngineStatus:
     """The state that the status page and the health checks read. Owner: the engine.
 
     edge: id of the next event to take in. newest_us: event time of the newest one, microseconds.
-    memory_edge: event id up to which memory has seen. answered: requests that were dealt with,
-    errors and the server's own recall checks included.
+    memory_edge: event id up to which memory has taken in the log. answered: requests that were
+    dealt with, errors and the server's own recall checks included.
     beat: monotonic time of the last slice.
     """
 
@@ -61,7 +61,7 @@ class EngineStatus:
     answered: int = 0
     events_per_second: float = 0.0
     rebuild: Reading | None = None
-    """Progress with graph, facts and memory, until the engine is ready."""
+    """Progress of rebuilding graph, facts and memory; None once the engine is ready."""
     beat: float = field(default_factory=time.monotonic)
 
 
@@ -91,7 +91,7 @@ class Engine:
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
 
-        # What is asked, and what is measured of it.
+        # What is asked, what is measured, and when it last stored something.
         self._queue = RequestQueue(settings.server)
         self._searches = Searches(settings.server)
         self._rate = EventRate()
@@ -173,10 +173,11 @@ class Engine:
         return view
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
-        """The champion's manifest and model settings, so that its facts are not made twice.
+        """Read the champion's manifest and model settings: facts of other settings would have to be
+        made again for it.
 
-        Returns: None and this server's settings where there is no champion that can be read;
-        loading it reports the error again.
+        Returns: None and this server's settings where there is no champion that can be read; the
+        swap, which tries to load it, reports the error again.
         """
         name = self._registry.champion()
         try:
@@ -189,11 +190,11 @@ class Engine:
     def _follow_log(self, view: ServerGraph) -> int:
         """Take in a slice of the log, and advance memory by at most SLICE_CHUNKS closed chunks.
         Returns: events taken in."""
-        num_taken, deleted = view.follow()
+        num_taken, deleted = view.follow(answering=self.status.ready)
         self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
         self._freshness.show(view.edge, time.time())
 
-        # Memory follows the graph; embeddings may be of what was deleted.
+        # Memory follows the graph. Embeddings made before a delete may hold what was deleted.
         if self._served is not None:
             if deleted:
                 self._served.forget_embeddings()
@@ -232,7 +233,7 @@ class Engine:
     # Readiness and status
 
     def _update_ready(self, view: ServerGraph) -> None:
-        """Become ready once log and version have caught up, and stay so until `run` ends."""
+        """Become ready once log and version have caught up, and stay so unless `run` fails."""
         status = self.status
         if status.ready:
             return
@@ -241,8 +242,8 @@ class Engine:
             status.why = "answering"
             status.rebuild = None
             self._rebuild.done()
-            # What lives as long as the server: a full collection through it takes 0.2 s in which
-            # nothing is answered.
+            # Keep the garbage collector off what lives as long as the server: a full collection
+            # takes 0.2 s, in which nothing is answered.
             gc.freeze()
             logger.info("server_ready", edges=view.edge, version=status.version)
         else:
@@ -278,11 +279,11 @@ class Engine:
             return
 
         # Searches are spread over many slices; the rest is answered at once.
-        for waiting in taken:
-            if searches := waiting.searches:
+        for batch in taken:
+            if searches := batch.searches:
                 moments = moments_of(self._view, self._served, searches)
-                self._searches.begin(searches, moments, waiting.deadline, waiting.done)
-        self._answer_now(self._view, [w for w in taken if not w.searches])
+                self._searches.begin(searches, moments, batch.deadline, batch.done)
+        self._answer_now(self._view, [b for b in taken if not b.searches])
 
     def _search(self) -> None:
         """Do one slice of the searches of all nodes."""
@@ -297,7 +298,7 @@ class Engine:
         begun = time.monotonic()
         try:
             answers: list[Answer] | Exception = self._compute(
-                view, [r for w in taken for r in w.requests]
+                view, [r for batch in taken for r in batch.requests]
             )
         except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
             logger.exception("answer_failed", error=str(error))
@@ -306,19 +307,19 @@ class Engine:
         # Each batch gets its own answers, or the error.
         at = 0
         took = time.monotonic() - begun
-        for waiting in taken:
-            metrics.engine_seconds.labels("wait").observe(begun - waiting.since)
+        for batch in taken:
+            metrics.engine_seconds.labels("wait").observe(begun - batch.since)
             metrics.engine_seconds.labels("answer").observe(took)
-            waiting.done(
+            batch.done(
                 answers
                 if isinstance(answers, Exception)
-                else answers[at : at + len(waiting.requests)]
+                else answers[at : at + len(batch.requests)]
             )
-            at += len(waiting.requests)
+            at += len(batch.requests)
         self.status.answered += at
 
     def _compute(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
-        """Answer by the version that serves, or by the rule where the version is not finite."""
+        """Answer by the version that serves, or by the rule where its answers are not finite."""
         try:
             return self._computed(view, requests)
         except NotFinite as error:
@@ -326,6 +327,7 @@ class Engine:
             return self._computed(view, requests)
 
     def _computed(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
+        """Answer by what serves now; some answers are measured against a search of all nodes."""
         moments = moments_of(view, self._served, requests)
         answers = answers_of(requests, moments)
         for request, moment, answer in zip(requests, moments, answers, strict=True):

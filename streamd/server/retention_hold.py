@@ -4,11 +4,11 @@ Its next start reads facts and memory, and the log from the hold on.
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
-from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.models import Memory
@@ -24,7 +24,7 @@ nodes takes a second."""
 
 
 class RetentionHold:
-    """Stores copies in a thread of its own, since requests must not wait for a disk.
+    """Stores facts and memory in a thread of its own, since requests must not wait for a disk.
 
     Owner: the server's graph.
     """
@@ -52,7 +52,10 @@ class RetentionHold:
             return
         if self._restart.is_due(edge):
             self._storing = threading.Thread(
-                target=self.store_facts, args=(self._live.facts.copy(),), name="facts", daemon=True
+                target=self.store_facts,
+                args=(self._restart.prepare_store(edge),),
+                name="facts",
+                daemon=True,
             )
             self._storing.start()
             return
@@ -97,10 +100,10 @@ class RetentionHold:
         else:
             self._memory_stored = (version, memory.edge)
 
-    def store_facts(self, facts: PairFacts) -> None:
-        """Store a copy of the facts. A failure is logged."""
+    def store_facts(self, store: Callable[[], None]) -> None:
+        """Store the facts by what `RestartPoint.prepare_store` returned. A failure is logged."""
         try:
-            self._restart.store(facts)
+            store()
         except OSError as error:
             logger.error(
                 "facts_not_stored",

@@ -14,6 +14,8 @@ from streamd.settings import ModelSettings, Settings
 
 SLICE_EDGES = 20_000
 """Most events taken in between two passes of answers: requests wait while they are."""
+CATCH_UP_EDGES = 250_000
+"""The same for the graph alone before the server is ready: only health checks wait."""
 
 
 class ServerGraph:
@@ -78,8 +80,9 @@ class ServerGraph:
         """Event time, microseconds, up to which the events taken in are complete."""
         return self.log.watermark if self.caught_up else self.newest_us
 
-    def follow(self) -> tuple[int, bool]:
-        """Take in up to one slice of new events, and all deletes.
+    def follow(self, answering: bool = True) -> tuple[int, bool]:
+        """Take in up to one slice of new events, and all deletes. answering: whether requests wait
+        meanwhile; without them the graph catches up in long slices.
 
         The reader's segments are read to their end before it looks for more: they stay mapped until
         then, while retention may drop their files.
@@ -89,7 +92,8 @@ class ServerGraph:
             return 0, False
         self._began = True
         deleted = self.live.hide_deleted()
-        took = self.live.step(self.log.num_edges, SLICE_EDGES)
+        catch_up = SLICE_EDGES if answering else CATCH_UP_EDGES
+        took = self.live.step(self.log.num_edges, SLICE_EDGES, catch_up)
 
         # Node features as of the newest event that was taken in.
         if took:

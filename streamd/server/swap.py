@@ -25,7 +25,7 @@ SLICE_CHUNKS = 1
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The version that should serve does so, or none can."""
+    """At the last look at the registry, the version that should serve did so, or none could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """A version's memory, and facts where it needs its own, advance to the end of the log.
+    """A version's memory, and a graph of its own where it needs other facts, advance to the end of
+    the log.
 
-    from_edge: event id at which its memory began.
+    since: as in `Loading`. from_edge: event id at which its memory began.
     """
 
     served: LoadedVersion
@@ -72,12 +73,14 @@ State = Idle | Loading | CatchingUp | Swapped | Refused
 class Swap:
     """The state machine of the swap. It also knows the versions that cannot serve.
 
-        Idle --> Loading --> CatchingUp --> Swapped --> Idle
-                    |            |
-                    +------------+--------> Refused --> Idle
+        Idle --> Loading --> CatchingUp --> Swapped --> as Idle
+                  |   |          |
+                  |   +----------+--------> Refused --> as Idle
+                  |
+                  +--> Idle, where its loading failed and it is no longer the one that should serve
 
-    `step` moves it on. Swapped and Refused last for one step; the engine takes over what was
-    swapped. Owner: the engine.
+    `step` moves it on, by more than one state where nothing has to be waited for. Swapped and
+    Refused last until the next step; the engine takes over what was swapped. Owner: the engine.
     """
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
@@ -97,7 +100,7 @@ class Swap:
 
         Returns: the new state.
         """
-        # Several states may pass in one step, so that nothing waits without need.
+        # Each state may follow at once on the one before, so that nothing waits without need.
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
             state = self._look_up(view, serving)
@@ -131,11 +134,11 @@ class Swap:
         return Loading(name, now, self._load(name, view))
 
     def _wanted(self) -> str | None:
-        """Name of the champion, or of the last proven version where the champion cannot serve.
+        """Name of the champion, or of the shadow where the champion cannot serve.
 
         Returns: None where neither can.
         """
-        # The metric tells operators that something else than the champion answers.
+        # The metric tells operators that something other than the champion answers.
         names = [self._registry.champion(), self._registry.shadow()]
         metrics.champion_not_served.set(names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
@@ -182,25 +185,27 @@ class Swap:
         return CatchingUp(served, view, state.since, served.memory.edge)
 
     def _carried(self, state: CatchingUp, view: ServerGraph) -> CatchingUp | Swapped | Refused:
-        """Advance a version by one slice: facts first where it has its own, then memory.
+        """Advance a version by one slice: its graph first where it has its own, then memory.
 
         view: the graph that answers now.
         """
         served = state.served
-        own = state.view
+        next_view = state.view
 
-        # Retention, or another log, may have come while it was loaded.
+        # Its event may have been dropped by retention while it was loaded, or be of another log.
         if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
             return self.refuse(served.manifest.name, "its event is not in the log")
 
         # Not served before graph, facts and memory are at the log's end.
-        if own is not view and (own.follow()[0] or not own.caught_up):
+        if next_view is not view and (next_view.follow()[0] or not next_view.caught_up):
             return state
         if (
-            served.follow(own.log, own.edge, own.watermark, SLICE_CHUNKS)
-            or served.memory.edge > own.edge
+            served.follow(next_view.log, next_view.edge, next_view.watermark, SLICE_CHUNKS)
+            or served.memory.edge > next_view.edge
         ):
             return state
+
+        # Caught up.
         metrics.swaps.inc()
         metrics.swap_seconds.observe(time.monotonic() - state.since)
-        return Swapped(served, own)
+        return Swapped(served, next_view)

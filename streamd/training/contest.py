@@ -1,5 +1,5 @@
-"""The contest of versions: the champion is compared with a shadow or an incumbent, and the verdict
-says which version serves from then on."""
+"""The contest of versions: the learner's version is compared with a shadow or an incumbent, and the
+verdict says which version serves from then on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class Verdict:
     """What a comparison came to.
 
     decision: "open" while the comparison goes on. why: the reason, in words.
-    back_to: the shadow to learn on from, where the version is worse than it; None against an
-    incumbent, which simply goes on serving.
+    back_to: the shadow that learning goes back to, where the version is worse than it; None against
+    an incumbent, which just goes on serving.
     proof: for the journal, where the champion took the shadow's place.
     """
 
@@ -50,10 +50,11 @@ class Verdict:
 
 
 class Contest:
-    """Keeps champion, shadow and incumbent, and compares them over the same events.
+    """Keeps the learner's version, the shadow and the incumbent, and compares them over the same
+    events.
 
-    Owner: the trainer's thread. A contest changes nothing but its own state; the trainer passes on
-    to the learner and the ledger what follows.
+    Owner: the trainer's thread. A contest changes its own state only; the trainer tells the learner
+    and the ledger what follows from a verdict.
 
     version: name of the version that the learner goes on from, "" before the first. It is the
     champion, or, while an incumbent serves, the newest version learned here.
@@ -104,9 +105,9 @@ class Contest:
     def score(self, chunk: Chunk, logits_EC: Float32) -> Float32 | None:
         """Move the shadow over a chunk and compare the learner's version with it.
 
-        logits_EC: the champion's logits, float32[E, 101].
-        Returns: the shadow's logits, float32[E, 101]; None where there is no shadow, it is the
-        version itself, or no event of the chunk is scored.
+        logits_EC: that version's logits, float32[E, 101].
+        Returns: the shadow's logits, float32[E, 101]; None where there is no shadow, the shadow is
+        that version itself, or no event of the chunk is scored.
         """
         if self.shadow is None:
             return None
@@ -119,30 +120,34 @@ class Contest:
     def score_window(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
     ) -> Float32 | None:
-        """Move the incumbent over a window that was scored and compare it; arguments as in
-        `Incumbent.compare`.
+        """Move the incumbent over a window that was scored, and compare the learner's version with
+        it; arguments as in `Incumbent.compare`.
 
         Returns: the incumbent's logits, float32[E, 101]; None where there is no incumbent.
         """
         if self.incumbent is None:
             return None
-        ours_EC, shadow_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
-        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(shadow_EC))
-        return shadow_EC
+        ours_EC, incumbent_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
+        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(incumbent_EC))
+        return incumbent_EC
 
     def judge(self) -> Verdict:
-        """Decide, once enough events were compared and before the window is learned; each decision
-        starts a new comparison."""
+        """Decide, once enough events were compared and before the window is learned; each verdict
+        that is not "open" starts a new comparison."""
         decision, why = judge(self.compared, self._settings.registry.gate_events)
         if decision == "open":
             return Verdict(decision=decision, why=why)
         metrics.gate_verdicts.labels(decision).inc()
         self.compared = Comparison()
+
+        # Against an incumbent: a version that is worse goes on learning beside it.
         if self.incumbent is not None:
             if decision == "proven":
                 logger.warning("settings_proven", instead_of=self.incumbent.name, why=why)
                 self.incumbent = None
             return Verdict(decision=decision, why=why)
+
+        # Against the shadow: the champion takes its place, or learning goes back to it.
         if decision == "proven":
             self.shadow = Shadow.of(self.version, self._learner)
             return Verdict(decision=decision, why=why, proof=Proof(self.version, why))
@@ -152,10 +157,10 @@ class Contest:
         return Verdict(decision=decision, why=why, back_to=self.shadow)
 
     def after(self, outcome: PublishResult) -> Proof | None:
-        """Take over the version that learning goes on from: the published one or, after a refusal,
-        its parent.
+        """Note the version that learning goes on from: the published one or, after a refusal, its
+        parent.
 
-        Returns: a proof where it is the first version that serves, because that is the shadow too.
+        Returns: a proof where it serves and there was no shadow, because it becomes the shadow too.
         """
         self.version = outcome.version
         if not outcome.promoted or self.shadow is not None:
@@ -174,11 +179,11 @@ class Contest:
     def follow(self, edge: int) -> Shadow | None:
         """Follow the champion where someone moved it by hand.
 
-        A champion of other settings becomes the incumbent; one of the same settings is learned on
-        from.
+        A champion of other settings becomes the incumbent; learning goes on from one of the same
+        settings.
 
-        Returns: the version to learn on from, its memory at event `edge`; None where learning just
-        goes on.
+        Returns: the version that learning goes on from, its memory at event `edge`; None where
+        learning goes on as before.
         """
         # Whether there is anything to follow.
         champion = self._versions.moved_by_hand()
@@ -188,18 +193,18 @@ class Contest:
             self.incumbent = None
             return None
 
-        # Load it, as the incumbent or as what is learned on from.
+        # Load it, as the incumbent or as the version that learning goes on from.
         reason = "its event lies before the log's first event or after the trainer's"
         try:
             if self._begin_incumbent(champion):
                 return None
-            version = self._carried(champion, edge)
+            carried = self._carried(champion, edge)
         except VersionError as error:
-            version = None
+            carried = None
             reason = str(error)
 
         # One that cannot be followed is reported once, not at every window.
-        if version is None:
+        if carried is None:
             if champion != self._not_followed:
                 logger.error("champion_not_followed", version=champion, reason=reason)
             self._not_followed = champion
@@ -208,13 +213,13 @@ class Contest:
         self.version = champion
         self.compared = Comparison()
         self.incumbent = None
-        return version
+        return carried
 
     # After a stop
 
     def restore(self, version: str, compared: Comparison) -> None:
-        """Take over the name of the version that learning goes on from, and the comparison, from a
-        checkpoint or the journal.
+        """Take over the name of the version that learning goes on from, and the comparison so far,
+        from a checkpoint; without one, the champion and an empty comparison.
 
         `restore_shadow` and `restore_incumbent` are called later, once graph and facts exist.
         """
@@ -241,6 +246,7 @@ class Contest:
 
     def restore_incumbent(self) -> None:
         """Go on comparing with the champion where it has other settings."""
+        # The comparison of the checkpoint goes on: beginning an incumbent would empty it.
         compared = self.compared
         champion = self._versions.champion()
         try:
@@ -268,7 +274,7 @@ class Contest:
             )
             return False
 
-        # From here on the contest is against it alone.
+        # From here on the learner's version is compared with it alone.
         logger.warning(
             "learning_beside_champion",
             version=champion,

@@ -11,7 +11,7 @@ import torch
 
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, free_device_memory, make_graph
-from streamd.graph.live import LiveGraph, read_back
+from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
@@ -181,14 +181,16 @@ class Recorder:
         self,
         until_event: int,
         slice_edges: int = 100_000,
+        catch_up_edges: int = CATCH_UP_EDGES,
         on_slice: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Move up to event `until_event` without recording, as after a restart.
 
-        on_slice: called with the graph's next event id after each slice of `slice_edges` events.
+        slice_edges, catch_up_edges: as `LiveGraph.step` has them. on_slice: called with the graph's
+        next event id after each slice.
         """
         self.live.hide_deleted()
-        while self.live.step(until_event, slice_edges):
+        while self.live.step(until_event, slice_edges, catch_up_edges):
             on_slice(self.live.graph.next_event)
 
     def free_device_memory(self) -> bool:

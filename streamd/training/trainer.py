@@ -44,8 +44,8 @@ class Trainer:
     recorded and sent to a GPU ahead of time in threads of their own.
 
     It owns the graph and facts (`recorder`), the model and its past (`learner`), the comparison of
-    versions (`contest`), and the durable state (`Ledger`). Others read the first
-    three and change nothing in them.
+    versions (`contest`), and the durable state (`_ledger`). Others read the first three and change
+    nothing in them.
 
     log: reader of the event log that it learns; `run` refreshes it.
     edge: id of the first event that is not yet in a finished window.
@@ -72,8 +72,11 @@ class Trainer:
         self._beat = beat
         self._on_step = on_step
         self._width_us = settings.windows.width_seconds * 1_000_000
-        self._window_edge = self.edge = reader.first_edge
+        self.edge = reader.first_edge
+        self._window_edge = reader.first_edge
+        """Id of the first event of the windows that were finished last."""
         self._num_hidden = 0
+        """Deletes that the learner's past was cleared of."""
 
         # What it owns.
         replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay")
@@ -88,7 +91,7 @@ class Trainer:
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
-        """Learn windows as they close, until `stop` is set. The window in progress is finished."""
+        """Learn windows as they close, until `stop` is set; what was begun by then is finished."""
         self.bootstrap()
         while not stop.is_set():
             self.log.refresh()
@@ -106,25 +109,25 @@ class Trainer:
     def due(self) -> list[Window]:
         """The windows to learn next: one, or several as one where the trainer lags.
 
-        Windows that were begun before a stop are tried again as they were, singly once they failed
+        Windows that were begun before a stop are tried again together, or singly once they failed
         too often together.
         """
-        # Closed windows, one more than may be merged, which shows that the trainer lags.
+        # Closed windows, at most one more than may be merged: that many show that the trainer lags.
         begun = self._ledger.begun()
-        most = self._settings.windows.merge_after
+        merge_after = self._settings.windows.merge_after
         closed: list[Window] = []
-        cursor = self.edge
-        while (window := next_window(self.log, cursor, self._width_us)) is not None and len(
+        edge = self.edge
+        while (window := next_window(self.log, edge, self._width_us)) is not None and len(
             closed
-        ) <= most:
+        ) <= merge_after:
             closed.append(window)
-            cursor = window.end_edge
+            edge = window.end_edge
 
         # What was begun before a stop goes first.
         if begun.edge == self.edge:
             again = [w for w in closed if w.end_edge <= begun.end_edge]
             return again if begun.failures < MAX_FAILURES else again[:1]
-        return closed[:most] if len(closed) > most > 0 else closed[:1]
+        return closed[:merge_after] if len(closed) > merge_after > 0 else closed[:1]
 
     def process(self, *windows: Window) -> WindowRecord:
         """Score each window singly, learn and publish them as one, record each, and write one
@@ -133,6 +136,7 @@ class Trainer:
         Windows that a stop cut short are processed from their start. Returns: the last one's
         record.
         """
+        # Where someone moved the champion by hand, learning goes on from that version.
         followed = self.contest.follow(self.edge)
         if followed is not None:
             self.learner.continue_from(followed.model.state_dict(), followed.memory)
@@ -145,38 +149,38 @@ class Trainer:
     def _process(self, step: Step) -> WindowRecord:
         """Do a step that the ledger wrote down. Returns: the last window's record."""
         # 1. Score each window, before anything of it is learned.
-        begun = time.perf_counter()
+        begun_at = time.perf_counter()
         scored = [self._score(window, step) for window in step.windows]
 
         # 2. Decide, once enough events were compared, whether the learner's version is proven or
         # worse.
-        learning = time.perf_counter()
+        scored_at = time.perf_counter()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
 
-        # 3. Learn them as one, unless the champion is worse than the shadow: their events, or those
-        # of windows before them, may be the cause.
+        # 3. Learn the windows as one, unless the champion is worse than the shadow: what it learned
+        # lately, or these windows, may be the cause.
         learned = self._learn(step) if verdict.back_to is None else None
 
         # 4. Publish what was learned, or go back to the shadow.
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
         self._window_edge = step.range.first_edge
         self.edge = step.range.end_edge
-        done = time.perf_counter()
+        done_at = time.perf_counter()
 
         # 5. Record each window. The records count once a checkpoint follows them.
         self._on_step("record")
         seconds = {
-            "score": (learning - begun) / len(scored),
-            "learn": (done - learning) / len(scored),
+            "score": (scored_at - begun_at) / len(scored),
+            "learn": (done_at - scored_at) / len(scored),
         }
         records = records_of(step, scored, outcome, learned, seconds, self._clock)
         for record in records:
             self._ledger.record(record)
 
-        # 6. Checkpoint: a restart goes on from here. If a stop comes between the two lines, the
-        # restart writes the proof to the journal.
+        # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the
+        # proof, the restart writes the proof to the registry's journal.
         self._on_step("checkpoint")
         self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
         self._ledger.prove(verdict.proof)
@@ -197,7 +201,7 @@ class Trainer:
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
-        # Chunk by chunk: the learner's version, or the rule before the first one, and the shadow.
+        # Chunk by chunk: the learner's version (the rule before there is one), and the shadow.
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
@@ -216,7 +220,8 @@ class Trainer:
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
-        """Learn what was scored. Returns: None where no event could be learned."""
+        """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event
+        could be learned."""
         learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
         self.learner.memory.forget(self.log.deletions.of_nodes)
         return learned
@@ -253,8 +258,8 @@ class Trainer:
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # Windows that were passed over were neither scored nor learned; the record says so even
-        # after a rollback.
+        # Windows that were passed over were neither scored nor learned; their records say that
+        # rather than a rollback.
         if step.do != "pass over":
             return outcome
         return PublishResult(
@@ -266,7 +271,7 @@ class Trainer:
     def _publish(
         self, step: Step, learned: TrainResult, scores: dict[str, Measures]
     ) -> PublishResult:
-        """Publish the learner's model as a version. A version that is refused is unlearned."""
+        """Publish the learner's model as a version. What a refused version learned is undone."""
         learner = self.learner
         outcome = self._ledger.publish(
             Candidate(
@@ -284,7 +289,7 @@ class Trainer:
             self.contest.incumbent_name,
         )
 
-        # The gate may refuse it: then the weights from before are restored.
+        # The gate may refuse it: then the weights from before the step are restored.
         if outcome.refused:
             learner.refuse()
         self._ledger.prove(self.contest.after(outcome))
@@ -294,7 +299,7 @@ class Trainer:
         """Where nothing was learned under these settings yet, learn the log's newest windows at
         once and publish. No scores of them are kept. Otherwise nothing happens.
         """
-        # Whether there is a range to learn.
+        # Whether there is a range to learn, even a short one beside an incumbent.
         if self.learner.num_learned or self.edge > self.log.first_edge:
             return
         short = self.contest.incumbent is not None
@@ -321,7 +326,7 @@ class Trainer:
                 self._touch("bootstrapping", recording.at(done, num_events))
             self.edge = window.end_edge
 
-        # Learn and publish it. The loop goes on after it.
+        # Learn and publish it. `run` goes on with the windows after it.
         learning = RoleProgress("bootstrapping", step="learn")
         self.learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
         learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
@@ -347,9 +352,8 @@ class Trainer:
             self.learner.hide_deleted(deletions)
 
     def _renew_shadow(self) -> None:
-        """Make the champion the shadow where compaction waits for the shadow only.
-
-        The older shadow may hold what was deleted. The champion takes its place unproven.
+        """Make the champion the shadow, unproven, where compaction waits for the shadow only: the
+        older shadow may hold what was deleted.
         """
         compaction_request = self._ledger.compaction_request()
         if compaction_request is None or not self.contest.shadow_is_older:
@@ -364,8 +368,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint; where it is damaged, from the champion. Learning begins
-        at the log's start where there is no checkpoint, its settings are not ours, or that champion
-        cannot be used either.
+        at the log's start where there is no checkpoint, it has other settings than this trainer, or
+        that champion cannot be used either.
         """
         # Weights, memory, replay and the contest.
         from_champion = False
@@ -440,8 +444,8 @@ class Trainer:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False
         manifest = version.manifest
-        own = learn_alike(manifest.fixed_settings, self._settings)
-        if not own or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
+        same_settings = learn_alike(manifest.fixed_settings, self._settings)
+        if not same_settings or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
             logger.error(
                 "champion_not_followed",
                 version=name,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.errors import OffloadedError
-from streamd.graph import BlockGraph, Draw, Neighbors
+from streamd.graph import BlockGraph, Draw, Neighbors, blocks
 from streamd.graph.kernels import SPAN
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
@@ -36,12 +36,35 @@ def test_every_strategy_equals_its_reference_after_every_batch(seed, tau, k, dir
                 assert got == wanted(src[:at], dst[:at], roots, since, first + before, draw, first=first)
 
 
+@pytest.mark.parametrize("direction", ["both", "out", "in"])
+@pytest.mark.parametrize("nodes", [9, 9_000])
+def test_many_events_at_once_are_answered_as_in_small_batches(direction, nodes, monkeypatch):
+    monkeypatch.setattr(blocks, "MANY_EVENTS", 500)
+    rng = np.random.default_rng(nodes)
+    src, dst = rng.integers(0, nodes, (2, 6_000)) ** 2 // nodes
+    few, many = (BlockGraph(7, 8, (direction,)) for _ in range(2))
+    for at in range(0, 6_000, 100):
+        few.insert(src[at:at + 100], dst[at:at + 100])
+    for at, end in ((0, 2_000), (2_000, 2_300), (2_300, 6_000)):
+        many.insert(src[at:end], dst[at:end])
+    deleted = np.arange(0, 6_000, 13)
+    for graph in (few, many):
+        graph.hide(src[deleted], dst[deleted], 7 + deleted)
+    roots = np.arange(-1, nodes + 1, max(1, nodes // 300))
+    for strategy in STRATEGIES:
+        for since, before in ((0, 6_100), (900, 5_000), (3_000, 3_001)):
+            same(*(g.sample(roots, since, before, Draw(fanout=9, direction=direction, strategy=strategy)) for g in (few, many)))
+    assert (few.num_entries, few.num_bytes) == (many.num_entries, many.num_bytes)
+
+
 @pytest.mark.parametrize("tau", [1, 4, 64])
-def test_event_ids_far_above_two_to_the_33_and_far_apart_are_answered(tau):
+@pytest.mark.parametrize("many_events", [blocks.MANY_EVENTS, 1])
+def test_event_ids_far_above_two_to_the_33_and_far_apart_are_answered(tau, many_events, monkeypatch):
     """A node that waits for more than 2^31 events gets its next entry in a block of its own.
 
     1 --> 2, 1 --> 3, 1 --> 1, 2 --> 3: these four events again and again, far apart
     """
+    monkeypatch.setattr(blocks, "MANY_EVENTS", many_events)
     src, dst = np.array([1, 1, 1, 2]), np.array([2, 3, 1, 3])
     starts = [2**33, 2**33 + SPAN - 2, 2**33 + SPAN + 7, 2**35, 2**35 + 10]
     graph = BlockGraph(starts[0], tau)

@@ -1,12 +1,15 @@
 """Facts are durable before the hold that relies on them moves on."""
 
+import numpy as np
 import pytest
 
+from streamd.events import DELETION
 from streamd.graph import BlockGraph, restart
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.segments.holds import Hold, ask_to_compact, read_holds
 from streamd.segments.reader import LogReader
+from streamd.tensors import pack, unpack
 from tests.builders import settings, stream, write_log
 
 
@@ -71,3 +74,48 @@ def test_a_restart_goes_on_with_the_facts_that_were_stored(tmp_path, live):
     point = point_of(tmp_path, again)
     point.resume(300)
     assert again.edge == 200 and not point.is_due(200)
+
+
+@pytest.mark.parametrize("stored_at", [0, 100, 128, 200])
+def test_facts_made_aside_are_stored_as_the_live_ones_would_be(tmp_path, live, stored_at):
+    """Bit for bit, with deletes among the events, while the live facts move on."""
+    deletes = np.zeros(3, DELETION)
+    deletes["src"], deletes["dst"], deletes["edge"] = [3, 25, 7], -1, [90, 150, 260]
+    live.log.deletions.take(deletes, find=None)
+    point = point_of(tmp_path, live)
+    live.step(stored_at, 33)
+    if stored_at:
+        point.store(live.facts)
+    live.step(280, 1000)
+    want = pack(live.facts.tensors())
+    store = point.prepare_store(280)
+    live.step(300, 1000)
+    store()
+    path, = (tmp_path / "roles/train/facts").iterdir()
+    (tmp_path / "wanted").write_bytes(want)
+    (got, metadata), (expected, expected_metadata) = unpack(path), unpack(tmp_path / "wanted")
+    assert path.stem.endswith("280") and metadata == expected_metadata and got.keys() == expected.keys()
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert not point.is_due(280)
+    point.hold(300, 300)
+    assert read_holds(tmp_path)["train"].edge == 280
+
+
+def test_where_the_facts_stored_last_are_lost_they_are_made_from_the_log(tmp_path, live):
+    point = point_of(tmp_path, live)
+    live.step(128, 1000)
+    point.store(live.facts)
+    live.step(300, 1000)
+    path, = (tmp_path / "roles/train/facts").iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    point.prepare_store(300)()
+    assert point.is_due(300), "nothing is stored that is not exact"
+    point.hold(300, 300)
+    assert read_holds(tmp_path)["train"].edge == 0
+    point.prepare_store(300)()
+    again = LiveGraph(live.log, BlockGraph(), settings(tmp_path).model)
+    assert point_of(tmp_path, again) and again.restore_facts(path.parent, 300) == 300
+    nodes = np.arange(35)
+    asked = [f.compute(nodes, np.full(35, 10**13), np.tile(nodes, (35, 1))) for f in (live.facts, again.facts)]
+    np.testing.assert_array_equal(*asked)

@@ -17,11 +17,11 @@ def held_after(monkeypatch, slices):
     """Let the server take in slices of 40 edges, and no more of them than the first number in the list."""
     follow = ServerGraph.follow
 
-    def held(self):
+    def held(self, **how):
         if not slices[0]:
             return 0, False
         slices[0] -= 1
-        return follow(self)
+        return follow(self, **how)
 
     monkeypatch.setattr(server_graph, "SLICE_EDGES", 40)
     monkeypatch.setattr(ServerGraph, "follow", held)

@@ -7,6 +7,7 @@ from streamd.server import server_graph
 from streamd.server.server_graph import ServerGraph
 from tests.builders import batch, settings, stream, write_log
 from tests.graph.drawing import recent
+from tests.server.world import wait
 
 
 def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(tmp_path, monkeypatch):
@@ -25,7 +26,8 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     before = opened()
     read(before)
-    before.retention.store_facts(before.facts.copy())
+    before.retention.keep(None)
+    wait(lambda: list(tmp_path.glob("roles/serve/facts/*.safetensors")))
     restarted = opened()
     assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
     writer = LogWriter(tmp_path, Schema(), 64)

@@ -298,7 +298,7 @@ def test_a_first_start_on_a_log_with_a_past_learns_the_newest_of_it_at_once(tmp_
 def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=10 * HOUR + 5)
     said, touch = [], Heartbeat.touch
-    monkeypatch.setattr(Recorder, "rebuild", functools.partialmethod(Recorder.rebuild, slice_edges=100))
+    monkeypatch.setattr(Recorder, "rebuild", functools.partialmethod(Recorder.rebuild, slice_edges=100, catch_up_edges=100))
     monkeypatch.setattr(Heartbeat, "touch", lambda self, state, **detail: said.append((state, detail)) or touch(self, state, **detail))
     values = {"windows__max_events": 100, "bootstrap__max_events": 400, "bootstrap__epochs": 2}
     trainer, _, _ = make(tmp_path, **values)
