@@ -35,18 +35,20 @@ class StaleSight:
     def edge_before(self, part: EdgeRows) -> int:
         return self._fresh.edge_before(part)
 
-    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         """Facts as of the first event of each group of `every` events, or of the window."""
         facts = self._live.facts
         if self._every is None:
             return facts.compute(part.src_E[asked], part.time_E[asked], candidates)
         out = []
-        for a in range(0, len(part.src_E), self._every):
-            b = a + self._every
+        for a in range(self._live.edge - part.first_edge, until, self._every):
+            b = min(a + self._every, len(part.src_E))
             group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
             at = asked[group]
             out.append(facts.compute(part.src_E[at], part.time_E[at], candidates[group]))
-            self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
+            # The next slice goes on in a group that this one cuts.
+            if b <= until:
+                self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
     def leave(self, rows: EdgeRows) -> None:
@@ -72,7 +74,7 @@ class NightlySight:
     def edge_before(self, part: EdgeRows) -> int:
         return self._live.edge
 
-    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
+    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         return self._live.facts.compute(part.src_E[asked], part.time_E[asked], candidates)
 
     def leave(self, rows: EdgeRows) -> None:

@@ -59,6 +59,32 @@ class _Partition:
             self.blocks = [joined(self.blocks)]
         return self.blocks[0]
 
+    def head(self, count: int) -> Block:
+        """Buffered events, all of which have a time, among which the first `count` in log order
+        are."""
+        buffer = self.buffer()
+        time = buffer.rows["time"]
+        if len(buffer) <= count or buffer.extras or (time[1:] < time[:-1]).any():
+            return buffer
+        return buffer.split(count)[0]
+
+    def take_out(self, gone: Bools) -> None:
+        """Take out events that are released. gone: bool, of the first events of the buffer."""
+        # Usually they are the first ones; the rest is not copied then.
+        buffer = self.buffer()
+        count = int(gone.sum())
+        left: Sequence[Place] = ()
+        if gone[:count].all():
+            rest = buffer.split(count)[1]
+        else:
+            # Remember those that were released while others before them are still buffered.
+            gone = np.append(gone, np.zeros(len(buffer) - len(gone), np.bool_))
+            rest = buffer.take(~gone)
+            left = _places(buffer.rows[gone])
+        self.keep(rest)
+        first = _first(rest.rows) if len(rest) else self.following
+        self.ahead = sorted(x for x in (*self.ahead, *left) if x >= first)
+
     def keep(self, block: Block) -> None:
         """Replace the buffer by this block."""
         timed = block.rows["time"][has_time(block.rows)] if self.num_untimed else block.rows["time"]
@@ -148,27 +174,21 @@ class Merger:
             return empty_block(self._dim)
 
         # Order the events that may be released.
-        merged = joined([p.buffer() for p in taken])
+        timed = not any(p.num_untimed for p in taken)
+        heads = [p.head(limit) if timed else p.buffer() for p in taken]
+        merged = joined(heads)
         at, ready = self._placed(taken, merged, bound, now)
         order = _log_order(merged.rows, at)
         if ready is not None:
             order = order[ready[order]]
         order = order[:limit]
 
-        # Take them out of the buffers; remember those released before an earlier place of theirs.
-        if len(taken) == 1 and _is_prefix(order):
-            released, rest = merged.split(len(order))
-            self._keep(taken[0], rest, ())
-        else:
-            released = merged.take(order)
-            gone = np.zeros(len(merged), np.bool_)
-            gone[order] = True
-            first = 0
-            for part in taken:
-                buffer = part.buffer()
-                left = gone[first : first + len(buffer)]
-                self._keep(part, buffer.take(~left), _places(buffer.rows[left]))
-                first += len(buffer)
+        # Take them out of the buffers.
+        released = merged.take(order)
+        gone = np.zeros(len(merged), np.bool_)
+        gone[order] = True
+        for part, own in zip(taken, np.split(gone, np.cumsum([*map(len, heads)])), strict=False):
+            part.take_out(own)
 
         # Forget the arrivals of which no event is buffered.
         oldest = min(p.earliest for p in waiting)
@@ -259,14 +279,6 @@ class Merger:
         newest = timed[timed["stamp"] != NO_STAMP][-NUM_LEADS:]
         self._leads = np.concatenate([self._leads, newest["time"] - newest["stamp"]])[-NUM_LEADS:]
 
-    @staticmethod
-    def _keep(part: _Partition, rest: Block, left: Sequence[Place]) -> None:
-        """Set the buffer to `rest`. left: places of events that were released while others before
-        them may be buffered still."""
-        part.keep(rest)
-        first = _first(rest.rows) if len(rest) else part.following
-        part.ahead = sorted(x for x in (*part.ahead, *left) if x >= first)
-
     def position(self, source: int) -> Position:
         """Where to read on once all released events are in the log."""
         part = self._parts[source]
@@ -331,13 +343,6 @@ def _log_order(rows: Rows, at: Int64) -> NDArray[np.int64]:
     if (at[1:] > at[:-1]).all():
         return np.arange(len(rows))
     return np.lexsort((rows["item"], rows["offset"], rows["source"], at))
-
-
-def _is_prefix(order: NDArray[np.int64]) -> bool:
-    """Whether indices into a buffer are its first ones in order, so that splitting it is enough."""
-    return not len(order) or bool(
-        order[0] == 0 and order[-1] == len(order) - 1 and (order[1:] > order[:-1]).all()
-    )
 
 
 def _first(rows: Rows) -> Place:

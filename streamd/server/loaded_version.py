@@ -111,8 +111,11 @@ class LoadedVersion:
         if until_event <= first or (until_event, watermark) == self._followed:
             return 0
 
-        # Look at no more events than the chunks could have.
+        # Look at no more events than the chunks could have, but at least one of a later time than
+        # the last of them: a chunk of equal times can be longer.
         end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
+        last_us = int(log.time_of(np.array([end - 1]))[0])
+        end = min(until_event, log.lower_bound(last_us + 1) + 1)
         times = log.edges(first, end)[2]
 
         # Before the end of the log, the last event looked at tells up to when all are known.

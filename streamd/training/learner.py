@@ -134,7 +134,7 @@ class Learner:
         logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
         state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
         self.logits.append(logits_EC[:, LEARNED])
-        return logits_EC[:, SCORED], ReplayChunk(chunk.edges.first_edge, chunk.learn, state_MD)
+        return logits_EC[:, SCORED], ReplayChunk(chunk.first_edge, chunk.learn, state_MD)
 
     def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
         if chunk.labels is None or self.model.label_head is None:

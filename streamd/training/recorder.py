@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -28,12 +29,21 @@ from streamd.training.negatives import (
 )
 from streamd.windows import Window, canonical_chunks
 
+LONG_CHUNK = 4
+"""A chunk is long where more than so many times `model.memory_chunk` of its events are scored. It
+is then recorded, scored and learned in slices. Only equal times make such chunks: fewer would cut
+common ones, more would take more memory, also in replay, which counts chunks."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """The recorded inputs of one canonical chunk.
+    """The recorded inputs of one canonical chunk, or of a slice of one with very many events.
 
-    edges: the rows of all its events.
+    All slices of a chunk see what lies before the chunk; memory moves after its last slice.
+
+    first_edge: id of its first event.
+    edges: the rows of all events of the canonical chunk, over which memory moves after it; none for
+    a slice that is not its chunk's last.
     score: events with all their candidates: the true one, 100 to be scored against and 10 to be
     learned with (`SCORED` and `LEARNED` are their columns); None where no event is scored.
     learn: the same events with the candidates that they are learned with.
@@ -41,9 +51,10 @@ class Chunk:
     weight 0 in learning: all negatives were seen before, so a destination never seen would be true
     by construction, and the model would rank unknown nodes first.
     labels: labels whose time is after the previous chunk's last event and not after this chunk's
-    last event, with inputs as of the chunk's start.
+    last event, with inputs as of the chunk's start; they come with the last slice.
     """
 
+    first_edge: int
     edges: EdgeRows
     score: LinkInputs | None
     learn: LinkInputs | None
@@ -74,8 +85,8 @@ def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 class Sight(Protocol):
     """What the events of a window see of graph and facts, and when these advance.
 
-    A recorder calls in this order: `pool_of` and `enter` for the window, `edge_before` and `facts`
-    for each chunk, `leave` after the last.
+    A recorder calls in this order: `pool_of` and `enter` for the window, `edge_before` for each
+    chunk and `facts` for each of its slices, `leave` after the last.
     """
 
     def pool_of(self, window: Window) -> Pool:
@@ -87,10 +98,12 @@ class Sight(Protocol):
     def edge_before(self, part: EdgeRows) -> int:
         """Id of the event before which the chunk's neighbours and features are taken."""
 
-    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
-        """Facts of some events of a chunk and their candidates, float32[A, C, F].
+    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
+        """Facts of the events of a slice and their candidates, float32[A, C, F].
 
-        asked: int64[A], rows of the chunk. candidates: int64[A, C] node ids.
+        part: rows of the whole chunk. until: the row at which the slice ends, the chunk's length
+        for its last. asked: int64[A], rows of the chunk, ascending from slice to slice.
+        candidates: int64[A, C] node ids.
         """
 
     def leave(self, rows: EdgeRows) -> None:
@@ -114,8 +127,24 @@ class FreshSight:
     def edge_before(self, part: EdgeRows) -> int:
         return part.first_edge
 
-    def facts(self, part: EdgeRows, asked: Int64, candidates: Int64) -> Float32:
-        return self._live.advance_scoring(part.src_E, part.dst_E, part.time_E, asked, candidates)
+    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
+        # Facts move to the first event of the time at which the slice ends, be it split there.
+        done = self._live.edge - part.first_edge
+        end = until
+        if until < len(part.time_E):
+            end = int(np.searchsorted(part.time_E, part.time_E[until]))
+        passed = int(np.searchsorted(asked, end))
+        rows = part.cut(done, end)
+        before = self._live.advance_scoring(
+            rows.src_E, rows.dst_E, rows.time_E, asked[:passed] - done, candidates[:passed]
+        )
+        if passed == len(asked):
+            return before
+
+        # The slice's other events have that one time, and see what lies before it.
+        at = asked[passed:]
+        same = self._live.facts.compute(part.src_E[at], part.time_E[at], candidates[passed:])
+        return np.concatenate([before, same])
 
     def leave(self, rows: EdgeRows) -> None:
         pass
@@ -181,7 +210,9 @@ class Recorder:
         max_events: int | None = None,
         first_recorded: int = 0,
     ) -> Iterator[Chunk]:
-        """Record a window chunk by chunk. Afterwards graph and facts are at the window's end.
+        """Record a window chunk by chunk, long chunks slice by slice.
+
+        Afterwards graph and facts are at the window's end.
 
         recorded: False only moves graph and facts.
         max_events: most events of the window that are scored, `windows.max_events` where None.
@@ -200,41 +231,77 @@ class Recorder:
 
         self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
-            # The chunk's chosen events, and whether each destination was one before.
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
-            event = part.first_edge + asked
-            dst = part.dst_E[asked]
-            known = known_E[a + asked]
-            is_known = pool.holds(dst, known)
 
-            # Candidates: the true destination, those known at the event, those of the window.
-            candidates = np.concatenate(
-                [
-                    dst[:, None],
-                    pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
-                    pool.draw(
-                        event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED
-                    ),
-                ],
-                1,
-            )
-
-            # Labels, features and facts as of the chunk; asking for facts advances them.
+            # Labels and node features as of the chunk.
             before_event = self.sight.edge_before(part)
             labels = self._labels(part, before_event) if recorded else None
             self.live.take_features(before_event)
-            facts = self.sight.facts(part, asked, candidates)
 
-            # Neighbourhoods. Events with a destination never seen before are not learned.
-            score = learn = None
-            if len(asked):
-                query_us = self._time_before(before_event)
-                src = part.src_E[asked]
-                score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
-                learn = learn.weighted(torch.from_numpy(is_known).float())
-            yield Chunk(edges=part, score=score, learn=learn, known_E=is_known, labels=labels)
+            # Its chosen events, slice by slice.
+            for cut in self._slices(asked, b - a):
+                own = asked[slice(*np.searchsorted(asked, cut))]
+                yield self._slice(part, cut, own, known_E[a + own], pool, before_event, labels)
         self.sight.leave(rows)
+
+    def _slices(self, asked: Int64, num_rows: int) -> list[tuple[int, int]]:
+        """Cut a chunk of `num_rows` rows into ranges of rows with about equally many asked events,
+        at most LONG_CHUNK times `model.memory_chunk`. asked: rows, int64[A], ascending."""
+        most = LONG_CHUNK * self._settings.model.memory_chunk
+        count = max(1, -(-len(asked) // most))
+        cuts = [0, *asked[len(asked) * np.arange(1, count) // count].tolist(), num_rows]
+        return list(pairwise(cuts))
+
+    def _slice(
+        self,
+        part: EdgeRows,
+        rows: tuple[int, int],
+        asked: Int64,
+        known: Int64,
+        pool: Pool,
+        before_event: int,
+        labels: LabelInputs | None,
+    ) -> Chunk:
+        """Record the rows [first, until) of a chunk.
+
+        asked: int64[A], rows of the chunk. known: int64[A], how many destinations were known at
+        each. labels: the chunk's, recorded as of its start.
+        """
+        first, until = rows
+        last = until == len(part.src_E)
+        event = part.first_edge + asked
+        dst = part.dst_E[asked]
+        is_known = pool.holds(dst, known)
+
+        # Candidates: the true destination, those known at the event, those of the window.
+        candidates = np.concatenate(
+            [
+                dst[:, None],
+                pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
+                pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED),
+            ],
+            1,
+        )
+
+        # Facts as of each event; asking for them advances them.
+        facts = self.sight.facts(part, until, asked, candidates)
+
+        # Neighbourhoods. Events with a destination never seen before are not learned.
+        score = learn = None
+        if len(asked):
+            query_us = self._time_before(before_event)
+            src = part.src_E[asked]
+            score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
+            learn = learn.weighted(torch.from_numpy(is_known).float())
+        return Chunk(
+            first_edge=part.first_edge + first,
+            edges=part if last else part.cut(0, 0),
+            score=score,
+            learn=learn,
+            known_E=is_known,
+            labels=labels if last else None,
+        )
 
     def _time_before(self, edge: int) -> int:
         """Event time, microseconds, of the event before `edge`, or of the log's first."""
