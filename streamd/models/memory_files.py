@@ -26,8 +26,8 @@ MAX_FILES = 64
 """Files of a memory, after which all rows are written again: a folder with links stays small."""
 SLICE_ROWS = 1 << 16
 """Rows gathered or read at once, so that a large memory needs little more room than its own."""
-MAX_NODES = 1 << 31
-"""Node ids have 32 bits in the graph too; a file that names a higher one is damaged."""
+MAX_NODES = 1 << 28
+"""The graph takes no more nodes; a file that names a higher one is damaged."""
 REMOVE = "remove its folder, or restore it from a backup."
 
 

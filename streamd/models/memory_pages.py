@@ -6,6 +6,7 @@ take little more than one.
 """
 
 import collections
+import os
 import threading
 
 import numpy as np
@@ -18,9 +19,10 @@ from streamd.graph.arena import Arena
 PAGE = 16
 """Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
 table, which every copy of a memory takes whole."""
-RESERVED_BYTES = 1 << 37
-"""Address space reserved for a pool on the host: more than a machine's memory, so that rows never
-move. Only what is written takes memory."""
+RESERVED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Address space reserved for a pool on the host: this machine's memory, so that rows never move.
+Only what is written takes memory."""
+HOST = torch.device("cpu")
 FIRST_PAGES = 1024
 """Pages of a pool on a GPU at first: there, the arrays double where they are full."""
 
@@ -37,8 +39,8 @@ class PagePool:
     def __init__(self, dim: int, device: torch.device) -> None:
         self.lock = threading.Lock()
         self.dim = dim
-        if device.type == "cpu":
-            rows = RESERVED_BYTES // (4 * max(dim, 1)) // PAGE * PAGE
+        if device == HOST:
+            rows = RESERVED_BYTES // (4 * dim + 8) // PAGE * PAGE
             self._arenas = Arena(np.float32, rows, dim), Arena(np.int64, rows)
             self.state, self.last_us = (torch.from_numpy(a.array) for a in self._arenas)
         else:
@@ -210,7 +212,7 @@ class NodeRows:
 
     def _update_device_table(self, slot_S: Int64) -> None:
         # On the host, the tensor is a view of the array.
-        if self.pool.device.type != "cpu" and len(slot_S):
+        if self.pool.device != HOST and len(slot_S):
             slots, pages = (
                 torch.from_numpy(a).to(self.pool.device) for a in (slot_S, self._page_S[slot_S])
             )

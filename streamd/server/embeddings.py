@@ -9,9 +9,9 @@ from streamd.graph.arena import Arena
 
 MAX_KEPT = 1 << 17
 """Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
-MAX_NODES = 1 << 31
+MAX_NODES = 1 << 28
 """Address space for as many node ids; what is not written takes no memory."""
-MAX_SLOTS = 1 << 24
+MAX_SLOTS = 1 << 23
 """Address space for as many embeddings: one pass of requests may ask for more than are kept."""
 FIRST_SLOTS = 1024
 """Embeddings for which there is room on a GPU at first."""
@@ -32,7 +32,7 @@ class Embeddings:
         self._node_of = Arena(np.int64, MAX_SLOTS, huge_pages=False).array
         self._num_kept = 0
         self._device = device
-        if device.type == "cpu":
+        if device == torch.device("cpu"):
             arenas = (Arena(np.float32, MAX_SLOTS, dim, huge_pages=False) for _ in range(PARTS))
             self._parts = [torch.from_numpy(arena.array) for arena in arenas]
         else:

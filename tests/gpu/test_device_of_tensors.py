@@ -1,6 +1,7 @@
 """Every tensor that models and memory make is on the model's device: shown without a GPU by torch's fake tensors, which hold no
 values and refuse to mix devices as real ones do."""
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -92,7 +93,9 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
                 assert found.device == torch.device(DEVICE)
             memory.edge = rows.first_edge
         twin = memory.copy()
-        again = Memory.restored(twin.tensors(), twin.edge, twin.now_us, DEVICE)
+        # Node ids are needed on the host; a fake tensor has no values to bring there.
+        on_host = torch.from_numpy(np.unique(np.concatenate([rows.src_E, rows.dst_E])))
+        again = Memory.restored(twin.tensors() | {"pending_node": on_host}, twin.edge, twin.now_us, DEVICE)
         assert {str(t.device) for m in (memory, twin, again) for t in m.tensors().values()} == {DEVICE}
         model.fact_stats.update(chunk.learn.facts_ECF)
         assert model.fact_stats.shift.device == torch.device(DEVICE)

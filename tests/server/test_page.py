@@ -76,7 +76,7 @@ def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
                                        return d.some((v, i) => i % 4 === 3 && v > 0); }""")
     assert painted, "the plot has something in it"
     champion, proven = world.registry.champion(), world.registry.shadow()
-    other = next(n for n in world.registry.names() if n not in (champion, proven))
+    other = next(n for n in world.registry.names() if n not in (champion, proven) and world.registry.is_servable(world.registry.manifest(n)))
     page.click(f"button[data-version='{other}']")
     confirm(page, "a look at an older one", "reader")
     page.wait_for_selector("#said.bad")

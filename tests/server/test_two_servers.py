@@ -8,6 +8,7 @@ from streamd.doctor import run_check
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
 from streamd.segments.holds import read_holds
 from streamd.server import retention_hold
+from streamd.server.checkpoint import INDEX
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, ask, wait
@@ -25,7 +26,7 @@ def two(tmp_path, monkeypatch):
         world.start()
         wait(lambda world=world: world.engine.status.version == world.registry.champion())
         folder = folder_of(tmp_path, world.name)
-        wait(lambda folder=folder: (folder / MEMORY).exists() and list((folder / FACTS).glob("*")))
+        wait(lambda folder=folder: (folder / MEMORY / INDEX).exists() and list((folder / FACTS).glob("*")))
     yield first, second
     first.stop()
     second.stop()
@@ -47,7 +48,7 @@ def test_two_servers_of_different_names_do_not_disturb_one_another(two):
     # What one loses, the other keeps; and what is gone for good holds nothing.
     second.stop()
     before = {p: p.read_bytes() for p in folder_of(path, "serve").rglob("*") if p.is_file() and p.name != HEARTBEAT}
-    assert {p.name for p in before} >= {HOLD, MEMORY}
+    assert {p.name for p in before} >= {HOLD, INDEX}
     shutil.rmtree(folder_of(path, "serve-2"))
     assert {p: p.read_bytes() for p in before} == before and "serve-2" not in read_holds(path)
     assert read_beat(path, "serve").alive and ask(first)["scores"] == answer["scores"]
