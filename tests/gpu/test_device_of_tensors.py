@@ -93,9 +93,10 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
                 assert found.device == torch.device(DEVICE)
             memory.edge = rows.first_edge
         twin = memory.copy()
-        # Node ids are needed on the host; a fake tensor has no values to bring there.
-        on_host = torch.from_numpy(np.unique(np.concatenate([rows.src_E, rows.dst_E])))
-        again = Memory.restored(twin.tensors() | {"pending_node": on_host}, twin.edge, twin.now_us, DEVICE)
+        # As a memory that is read: its rows are written from the host's node ids.
+        stored = twin.tensors()
+        again = Memory(model.settings.dim, 2, rows.first_edge, DEVICE)
+        again.rows.write(np.arange(len(stored["state"])), stored["state"], stored["last_us"])
         assert {str(t.device) for m in (memory, twin, again) for t in m.tensors().values()} == {DEVICE}
         model.fact_stats.update(chunk.learn.facts_ECF)
         assert model.fact_stats.shift.device == torch.device(DEVICE)
