@@ -90,7 +90,7 @@ class Memory:
         self, node_P: Int64, other_PD: Tensor, features_PD: Tensor, us_P: Tensor
     ) -> None:
         self._pending_host = node_P
-        self.pending_node = torch.from_numpy(node_P).to(us_P.device)
+        self.pending_node = torch.from_numpy(node_P).to(self.device)
         self.pending_other = other_PD
         self.pending_features = features_PD
         self.pending_us = us_P
