@@ -26,6 +26,7 @@ mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check streamd tests
+	$(BIN)/ruff format --check --quiet streamd
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
