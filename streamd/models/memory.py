@@ -196,7 +196,12 @@ class Memory:
         self.num_forgotten = len(due)
         if not len(gone):
             return
+        # Only those with a state: a memory that was read takes all deletes in again, and writing
+        # zeros over zeros would give it pages of its own.
         known = gone[gone < self.num_nodes]
+        node = torch.from_numpy(known).to(self.device)
+        has_state = self.rows.state(node).ne(0).any(1) | self.rows.last_us(node).ne(0)
+        known = known[has_state.cpu().numpy()]
         zeros = self.pending_other.new_zeros(len(known), self.dim)
         self.rows.write(known, zeros, self.pending_us.new_zeros(len(known)))
 

@@ -29,6 +29,7 @@ SLICE_ROWS = 1 << 16
 MAX_NODES = 1 << 28
 """The graph takes no more nodes; a file that names a higher one is damaged."""
 REMOVE = "remove its folder, or restore it from a backup."
+"""What the operator does about a damaged file."""
 
 
 class MemoryFiles:
@@ -193,6 +194,8 @@ def read_memory(
                     memory.take_pending(pending, edge, now_us)
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise VersionError(f"{file.path} cannot be read: {error}.", REMOVE) from None
+
+    # The rows were looked at as they were read: what is left is the messages.
     if not memory.is_finite(since=memory):
         raise VersionError(f"The messages of {files[0].path} are not finite.", REMOVE)
     return memory

@@ -66,6 +66,7 @@ class PagePool:
     def share(self, page_P: Int64) -> None:
         """Count one more memory that uses these pages; 0 is skipped."""
         with self.lock:
+            self._let_dropped_go()
             self._users[page_P[page_P > 0]] += 1
 
     def drop(self, page_P: Int64) -> None:
@@ -79,6 +80,7 @@ class PagePool:
     def is_shared(self, page_P: Int64) -> Bools:
         """Whether each page is used by more than one memory, or is the page of zeros; the caller
         holds the lock."""
+        self._let_dropped_go()
         shared: Bools = (page_P == 0) | (self._users[page_P] > 1)
         return shared
 
@@ -101,9 +103,6 @@ class PagePool:
 
     def _take(self, count: int) -> Int64:
         """Take pages that nobody uses, free ones first, and count one user each."""
-        # Pages of memories that are gone.
-        while self._dropped:
-            self._let_go(self._dropped.popleft())
         free = min(count, len(self._free))
         taken = self._free[len(self._free) - free :]
         self._free = self._free[: len(self._free) - free]
@@ -115,6 +114,11 @@ class PagePool:
         self._end = end
         self._users[taken] = 1
         return taken
+
+    def _let_dropped_go(self) -> None:
+        """Let go of the pages of memories that are gone."""
+        while self._dropped:
+            self._let_go(self._dropped.popleft())
 
     def _let_go(self, page_P: Int64) -> None:
         page_P = page_P[page_P > 0]

@@ -38,9 +38,6 @@ class Embeddings:
         else:
             self._parts = [torch.zeros(FIRST_SLOTS, dim, device=device) for _ in range(PARTS)]
 
-    def __len__(self) -> int:
-        return self._num_kept
-
     def forget(self) -> None:
         """Drop all embeddings."""
         self._num_kept = 0
