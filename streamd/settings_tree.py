@@ -101,7 +101,7 @@ class IngestSettings(Branch):
         60, description="quiet time after which an open window is closed"
     )
     commit_interval_seconds: Seconds = Field(
-        0.05, description="least time between two commits under load"
+        0.01, description="least time between two commits under load"
     )
     # How much to take: a stream must not be able to fill memory or disk.
     max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")

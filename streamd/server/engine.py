@@ -21,6 +21,7 @@ from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
+from streamd.server.commit_watch import CommitWatch
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.queue import PendingBatch, RequestQueue
@@ -29,14 +30,17 @@ from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Requ
 from streamd.server.search import Searches
 from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
+from streamd.server.warm_up import warm_up_requests
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading
 
 logger = structlog.get_logger()
-IDLE_SECONDS = 0.01
-"""Rest while nothing waits. An answer may be this stale after a commit."""
+POLL_SECONDS = 0.01
+"""Rest while nothing waits and commits give no notice: so stale may an answer be after a commit."""
+WATCHED_SECONDS = 0.05
+"""The same where they do: other work, such as a new version, waits no longer."""
 KEEP_SECONDS = 1.0
 """Time between two looks at what should be stored: each reads whether compaction was asked for."""
 
@@ -93,6 +97,7 @@ class Engine:
 
         # What is asked, what is measured, and when it last stored something.
         self._queue = RequestQueue(settings.server)
+        self._commits: CommitWatch | None = None
         self._searches = Searches(settings.server)
         self._rate = EventRate()
         self._freshness = Freshness()
@@ -126,11 +131,15 @@ class Engine:
                 # Wait for a log, then follow it and answer, in turn.
                 if self._view is None:
                     self._view = await asyncio.to_thread(self._open)
+                    if self._view is not None:
+                        self._commits = CommitWatch.begin(self._settings.data_dir, self._queue.wake)
                 busy = self._view is not None and self._step(self._view)
+                # HTTP has a turn between the two, which may take some milliseconds each.
+                await asyncio.sleep(0)
                 self._answer()
                 self._search()
                 await self._queue.rest(
-                    0.0 if busy or self._queue or self._searches else IDLE_SECONDS
+                    0.0 if busy or self._queue or self._searches else self._longest_rest
                 )
         except Exception as error:
             # No request can be answered any more, so the process ends and is started again.
@@ -139,6 +148,14 @@ class Engine:
             self.status.why = f"the engine failed: {error}"
             self.status.rebuild = None
             self._on_failure()
+        finally:
+            if self._commits is not None:
+                self._commits.close()
+
+    @property
+    def _longest_rest(self) -> float:
+        """Seconds until the next step where nothing wakes the engine before."""
+        return POLL_SECONDS if self._commits is None else WATCHED_SECONDS
 
     def _step(self, view: ServerGraph) -> bool:
         """Do one slice of all work but answering. Returns: whether events were taken in or a
@@ -238,6 +255,8 @@ class Engine:
         if status.ready:
             return
         if view.caught_up and not self._swap.is_under_way:
+            # What is slow the first time is done before anybody waits for it.
+            self._tried(view, warm_up_requests(view))
             status.ready = True
             status.why = "answering"
             status.rebuild = None
@@ -296,13 +315,7 @@ class Engine:
         """Answer batches in one pass, and hand each its share of the answers."""
         # All requests of all batches at once.
         begun = time.monotonic()
-        try:
-            answers: list[Answer] | Exception = self._compute(
-                view, [r for batch in taken for r in batch.requests]
-            )
-        except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
-            logger.exception("answer_failed", error=str(error))
-            answers = error
+        answers = self._tried(view, [r for batch in taken for r in batch.requests])
 
         # Each batch gets its own answers, or the error.
         at = 0
@@ -318,6 +331,14 @@ class Engine:
             at += len(batch.requests)
         self.status.answered += at
 
+    def _tried(self, view: ServerGraph, requests: list[Request]) -> list[Answer] | Exception:
+        """The answers to requests, or the error in their place, which is logged."""
+        try:
+            return self._compute(view, requests)
+        except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
+            logger.exception("answer_failed", error=str(error))
+            return error
+
     def _compute(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
         """Answer by the version that serves, or by the rule where its answers are not finite."""
         try:
@@ -327,10 +348,11 @@ class Engine:
             return self._computed(view, requests)
 
     def _computed(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
-        """Answer by what serves now; some answers are measured against a search of all nodes."""
+        """Answer by what serves now; some answers to callers are measured against a search of all
+        nodes."""
         moments = moments_of(view, self._served, requests)
         answers = answers_of(requests, moments)
         for request, moment, answer in zip(requests, moments, answers, strict=True):
-            if isinstance(request, Recommend):
+            if self.status.ready and isinstance(request, Recommend):
                 self._searches.measure(request, moment, answer)
         return answers

@@ -83,10 +83,12 @@ class RequestQueue:
         self._wake.set()
 
     async def rest(self, seconds: float) -> None:
-        """Yield to the event loop, for up to `seconds` while no request waits."""
+        """Yield to the event loop, for up to `seconds` while no request waits and nothing wakes
+        it."""
         await asyncio.sleep(0)
+        # A wake during the line above counts too, so the flag is cleared only after the rest.
         if seconds and not self._waiting:
-            self._wake.clear()
             timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
             await self._wake.wait()
             timer.cancel()
+        self._wake.clear()

@@ -1,5 +1,6 @@
 """/v1/score beside a bare FastAPI route in the same run: alone, and while ingest and trainer run on the same cores; and how
-soon an event is seen in answers. Events come from the demo's month, windows are days, so that the trainer is never idle."""
+soon an event is seen in answers. Events come from the demo's month, moved so that the backlog ends now, and what comes live bears the
+time at which it is produced. Windows are days, so that the trainer is never idle while it catches up."""
 
 import http.client
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -51,7 +53,7 @@ def run() -> list[Row]:
 
 
 def _measured(s: Settings) -> list[Row]:
-    events, rows = wikipedia_events(), []
+    events, rows = _ending_now(BEHIND), []
     producer = make_producer(s.kafka, linger_ms=5)
     roles = {role: _start(s, role) for role in ("ingest", "serve", "train")}
     feeding = multiprocessing.get_context("spawn").Process(target=_feed, args=(s,))
@@ -74,8 +76,8 @@ def _measured(s: Settings) -> list[Row]:
                      Row(f"/v1/score, {n} candidates, {LINKS} clients at once: p99", closed[1], "ms", peer[1], "a bare FastAPI route")]
             rows += [Row(f"/v1/score, {n} candidates, {RATE}/s, {name}: p{q}", float(np.percentile(ms, q)), "ms", 15.0 if q == 99 else None,
                          "promise") for name, ms in (("alone", alone), ("while ingesting and training", busy[n])) for q in (50, 99)]
-        rows += [Row(f"event produced to seen in answers, while all this runs: p{q}", float(np.percentile(seen, q)), "ms", 1000.0, "promise")
-                 for q in (50, 99)]
+        rows += [Row(f"event produced to seen in answers, while all this runs: p{q}", float(np.percentile(seen, q)), "ms", promise, "promise")
+                 for q, promise in ((50, 20.0), (99, 30.0))]
         return rows + _shares(s.server.port)
     finally:
         if feeding.is_alive():
@@ -84,6 +86,12 @@ def _measured(s: Settings) -> list[Row]:
         for child in (bare, *roles.values()):
             child.terminate()
             child.wait()
+
+
+def _ending_now(count: int) -> Iterator[dict]:
+    """The first events of the month, their times moved so that the last of them happens now."""
+    moved = int(time.time()) - list(islice(wikipedia_events(), count))[-1]["time"]
+    return (event | {"time": event["time"] + moved} for event in wikipedia_events())
 
 
 def _start(s: Settings, role: str) -> subprocess.Popen:
@@ -116,7 +124,7 @@ def _feed(s: Settings) -> None:
     events, producer = islice(wikipedia_events(), BEHIND, None), make_producer(s.kafka, linger_ms=5)
     while True:
         for event in islice(events, EVENTS_A_SECOND // 10):
-            producer.send("events", json.dumps(event).encode())
+            producer.send("events", json.dumps(event | {"time": int(time.time())}).encode())
         time.sleep(0.1)
 
 
@@ -174,8 +182,7 @@ def _freshness(port: int, producer) -> list[float]:
     for i in range(PROBES):
         known = json.dumps({"src": f"probe:{i}", "dst": ["page:8300"]})
         begun = time.perf_counter()
-        newest = _one(link, known)["as_of"]["newest_event"]
-        producer.send("events", json.dumps({"src": f"probe:{i}", "dst": "page:8300", "time": newest}).encode())
+        producer.send("events", json.dumps({"src": f"probe:{i}", "dst": "page:8300", "time": int(time.time())}).encode())
         while not _one(link, known)["known"]:
             time.sleep(0.005)
         out.append((time.perf_counter() - begun) * 1e3)

@@ -5,7 +5,10 @@ Each size runs in a process of its own: `python -m tests.benchmarks.growth.nodes
 """
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import subprocess
 import sys
@@ -110,17 +113,18 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
 
 def serve(folder: Path, nodes: int) -> dict[str, float]:
     """Serves the newest version while events come and queries close chunks. Returns: bytes, and the longest stop."""
-    from streamd.events import Progress, Schema
     from streamd.registry import Registry
-    from streamd.segments.log import LogWriter
     from streamd.server.engine import Engine
     from streamd.server.requests import Score
     from streamd.telemetry.heartbeat import Heartbeat
-    from tests.builders import batch, settings
+    from tests.builders import settings
 
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS)
     engine = Engine(chosen, Registry(chosen), Heartbeat(folder, "serve"))
-    writer = LogWriter(folder, Schema(), 1 << 20)
+    spawn = multiprocessing.get_context("spawn")
+    commits, theirs = spawn.Pipe()
+    ingest = spawn.Process(target=ingest_from, args=(folder, theirs))
+    ingest.start()
     rng = np.random.default_rng(1)
     stops: list[float] = []
     held = 0
@@ -144,7 +148,8 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
             # A commit with nodes that nobody has seen, then a query whose time closes the chunk.
             src, dst = rng.integers(0, nodes, (2, 40))
             times = at + np.sort(rng.integers(0, 10**6, 40))
-            await asyncio.to_thread(writer.commit, batch(Schema(), src, dst, times), Progress(), int(times[-1]))
+            commits.send((src, dst, times))
+            await asyncio.to_thread(commits.recv)
             at += 2 * 10**6
             await engine.ask(Score("n:1", tuple(f"n:{i}" for i in rng.integers(0, nodes, 20)), at + HOUR))
             await asyncio.sleep(0.02)
@@ -153,8 +158,21 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
         await running
 
     asyncio.run(drive())
-    writer.close()
+    commits.send(None)
+    ingest.join()
     return {"server": held, "stop": 1e3 * max(stops)}
+
+
+def ingest_from(folder: Path, asked: multiprocessing.connection.Connection) -> None:
+    """Commits what it is sent, as ingest does: in a process of its own, so that it stops nobody's loop."""
+    from streamd.events import Progress, Schema
+    from streamd.segments.log import LogWriter
+    from tests.builders import batch
+
+    with contextlib.closing(LogWriter(folder, Schema(), 1 << 20)) as writer:
+        while (columns := asked.recv()) is not None:
+            writer.commit(batch(Schema(), *columns), Progress(), int(columns[2][-1]))
+            asked.send(writer.num_edges)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""Requests that a server answers itself before it is ready.
+
+The first answer of each kind loads or compiles kernels, which takes from 0.03 to 2 seconds, and
+touches memory that was never used. Nobody should wait for that.
+"""
+
+import numpy as np
+
+from streamd.server.requests import Embedding, Label, Recommend, Request, Score
+from streamd.server.server_graph import ServerGraph
+
+NOBODY = "a node that nobody knows"
+"""A key to ask for where the log has no event, or its newest one is of deleted nodes."""
+NUM_SCORED = 100
+"""Candidates of the score: about as many as callers ask for."""
+
+LATER_US = 366 * 24 * 3_600_000_000
+"""A time after which every chunk of the log is closed: windows are shorter than a year."""
+
+
+def warm_up_requests(view: ServerGraph) -> list[Request]:
+    """One request of each kind, about the ends of the newest events.
+
+    One of them is of a time long after the newest event, so that memory advances for it.
+    """
+    newest = max(view.log.first_edge, view.edge - NUM_SCORED)
+    src, dst, _ = view.log.edges(newest, view.edge)
+    keys = [view.log.keys[node] for node in np.append(src[-1:], dst)]
+    source, *targets = [NOBODY if key is None else key for key in keys] or [NOBODY, NOBODY]
+    later_us = view.newest_us + LATER_US
+    return [
+        Score(source, tuple(targets)),
+        Score(source, tuple(targets), later_us),
+        Recommend(src=source),
+        Embedding(source),
+        Label(source),
+    ]
