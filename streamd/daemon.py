@@ -337,7 +337,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
             beat,
             ApiKeys(settings.server).allows,
         )
-        while (reader := LogReader.open(settings.data_dir)) is None:
+        while (reader := LogReader.open(settings.data_dir, keep_keys=False)) is None:
             beat.touch("waiting")
             if stop.wait(0.1):
                 return

@@ -21,7 +21,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.builders import HOUR, batch, settings, stream
+from tests.builders import HOUR, batch, compact, settings, stream
 from tests.graph.drawing import rows, wanted
 from tests.server.world import World, wait
 
@@ -73,7 +73,7 @@ class Life:
         return self
 
     def trainer(self):
-        log = LogReader.open(self.path)
+        log = LogReader.open(self.path, keep_keys=False)
         return Trainer(self.settings, log, Registry(self.settings), SystemClock(), Heartbeat(self.path, "train"))
 
     def learn(self, trainer, limit=99):
@@ -149,6 +149,20 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
             ask_to_compact(life.path, 500)
             Housekeeper(life.writer, life.settings.retention, lambda _: None).compact()
             assert not life.files_with(MARK.tobytes() * 2)
+
+
+def test_a_reader_that_keeps_no_keys_hides_what_one_with_keys_hides(life):
+    life.grow(450)
+    with_keys, without = LogReader.open(life.path), LogReader.open(life.path, keep_keys=False)
+
+    def hidden(reader):
+        reader.refresh()
+        return reader.num_nodes, reader.hidden(0, 450).tolist(), reader.deletions.is_gone(np.arange(reader.num_nodes)).tolist()
+
+    life.delete()
+    assert any(hidden(with_keys)[1]) and hidden(with_keys) == hidden(without) and not without.keys and not without.ids
+    compact(life.writer)
+    assert hidden(with_keys) == hidden(without) == hidden(LogReader.open(life.path, keep_keys=False))
 
 
 def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_stranger(tmp_path):

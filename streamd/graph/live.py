@@ -74,6 +74,8 @@ class LiveGraph:
         if self._keep_us:
             self._offload(int(time[-1]))
         metrics.graph_bytes.set(self.graph.num_bytes)
+        metrics.nodes.set(self.log.num_nodes)
+        metrics.pairs.set(self.facts.num_pairs)
 
     def _offload(self, newest_us: int) -> None:
         """Take what is too old out of memory, now and then."""

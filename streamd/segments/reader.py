@@ -23,31 +23,34 @@ class LogReader:
     """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and
     writes nothing.
 
-    keys: external keys by node id, None for a deleted node. ids: node ids by external key.
-    deletions: answers which rows are deleted.
+    keys: external keys by node id, None for a deleted node. ids: node ids by external key. Both
+    stay empty where keys are not kept. deletions: answers which rows are deleted.
     """
 
-    def __init__(self, tail: JournalTail) -> None:
+    def __init__(self, tail: JournalTail, keep_keys: bool = True) -> None:
         """tail: the journal's, owned by the reader from here on. Use `open` to build both."""
         self.data_dir = tail.data_dir
+        self._keep_keys = keep_keys
         self._tail = tail
         self.keys: list[Key | None] = []
         self.ids: dict[Key, int] = {}
         self.deletions = Deletions()
         self._segments = MappedSegments(self.data_dir)
+        self._num_keys = 0
         self._new_keys = CommittedBytes(self.data_dir, KEYS)
         self._new_deletions = CommittedBytes(self.data_dir, DELETIONS)
         self._late = LateEdges(self.data_dir)
         self._take_in()
 
     @classmethod
-    def open(cls, data_dir: Path) -> "LogReader | None":
+    def open(cls, data_dir: Path, keep_keys: bool = True) -> "LogReader | None":
         """Open a reader of all that is committed; None where ingest has not made the log yet.
 
+        keep_keys: whether nodes are asked for by key; the keys of a million take 0.2 GB.
         Raises: JournalError, TGUFError, DataDirectoryError.
         """
         tail = JournalTail.open(data_dir)
-        return None if tail is None else cls(tail)
+        return None if tail is None else cls(tail, keep_keys)
 
     @property
     def state(self) -> LogState:
@@ -68,7 +71,7 @@ class LogReader:
 
     @property
     def num_nodes(self) -> int:
-        return len(self.keys)
+        return self.state.num_nodes
 
     @property
     def committed_at(self) -> float:
@@ -118,10 +121,12 @@ class LogReader:
         removed = []
         for key in decode_keys(self._new_keys.new(self.state)):
             if key is None:
-                removed.append(len(self.keys))
-            else:
-                self.ids[key] = len(self.keys)
-            self.keys.append(key)
+                removed.append(self._num_keys)
+            elif self._keep_keys:
+                self.ids[key] = self._num_keys
+            if self._keep_keys:
+                self.keys.append(key)
+            self._num_keys += 1
         # A row without a key is a deleted node, or the reserved one that compacted rows point to:
         # both hide their rows.
         self.deletions.retire(np.array(removed, np.int64))
@@ -132,7 +137,8 @@ class LogReader:
         self.deletions.take(rows, lambda *names: find_edges(self._segments, self._late, *names))
 
         # A deleted node's key may come back as a new node, which must keep its own id.
-        for node in rows["src"][rows["dst"] < 0].tolist():
+        gone = rows["src"][rows["dst"] < 0] if self._keep_keys else rows["src"][:0]
+        for node in gone.tolist():
             key, self.keys[node] = self.keys[node], None
             if key is not None and self.ids.get(key) == node:
                 del self.ids[key]

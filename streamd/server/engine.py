@@ -280,6 +280,7 @@ class Engine:
         metrics.seen_edges.set(view.edge)
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(len(self._queue))
+        metrics.memory_bytes.set(self._served.memory.rows.pool.num_bytes if self._served else 0)
         self._beat.touch(
             "ready" if status.ready else "rebuilding",
             edges=view.edge,

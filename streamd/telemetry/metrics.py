@@ -288,6 +288,13 @@ rebuild_ratio = Gauge(
 graph_bytes = Gauge(
     "streamd_graph_bytes", "Memory that the graph takes, less what was offloaded", registry=MODEL
 )
+nodes = Gauge("streamd_nodes", "Nodes in the log, deleted ones included", registry=MODEL)
+pairs = Gauge("streamd_pairs", "Pairs of nodes about which facts are kept", registry=MODEL)
+memory_bytes = Gauge(
+    "streamd_memory_bytes",
+    "Memory that the states of nodes take, of all versions that the role holds",
+    registry=MODEL,
+)
 graph_events_read_back = Counter(
     "streamd_graph_events_read_back",
     "Events read back from the log for queries that needed offloaded ones",

@@ -88,6 +88,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     if learner.num_learned and (recall := learner.recall()) is not None:
         metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)
+    metrics.memory_bytes.set(learner.memory.rows.pool.num_bytes)
     logger.info(
         "window_learned" if record.num_scored else "window_passed",
         start=record.start_us,

@@ -59,7 +59,7 @@ class World:
         self.running.close()
 
     def train(self, limit=99):
-        log = LogReader.open(self.path)
+        log = LogReader.open(self.path, keep_keys=False)
         trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
         done = 0
         while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:

@@ -96,7 +96,7 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
 
     make_log(folder, nodes, WINDOWS)
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS, windows__merge_after=0)
-    log = LogReader.open(folder)
+    log = LogReader.open(folder, keep_keys=False)
     trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(folder, "train"))
     seconds = []
     for number in range(WINDOWS):
