@@ -24,6 +24,8 @@ SIZES = (20_000, 500_000, 5_000_000)
 WINDOW_EVENTS = 2_000
 WINDOWS = 9
 """Windows after the one in which all nodes appear."""
+TAKEN_IN = 5_000
+"""Events that the server takes in while nobody asks."""
 MADE = 3
 """Windows that are not measured: the first, and those in which kernels and pools are made."""
 HOUR = 3_600_000_000
@@ -41,6 +43,7 @@ def run() -> list[Row]:
                            ("versions", "9 versions on disk")):
             rows.append(Row(f"{what} for a million nodes, from {size:,}", (found[size][name] - small[name]) / millions / 1e6, "MB"))
     rows += [Row(f"longest stop of the server's loop at {size:,} nodes", found[size]["stop"], "ms") for size in SIZES]
+    rows += [Row(f"processor time of the server for an event, at {size:,} nodes", found[size]["taken_in"], "µs") for size in SIZES]
     return rows
 
 
@@ -128,6 +131,7 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
     rng = np.random.default_rng(1)
     stops: list[float] = []
     held = 0
+    taken_in = 0.0
 
     async def watch() -> None:
         """Notes how late it is waked up: for so long nobody was answered."""
@@ -137,7 +141,7 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
             stops.append(time.perf_counter() - begun)
 
     async def drive() -> None:
-        nonlocal held
+        nonlocal held, taken_in
         running = asyncio.create_task(engine.run())
         while not engine.status.ready:
             await asyncio.sleep(0.05)
@@ -154,13 +158,25 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
             await engine.ask(Score("n:1", tuple(f"n:{i}" for i in rng.integers(0, nodes, 20)), at + HOUR))
             await asyncio.sleep(0.02)
         watching.cancel()
+
+        # What events cost that nobody asks about, ten commits a second.
+        begun, first = time.process_time(), engine.status.edge
+        for _ in range(TAKEN_IN // 100):
+            src, dst = rng.integers(0, nodes, (2, 100))
+            at += 10**6
+            commits.send((src, dst, at + np.sort(rng.integers(0, 10**6, 100))))
+            await asyncio.to_thread(commits.recv)
+            await asyncio.sleep(0.1)
+        while engine.status.edge < first + TAKEN_IN:
+            await asyncio.sleep(0.01)
+        taken_in = (time.process_time() - begun) / TAKEN_IN
         engine.stop()
         await running
 
     asyncio.run(drive())
     commits.send(None)
     ingest.join()
-    return {"server": held, "stop": 1e3 * max(stops)}
+    return {"server": held, "stop": 1e3 * max(stops), "taken_in": 1e6 * taken_in}
 
 
 def ingest_from(folder: Path, asked: multiprocessing.connection.Connection) -> None:
