@@ -4,6 +4,7 @@ So they are the same for every model, regime and restart.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,11 +117,18 @@ class Pool:
         position = self.facts.ranks_of(nodes)
         position[position >= self.num_before] = -1  # the facts may have moved on since
         if len(self.new_N):
-            by_id = np.argsort(self.new_N)
-            at = np.minimum(np.searchsorted(self.new_N[by_id], nodes), len(self.new_N) - 1)
-            is_new = self.new_N[by_id][at] == nodes
+            by_id, ids = self._new_by_id
+            at = np.minimum(np.searchsorted(ids, nodes), len(ids) - 1)
+            is_new = ids[at] == nodes
             position[is_new] = self.num_before + by_id[at[is_new]]
         return position
+
+    @cached_property
+    def _new_by_id(self) -> tuple[Int64, Int64]:
+        """The order of the new destinations by id, and their ids in it: sorted once, for all chunks
+        of the window."""
+        by_id = np.argsort(self.new_N)
+        return by_id, self.new_N[by_id]
 
     def _nodes(self, position: Int64) -> Int64:
         """The node at each position."""
