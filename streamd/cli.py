@@ -180,8 +180,10 @@ def backtest(
     # Compile before the progress line begins, which compiling would hold up.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
-        table = backtest_file(settings, file, columns, plan, report, line.of)
-    out.print(table)
+        told = backtest_file(settings, file, columns, plan, report, line.of)
+    for part in told:
+        # A sentence is not wrapped, so that it can be searched for.
+        out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     if report is not None:
         out.print(f"report: {report}", soft_wrap=True)
 
