@@ -29,6 +29,7 @@ from streamd.tensors import unpack
 
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
+    from streamd.evaluation.grid import Combination
 
 POLL_SECONDS = 0.2
 """Pause between two looks at the directory: short for a person, long for a disk."""
@@ -194,6 +195,34 @@ def backtest_file(
         caption = f"{result.num_labels:,} labels, each predicted before it was learned"
         told.append(_table(labels[0], labels[1:], None, caption))
     return [*told, result.verdict()]
+
+
+def backtest_grid(
+    asked: "Sequence[Combination]",
+    file: Path | None,
+    columns: Columns,
+    plan: "Plan",
+    report: Path | None,
+    progress: Callable[[str, int, int, str], None],
+) -> list[Table | str]:
+    """Backtest the live regime under several settings. Arguments as in `backtest_file`.
+
+    Args: asked: settings, those in force first. Returns: what to print: a table, and which settings
+    to take. Raises: StreamdError where nothing can be read or scored.
+    """
+    from streamd.evaluation.grid import COLUMNS, run_grid
+    from streamd.evaluation.report import write_grid_report
+
+    settings = asked[0].settings
+    with _log_of(settings, file, columns, progress) as (log, times):
+        result = run_grid(asked, log, plan, progress)
+    if result is None:
+        raise StreamdError(*NOTHING_SCORED)
+    title = f"streamd backtest of {file or settings.data_dir}"
+    if report is not None:
+        write_durably(report, write_grid_report(result, title, _shown(settings)).encode())
+    caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
+    return [_table(COLUMNS, result.table(), title, caption), result.advice()]
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from html import escape
 import numpy as np
 
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
+from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
+from streamd.evaluation.grid import GridResult
 
 # Colours of the lines of a plot, in their order: eight, as many as TITLES has names.
 COLORS = (
@@ -70,6 +72,18 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
     parts += [
         "<h2>Seconds a window, to score and learn</h2>",
         _plot(times, seconds),
+        *_settings(settings),
+    ]
+    return _page(title, parts)
+
+
+def write_grid_report(result: GridResult, title: str, settings: dict[str, str]) -> str:
+    """Returns: the page of a grid as HTML. settings: those in force, shown at the end."""
+    parts = [
+        f"<p class=verdict>{escape(result.advice())}</p>",
+        _table(GRID_COLUMNS, result.table()),
+        "<p class=small>The live regime under each setting, on the same "
+        f"{len(result.runs[0].windows):,} windows.</p>",
         *_settings(settings),
     ]
     return _page(title, parts)
