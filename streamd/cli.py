@@ -19,6 +19,7 @@ from streamd.cli_options import (
     DataOption,
     DstOption,
     FeaturesOption,
+    GridCommand,
     SrcOption,
     TimeOption,
     err,
@@ -137,7 +138,7 @@ def produce(
     out.print(f"{sent:,} events acknowledged by {target}")
 
 
-@app.command()
+@app.command(cls=GridCommand)
 def backtest(
     file: Annotated[
         Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")
@@ -158,6 +159,14 @@ def backtest(
     from_cut: Annotated[
         bool, typer.Option(help="Begin a window with the first event reported on.")
     ] = False,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Run live under each combination of these settings, and say which to take: "
+            "--grid model.name=tgn,pair training.epochs=1,2",
+        ),
+    ] = None,
     src: SrcOption = "src",
     dst: DstOption = "dst",
     time: TimeOption = "time",
@@ -168,10 +177,14 @@ def backtest(
     """Play a recorded log or file through scoring and learning, compared with nightly and frozen
     models and plain rules."""
     from streamd.evaluation.backtest import Plan
+    from streamd.evaluation.grid import combinations
     from streamd.exchange.tables import Columns
-    from streamd.maintenance import ages_of_facts, backtest_file
+    from streamd.maintenance import ages_of_facts, backtest_file, backtest_grid
 
     settings = settings_of(config, data_dir)
+    asked = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
+    if grid and stale:
+        raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
     columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
     plan = Plan(
         initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
@@ -180,8 +193,13 @@ def backtest(
     # Compile before the progress line begins, which compiling would hold up.
     _make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
-        table = backtest_file(settings, file, columns, plan, report, line.of)
-    out.print(table)
+        if grid:
+            told = backtest_grid(asked, file, columns, plan, report, line.of)
+        else:
+            told = backtest_file(settings, file, columns, plan, report, line.of)
+    for part in told:
+        # A sentence is not wrapped, so that it can be searched for.
+        out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     if report is not None:
         out.print(f"report: {report}", soft_wrap=True)
 

@@ -3,7 +3,8 @@ checks, backtests and static training."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,17 @@ from streamd.tensors import unpack
 
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
+    from streamd.evaluation.grid import Combination
 
 POLL_SECONDS = 0.2
 """Pause between two looks at the directory: short for a person, long for a disk."""
 REWRITING = "rewriting segments"
 """Name of that part of the work in progress lines."""
+NOTHING_SCORED = (
+    "No window could be scored: there are too few events, or --initial leaves none.",
+    "give more events, or a smaller --initial or windows.width_seconds.",
+)
+"""Message and operator action of a backtest that found nothing."""
 
 
 def open_log(data_dir: Path) -> LogReader:
@@ -156,53 +163,104 @@ def backtest_file(
     plan: "Plan",
     report: Path | None,
     progress: Callable[[str, int, int, str], None],
-) -> Table:
+) -> list[Table | str]:
     """Backtest a file, or the log of data_dir where `file` is None.
 
     Args: report: path for an HTML report, None for none; progress: called with (part of the work,
     done, in all, unit).
-    Returns: a table to print. Raises: StreamdError where nothing can be read or scored.
+    Returns: what to print: a table, one of labels where there are any, and the verdict. Raises:
+    StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.backtest import COLUMNS, backtest
     from streamd.evaluation.report import write_report
 
-    # A file is imported into a temporary log, so that it takes the path that live events take.
     torch.set_num_threads(settings.training.threads)
-    done = None
-    with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
-        if file is not None:
-            settings = settings.model_copy(update={"data_dir": Path(folder) / "log"})
-            done = import_file(
-                settings,
-                file,
-                columns,
-                lambda done, of: progress(f"reading {file}", done, of, "events"),
-            )
-        result = backtest(settings, open_log(settings.data_dir), plan, progress)
+    with _log_of(settings, file, columns, progress) as (log, times):
+        result = backtest(settings, log, plan, progress)
     if result is None:
-        raise StreamdError(
-            "No window could be scored: there are too few events, or --initial leaves none.",
-            "give more events, or a smaller --initial or windows.width_seconds.",
-        )
+        raise StreamdError(*NOTHING_SCORED)
 
     # The report has the plots, and the settings that the figures depend on.
     title = f"streamd backtest of {file or settings.data_dir}"
     if report is not None:
-        shown = {
-            k: str(v)
-            for k, v in (settings.model.model_dump() | settings.training.model_dump()).items()
-        }
-        write_durably(report, write_report(result, title, shown).encode())
+        write_durably(report, write_report(result, title, _shown(settings)).encode())
 
-    # The table is for the terminal.
+    # The tables and the verdict are for the terminal.
     caption = (
         f"{result.num_events:,} events in {len(result.windows):,} windows, "
         "each scored before it was learned"
     )
-    table = Table(title=title, caption=f"{caption}; {done.times}" if done else caption)
-    for head in COLUMNS:
-        table.add_column(head, justify="right" if head else "left")
-    for row in result.table():
+    told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
+    if labels := result.label_table():
+        caption = f"{result.num_labels:,} labels, each predicted before it was learned"
+        told.append(_table(labels[0], labels[1:], None, caption))
+    return [*told, result.verdict()]
+
+
+def backtest_grid(
+    asked: "Sequence[Combination]",
+    file: Path | None,
+    columns: Columns,
+    plan: "Plan",
+    report: Path | None,
+    progress: Callable[[str, int, int, str], None],
+) -> list[Table | str]:
+    """Backtest the live regime under several settings. Arguments as in `backtest_file`.
+
+    Args: asked: settings, those in force first. Returns: what to print: a table, and which settings
+    to take. Raises: StreamdError where nothing can be read or scored.
+    """
+    from streamd.evaluation.grid import COLUMNS, run_grid
+    from streamd.evaluation.report import write_grid_report
+
+    settings = asked[0].settings
+    with _log_of(settings, file, columns, progress) as (log, times):
+        result = run_grid(asked, log, plan, progress)
+    if result is None:
+        raise StreamdError(*NOTHING_SCORED)
+    title = f"streamd backtest of {file or settings.data_dir}"
+    if report is not None:
+        write_durably(report, write_grid_report(result, title, _shown(settings)).encode())
+    caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
+    return [_table(COLUMNS, result.table(), title, caption), result.advice()]
+
+
+@contextmanager
+def _log_of(
+    settings: Settings,
+    file: Path | None,
+    columns: Columns,
+    progress: Callable[[str, int, int, str], None],
+) -> Iterator[tuple[LogReader, str]]:
+    """Yield the log of data_dir, or a temporary one of a file's events, and how the file's times
+    were read."""
+    if file is None:
+        yield open_log(settings.data_dir), ""
+        return
+
+    # A file is imported into a log, so that it takes the path that live events take.
+    with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
+        own = settings.model_copy(update={"data_dir": Path(folder) / "log"})
+        done = import_file(
+            own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
+        )
+        yield open_log(own.data_dir), f"; {done.times}"
+
+
+def _shown(settings: Settings) -> dict[str, str]:
+    """The settings that a report shows: those that scores depend on."""
+    own = settings.model.model_dump() | settings.training.model_dump()
+    return {k: str(v) for k, v in own.items()}
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, caption: str
+) -> Table:
+    # In a narrow terminal the names wrap, and not the numbers.
+    table = Table(title=title, caption=caption, box=None)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+    for row in rows:
         table.add_row(*row)
     return table
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamd.evaluation.intervals import Difference, difference
+from streamd.evaluation.label_scores import AVERAGE, LAST_LABELS, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
+from streamd.evaluation.verdict import verdict
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.scores import Measures
@@ -14,6 +17,7 @@ from streamd.windows import Window, recorded_windows
 # Regimes and rules in the order of the report, with the names that it prints.
 TITLES = {
     "live": "live",
+    "no_replay": "live without replay",
     "nightly": "nightly",
     "nightly_live": "nightly weights, live state",
     "frozen": "frozen weights, live state",
@@ -21,9 +25,24 @@ TITLES = {
     "edgebank": "EdgeBank",
     "popularity": "popularity",
 }
+RULES = ("rule", "edgebank", "popularity")
+"""Those of them that learn nothing."""
+LABEL_RULES = {AVERAGE: f"mean of a node's last {LAST_LABELS}", MEAN: "mean of all so far"}
+"""Rules of labels, with the names that the report prints."""
 MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
-COLUMNS = ("", "MRR", "MRR, known", "Hits@10", "AP", "AUC", "s a window")
-"""Head of `Result.table`; the middle five are MEASURES."""
+COLUMNS = (
+    "",
+    "MRR",
+    "MRR,\nknown",
+    "Hits@10",
+    "AP",
+    "AUC",
+    "s a\nwindow",
+    "live better\nby, MRR",
+)
+"""Head of `Result.table`; the five after the first are MEASURES."""
+LABEL_MEASURES = {"ndcg10": "NDCG@10", "ap": "AP", "auc": "AUC", "mae": "MAE", "rmse": "RMSE"}
+"""Measures of labels, with the names that the report prints; a task has one or two of them."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +90,51 @@ class Result:
                     TITLES[name],
                     *_cells(self.mean(name)),
                     "" if seconds is None else f"{seconds:.3f}",
+                    "" if name == "live" else self.difference("live", name).text(4),
                 ]
             )
         return rows + [
-            [f"live, facts {age_text(age)} old", *_cells(m), ""]
+            [f"live, facts {age_text(age)} old", *_cells(m), "", ""]
             for age, m in self.stale.items()
             if age != 0
         ]
+
+    def label_table(self) -> list[list[str]]:
+        """Scores of labels as text, the head first: a row a regime and rule of labels. Empty where
+        no labels were scored."""
+        # A window of one class may have labels and no measure.
+        measured = [m for m in LABEL_MEASURES if self._label_mean(AVERAGE, m) is not None]
+        if not measured:
+            return []
+        rows = [["labels, by the head of", *(LABEL_MEASURES[m] for m in measured)]]
+        for name, title in (TITLES | LABEL_RULES).items():
+            means_of = [self._label_mean(name, m) for m in measured]
+            if any(m is not None for m in means_of):
+                rows.append([title, *("" if m is None else f"{m:.4f}" for m in means_of)])
+        return rows
+
+    @property
+    def num_labels(self) -> int:
+        """Number of scored labels in the windows."""
+        return sum(w.num_labels for w in self.windows)
+
+    def difference(self, name: str, other: str) -> Difference:
+        """By how much the MRR of a regime or rule is above that of another."""
+        return mrr_difference(
+            (self.windows, self.name_of(name)), (self.windows, self.name_of(other))
+        )
+
+    def verdict(self) -> str:
+        """What keeping state and weights up to date brings, in one sentence."""
+        daily = "nightly" in self.names()
+        rule = max(RULES, key=lambda name: self.mean(name)["mrr"])
+        return verdict(
+            nightly=self.difference("live", "nightly") if daily else None,
+            frozen=self.difference("live", "frozen"),
+            state=self.difference("nightly_live", "nightly") if daily else None,
+            rule=TITLES[rule],
+            over_rule=self.difference("live", rule),
+        )
 
     def names(self) -> list[str]:
         """Regimes and rules of the run, in the order of TITLES."""
@@ -93,8 +150,15 @@ class Result:
 
     def seconds(self, name: str) -> float | None:
         """Mean wall time in seconds to score and learn a window; None for a rule."""
-        own = [w.seconds[name] for w in self.windows if name in w.seconds]
-        return float(np.mean(own)) if own else None
+        return mean_seconds(self.windows, name)
+
+    def _label_mean(self, name: str, measure: str) -> float | None:
+        """Mean over the windows that have it, weighted by labels; None where none has."""
+        scored = [w for w in self.windows if measure in w.labels.get(name, {})]
+        if not scored:
+            return None
+        scores = [w.labels[name][measure] for w in scored]
+        return float(np.average(scores, weights=[w.num_labels for w in scored]))
 
 
 def _cells(mean: Measures) -> list[str]:
@@ -118,6 +182,23 @@ def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
     return averages
 
 
+def mean_seconds(windows: Sequence[RegimeWindow], name: str) -> float | None:
+    """Mean wall time in seconds in which a regime scores and learns a window; None for a rule."""
+    own = [w.seconds[name] for w in windows if name in w.seconds]
+    return float(np.mean(own)) if own else None
+
+
+def mrr_difference(
+    one: tuple[Sequence[RegimeWindow], str], other: tuple[Sequence[RegimeWindow], str]
+) -> Difference:
+    """By how much one MRR is above another. one, other: the same windows and, of each, the name of
+    a regime or rule."""
+    one_W, other_W = (
+        np.array([w.scores[name]["mrr"] for w in windows]) for windows, name in (one, other)
+    )
+    return difference(np.array([float(w.num_scored) for w in one[0]]), one_W, other_W)
+
+
 def backtest(
     settings: Settings,
     log: LogReader,
@@ -131,19 +212,19 @@ def backtest(
     progress: called with (part of the work, done, in all, unit).
     Returns: None where no window could be scored.
     """
-    # Windows, and the first event that is reported on.
-    cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
-    origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
-    cut = log.lower_bound(origin) if plan.from_cut else cut
-    parts = list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
+    cut, parts = _windows(settings, log, plan)
 
     # All regimes with fresh facts. A nightly model needs windows shorter than a day.
-    daily = settings.windows.width_seconds * 1_000_000 < DAY_US
-    names = LEARNED if daily else tuple(n for n in LEARNED if not n.startswith("nightly"))
+    names = [
+        name
+        for name in LEARNED
+        if not (name.startswith("nightly") and settings.windows.width_seconds * 1_000_000 >= DAY_US)
+        and not (name == "no_replay" and not _replays(settings))
+    ]
     windows = _run(
         "fresh facts", Regimes(settings, log, names, cut, plan.initial_epochs), parts, progress
     )
-    reported = [w for w in windows if w.window.first_edge >= cut and w.num_scored]
+    reported = _reported(windows, cut)
     if not reported:
         return None
 
@@ -153,13 +234,40 @@ def backtest(
         if age != 0:
             regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
             older = _run(f"facts {age_text(age)} old", regimes, parts, progress)
-            stale[age] = means(
-                [w for w in older if w.window.first_edge >= cut and w.num_scored], "live"
-            )
+            stale[age] = means(_reported(older, cut), "live")
 
     # The half-life of popularity is chosen on the last third before the cut.
     first = log.first_edge
     return Result(reported, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
+
+
+def run_live(
+    settings: Settings,
+    log: LogReader,
+    plan: Plan,
+    title: str,
+    progress: Callable[[str, int, int, str], None],
+) -> list[RegimeWindow]:
+    """Run the live regime alone, with fresh facts. Returns: the windows that are reported on."""
+    cut, parts = _windows(settings, log, plan)
+    regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs)
+    return _reported(_run(title, regimes, parts, progress), cut)
+
+
+def _windows(settings: Settings, log: LogReader, plan: Plan) -> tuple[int, list[Window]]:
+    """Returns: the first event that is reported on, and all windows of the log."""
+    cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
+    origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
+    cut = log.lower_bound(origin) if plan.from_cut else cut
+    return cut, list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
+
+
+def _reported(windows: Sequence[RegimeWindow], cut: int) -> list[RegimeWindow]:
+    return [w for w in windows if w.window.first_edge >= cut and w.num_scored]
+
+
+def _replays(settings: Settings) -> bool:
+    return settings.training.replay != "none" and settings.training.replay_events > 0
 
 
 def _run(

@@ -3,6 +3,7 @@
 All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
+- live without replay: the same, but learns nothing of the past again;
 - frozen: learns like the live one until a cut. Then its weights are fixed, while graph, facts,
   memory and the running statistics of its inputs advance;
 - nightly weights, live state: learns each midnight (of event time) over the day before, from
@@ -11,15 +12,16 @@ All are of one architecture, and share epochs, replay and starting point:
   from inputs of that staleness. On the first day, with no day before it, it equals the one above.
 
 Rules that learn nothing are scored too: EdgeBank, popularity at each half-life, and partners +
-popularity.
+popularity; of labels, means.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamd.evaluation.label_scores import LabelRules
 from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
 from streamd.events import Bools, Float32
 from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
@@ -37,7 +39,7 @@ DAY_US = 86_400_000_000
 """A day in microseconds."""
 SKIPPED = 0.05
 """Share of the events before the cut that is not learned: it only fills graph, facts and memory."""
-LEARNED = ("live", "nightly", "nightly_live", "frozen")
+LEARNED = ("live", "no_replay", "nightly", "nightly_live", "frozen")
 """The regimes, which learn; rules do not."""
 
 
@@ -48,6 +50,7 @@ class RegimeWindow:
     num_scored: scored events. num_known: those whose destination was one before.
     scores: regime or rule -> measures; popularity once per half-life.
     seconds: regime -> wall time to score and learn.
+    num_labels: scored labels. labels: regime or rule of labels -> measures of them.
     """
 
     window: Window
@@ -55,6 +58,8 @@ class RegimeWindow:
     num_known: int
     scores: dict[str, Measures]
     seconds: dict[str, float]
+    num_labels: int = 0
+    labels: dict[str, Measures] = field(default_factory=dict)
 
 
 class Regimes:
@@ -101,17 +106,17 @@ class Regimes:
 
         # A learner per regime. A night replays as much as the windows of its day together.
         hours = max(1, DAY_US // self._width_us)
-        daily = settings.model_copy(
-            update={
-                "training": settings.training.model_copy(
-                    update={"replay_events": settings.training.replay_events * hours}
-                )
-            }
-        )
+        daily = _with_training(settings, replay_events=settings.training.replay_events * hours)
+        of_regime = {
+            "no_replay": _with_training(settings, replay="none", replay_events=0),
+            "nightly": daily,
+            "nightly_live": daily,
+        }
         self.learners = {
             name: Learner(own, log, ReplayStore.of(own))
-            for name, own in ((n, daily if n.startswith("nightly") else settings) for n in names)
+            for name, own in ((n, of_regime.get(n, settings)) for n in names)
         }
+        self._label_rules = LabelRules()
         self.base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
@@ -132,6 +137,8 @@ class Regimes:
             shown = self._first + int(SKIPPED * (self._cut - self._first))
             for chunk in prefetch(self._recorder.chunks(window, first_recorded=shown)):
                 self.base.score(chunk)
+                if chunk.labels is not None:
+                    self._label_rules.add(chunk.labels)
             return None
 
         # Whoever learns at the cut or at midnight does so before the window is scored.
@@ -146,10 +153,14 @@ class Regimes:
         if self._nightly_is_stale and self._nightly_recorder is not None:
             pool = self._recorder.sight.pool_of(window)
             self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
-        for name in ("live", "frozen"):
+        for name in ("live", "no_replay", "frozen"):
             if name in self.learners:
                 self.learners[name].begin()
+        self._label_rules.begin()
+        num_labelled = {name: len(own.label_scores) for name, own in self.learners.items()}
         for chunk in prefetch(self._recorder.chunks(window)):
+            if chunk.labels is not None:
+                self._label_rules.add(chunk.labels)
             for name in self.learners:
                 if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
@@ -163,9 +174,18 @@ class Regimes:
             for chunk in self._nightly_recorder.chunks(window):
                 self._add(parts, "nightly", chunk)
 
+        # Labels, before any of them is learned.
+        heads = {
+            name: own.label_scores[num_labelled[name] :]
+            for name, own in self.learners.items()
+            if len(own.label_scores) > num_labelled[name]
+        }
+        num_labels, labels = self._label_rules.measured(self._settings.model.labels, heads)
+
         # Learn. A frozen model's statistics of inputs move on.
-        if "live" in self.learners:
-            self._learn("live", window.first_edge)
+        for name in ("live", "no_replay"):
+            if name in self.learners:
+                self._learn(name, window.first_edge)
         if "frozen" in self.learners and window.first_edge < self._cut:
             self._learn("frozen", window.first_edge)
         elif "frozen" in self.learners:
@@ -179,6 +199,8 @@ class Regimes:
             num_known=int(known_E.sum()),
             scores=table,
             seconds=self._seconds,
+            num_labels=num_labels,
+            labels=labels,
         )
 
     def _begin_alike(self, edge: int) -> None:
@@ -222,6 +244,12 @@ class Regimes:
         if chunk.score is not None:
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             parts.setdefault(name, []).append(scores)
+
+
+def _with_training(settings: Settings, **changed: int | str) -> Settings:
+    """The settings with some of `training` changed to values that are known to be good."""
+    training = settings.training.model_copy(update=changed)
+    return settings.model_copy(update={"training": training})
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:

@@ -7,9 +7,20 @@ from html import escape
 import numpy as np
 
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
+from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
+from streamd.evaluation.grid import GridResult
 
-# Colours of the lines of a plot, in their order: seven, as many as TITLES has names.
-COLORS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280", "#0891b2")
+# Colours of the lines of a plot, in their order: eight, as many as TITLES has names.
+COLORS = (
+    "#2563eb",
+    "#db2777",
+    "#d97706",
+    "#059669",
+    "#dc2626",
+    "#7c3aed",
+    "#6b7280",
+    "#0891b2",
+)
 # Pixels of a plot and of its margins; MAX_POINTS keeps about seven pixels between two points.
 WIDTH = 860
 HEIGHT = 280
@@ -24,7 +35,7 @@ td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid var(-
 td:first-child, th:first-child { text-align: left; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
-p.small { opacity: .7; font-size: 13px; }
+p.small { opacity: .7; font-size: 13px; } p.verdict { font-size: 17px; }
 """
 
 
@@ -43,8 +54,16 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
 
     # The page, from top to bottom.
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        _table(result),
+        f"<p class=verdict>{escape(result.verdict())}</p>",
+        _table(COLUMNS, result.table()),
+        f"<p class=small>{result.num_events:,} events in {len(result.windows):,} windows, "
+        "each scored before it was learned: MRR and Hits@10 against 100 negatives, "
+        "AP and AUC against one; means weighted by events. Behind ± is half the width of a 95 % "
+        "interval by a block bootstrap over windows.</p>",
+    ]
+    if labels := result.label_table():
+        parts += ["<h2>Labels</h2>", _table(labels[0], labels[1:])]
+    parts += [
         "<h2>MRR over time</h2>",
         _plot(times, scores),
     ]
@@ -53,15 +72,37 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
     parts += [
         "<h2>Seconds a window, to score and learn</h2>",
         _plot(times, seconds),
+        *_settings(settings),
+    ]
+    return _page(title, parts)
+
+
+def write_grid_report(result: GridResult, title: str, settings: dict[str, str]) -> str:
+    """Returns: the page of a grid as HTML. settings: those in force, shown at the end."""
+    parts = [
+        f"<p class=verdict>{escape(result.advice())}</p>",
+        _table(GRID_COLUMNS, result.table()),
+        "<p class=small>The live regime under each setting, on the same "
+        f"{len(result.runs[0].windows):,} windows.</p>",
+        *_settings(settings),
+    ]
+    return _page(title, parts)
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>"
+    )
+
+
+def _settings(settings: dict[str, str]) -> list[str]:
+    return [
         "<h2>Settings</h2><table>",
         *(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in settings.items()),
         "</table>",
     ]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>"
-    )
 
 
 def _points(result: Result) -> list[list[int]]:
@@ -77,15 +118,10 @@ def _mean(result: Result, name: str, part: Sequence[int]) -> float:
     return float(np.average(scores, weights=[w.num_scored for w in windows]))
 
 
-def _table(result: Result) -> str:
-    rows = [
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in result.table()
-    ]
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells]
     return (
-        f"<table><tr>{''.join(f'<th>{m}</th>' for m in COLUMNS)}</tr>{''.join(rows)}</table>"
-        f"<p class=small>{result.num_events:,} events in {len(result.windows):,} windows, "
-        "each scored before it was learned: MRR and Hits@10 against 100 negatives, "
-        "AP and AUC against one; means weighted by events.</p>"
+        f"<table><tr>{''.join(f'<th>{escape(m)}</th>' for m in head)}</tr>{''.join(rows)}</table>"
     )
 
 

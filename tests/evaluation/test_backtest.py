@@ -29,7 +29,7 @@ def world(path, num_edges=900, **values):
 def test_a_backtest_reports_every_window_after_the_initial_part_under_every_regime(tmp_path):
     s, log = world(tmp_path)
     result = backtest(s, log, Plan(0.3, 0, (10, None)))
-    assert result.names() == ["live", "nightly", "nightly_live", "frozen", "rule", "edgebank", "popularity"]
+    assert result.names() == ["live", "no_replay", "nightly", "nightly_live", "frozen", "rule", "edgebank", "popularity"]
     assert sum(w.window.num_edges for w in result.windows) == 900 - result.windows[0].window.first_edge
     assert 270 <= result.windows[0].window.first_edge < 300
     assert result.mean("live")["mrr"] > result.mean("edgebank")["mrr"]
@@ -79,11 +79,11 @@ def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
 def test_a_report_has_every_regime_every_plot_and_loads_nothing(tmp_path):
     write_log(tmp_path / "log", *stream(900, hours=HOURS), Schema(2, 0, 0))
     said = []
-    table = backtest_file(settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair"), None, Columns(), Plan(0.3, 2, (10, None)),
-                          tmp_path / "report.html", lambda *part: said.append(part))
-    assert table.row_count == 9 and [d == n for run, d, n, _ in said if run == "fresh facts"][-2:] == [False, True]
+    table, verdict = backtest_file(settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair"), None, Columns(),
+                                   Plan(0.3, 2, (10, None)), tmp_path / "report.html", lambda *part: said.append(part))
+    assert table.row_count == 10 and [d == n for run, d, n, _ in said if run == "fresh facts"][-2:] == [False, True]
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 3 and all(t in page for t in ("frozen weights, live state", "EdgeBank", "facts 10 events old", "neighbors"))
+    assert page.count("<svg") == 3 and all(t in page for t in (verdict, "live without replay", "frozen weights, live state", "EdgeBank", "facts 10 events old", "neighbors"))
     assert not re.search(r"https?://|<script|url[(]|@import", page)
     assert all(np.isfinite(float(v)) for points in re.findall(r'points="([^"]+)"', page) for p in points.split() for v in p.split(","))
 
@@ -93,8 +93,9 @@ def test_a_file_is_backtested_without_a_data_directory(tmp_path):
     rows = "".join(f"{u},{v},{t // 1_000_000}\n" for u, v, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True))
     (tmp_path / "events.csv").write_text("who,what,when\n" + rows)
     s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
-    table = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), None, lambda *_: None)
-    assert table.row_count == 7 and not (tmp_path / "none").exists()
+    table, verdict = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), None, lambda *_: None)
+    assert re.match(r"Live .*nightly .*frozen weights .*: state .*, learning .*here", verdict)
+    assert table.row_count == 8 and not (tmp_path / "none").exists()
     assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T05:\S+Z, read as seconds$", str(table.caption))
 
 
@@ -111,6 +112,34 @@ def test_windows_can_begin_with_the_first_event_reported_on(tmp_path):
     begin = int(log.time_of(np.array([first.window.first_edge]))[0])
     assert first.window.start_us == begin and first.window.first_edge == 270
     assert all((w.window.start_us - begin) % HOUR == 0 for w in rest)
+
+
+def test_replay_has_a_row_of_its_own_where_there_is_any(tmp_path):
+    s, log = world(tmp_path, 400)
+    with_replay, without = (backtest(settings(tmp_path, stream__edge_feature_dim=2, training__replay=how), log, Plan())
+                            for how in ("uniform", "none"))
+    assert "no_replay" in with_replay.names() and "no_replay" not in without.names()
+    assert with_replay.mean("no_replay") == without.mean("live") != with_replay.mean("live")
+    run = Regimes(s, log, ("live", "no_replay"), 100, 1)
+    for window in list(recorded_windows(log, HOUR))[:25]:
+        run.window(window)
+    assert run.learners["no_replay"].draw(300) == () != run.learners["live"].draw(300)
+
+
+def test_the_interval_of_a_row_is_that_of_the_same_windows_under_both(tmp_path):
+    s, log = world(tmp_path)
+    result = backtest(s, log, Plan())
+    by = result.difference("live", "edgebank")
+    assert np.isclose(by.mean, result.mean("live")["mrr"] - result.mean("edgebank")["mrr"]) and by.num_windows == len(result.windows)
+    cells = {row[0]: row[-1] for row in result.table()}
+    assert cells["EdgeBank"] == by.text(4) and cells["live"] == "" and " ± " in cells["popularity"]
+
+
+def test_windows_of_a_day_are_compared_without_a_nightly_model(tmp_path):
+    write_log(tmp_path, *stream(900, hours=20 * 24), Schema(2, 0, 0))
+    s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair", windows__width_seconds=86_400)
+    result = backtest(s, LogReader.open(tmp_path), Plan())
+    assert "nightly" not in result.names() and re.match(r"Live \w+ [^:]*frozen weights [^:]*: learning ", result.verdict())
 
 
 def test_too_few_events_are_said(tmp_path):

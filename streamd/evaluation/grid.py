@@ -1,0 +1,183 @@
+"""A grid runs settings side by side on the same log, and says which to take."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+import yaml
+
+from streamd.errors import SettingsError
+from streamd.evaluation.backtest import Plan, mean_seconds, means, mrr_difference, run_live
+from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
+from streamd.evaluation.regimes import RegimeWindow
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings, effective, leaves
+from streamd.training.scores import Measures
+
+MAX_COMBINATIONS = 32
+"""Most combinations of a grid: five settings of two values. Each is a whole run over the log."""
+COMPARABLE = ("model", "training", "graph", "gpu", "device")
+"""Branches and settings that a grid may vary: they change scores or cost, and neither the events
+nor the windows, by which runs are compared."""
+SAME_COST = 1.1
+"""Runs whose seconds differ by less than a tenth cost the same: measured again, they may swap."""
+COLUMNS = ("", "MRR", "AP", "better than\nfirst, MRR", "s a\nwindow")
+"""Head of `GridResult.table`."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Settings to run. name: the values that the grid varies, as "model.name=tgn"."""
+
+    name: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A combination that was run. windows: of the live regime, those that are reported on."""
+
+    name: str
+    windows: list[RegimeWindow]
+
+    @property
+    def mean(self) -> Measures:
+        """Event-weighted means over the windows."""
+        return means(self.windows, "live")
+
+    @property
+    def seconds(self) -> float:
+        """Mean wall time in seconds to score and learn a window."""
+        return mean_seconds(self.windows, "live") or 0.0
+
+    def better_than(self, other: "Run") -> Difference:
+        """By how much its MRR is above another run's."""
+        return mrr_difference((self.windows, "live"), (other.windows, "live"))
+
+
+@dataclass(frozen=True)
+class GridResult:
+    """What a grid found. runs: of the settings in force first, on the same windows each."""
+
+    runs: list[Run]
+
+    def table(self) -> list[list[str]]:
+        """A row a run, as text."""
+        first = self.runs[0]
+        return [
+            [
+                run.name,
+                f"{run.mean['mrr']:.4f}",
+                f"{run.mean['ap']:.4f}",
+                "" if run is first else run.better_than(first).text(4),
+                f"{run.seconds:.3f}",
+            ]
+            for run in self.runs
+        ]
+
+    def advice(self) -> str:
+        """Which settings to take, in one sentence: the cheapest of those level with the best."""
+        best = max(self.runs, key=lambda run: run.mean["mrr"])
+        count = len(best.windows)
+        if count < MIN_WINDOWS:
+            return (
+                f"{count} windows are too few to choose by: it takes {MIN_WINDOWS}, so give more "
+                "events or a smaller windows.width_seconds."
+            )
+        level = [run for run in self.runs if run is best or best.better_than(run).is_level]
+
+        # Of those that cost the same, the first: what is in force changes only for a reason.
+        cheapest = min(run.seconds for run in level)
+        take = next(run for run in level if run.seconds <= SAME_COST * cheapest)
+        mrr = f"MRR {score_text(take.mean['mrr'])} at {take.seconds:.3f} s a window"
+        if take is best and len(level) == 1:
+            return f"Take {take.name}: {mrr}, and no other comes near."
+        if take is best:
+            return (
+                f"Take {take.name}: {mrr} is the best, and none that is level with it is cheaper."
+            )
+        return (
+            f"Take {take.name}: {mrr} is level with the best, {best.name} "
+            f"(better by {best.better_than(take)} MRR, at {best.seconds:.3f} s a window)."
+        )
+
+
+def combinations(
+    grid: Sequence[str], load: Callable[[Mapping[str, Any]], Settings]
+) -> list[Combination]:
+    """The settings that a grid asks for, without repeats.
+
+    Args: grid: texts such as "training.epochs=1,2"; values are written as in the settings file.
+    load: makes settings of values by dotted key, over those in force.
+    Returns: the settings in force first, then all combinations of the values, in their order.
+    Raises: SettingsError naming a key or value that cannot be, or how many combinations were asked.
+    """
+    values_by_key: dict[str, list[Any]] = {}
+    for text in grid:
+        key, values = _parsed(text)
+        if key in values_by_key:
+            raise SettingsError(f"--grid names {key} twice.", f"write {key}=first,second once.")
+        values_by_key[key] = values
+    asked = math.prod(len(values) for values in values_by_key.values())
+    if asked > MAX_COMBINATIONS:
+        raise SettingsError(
+            f"--grid asks for {asked:,} combinations; at most {MAX_COMBINATIONS} are run.",
+            "give fewer values, or vary some settings after the others.",
+        )
+
+    # All are checked before the first is run, which may take hours.
+    out: list[Combination] = []
+    for chosen in (None, *product(*values_by_key.values())):
+        settings = load({} if chosen is None else dict(zip(values_by_key, chosen, strict=True)))
+        shown = effective(settings)
+        if all(settings != other.settings for other in out):
+            name = " ".join(f"{key}={shown[key]}" for key in values_by_key if key in shown)
+            out.append(Combination(name, settings))
+    return out
+
+
+def _parsed(text: str) -> tuple[str, list[Any]]:
+    """The key and the values of a text such as "training.epochs=1,2". Raises: SettingsError."""
+    key, equals, listed = text.partition("=")
+    try:
+        values = yaml.safe_load(f"[{listed}]")
+    except yaml.YAMLError:
+        values = None
+    if not equals or not values or not isinstance(values, list):
+        raise SettingsError(
+            f"--grid holds {text!r}, not a setting and its values.",
+            "write it as training.epochs=1,2.",
+        )
+
+    # Unknown keys are left to `load_settings`, which names the nearest known one.
+    known = {".".join(path) for path in leaves()}
+    if key in known and key.split(".")[0] not in COMPARABLE:
+        raise SettingsError(
+            f"--grid cannot vary {key}: runs are compared on the same events and windows.",
+            f"vary settings of {', '.join(COMPARABLE[:-1])}, or {COMPARABLE[-1]}.",
+        )
+    return key, values
+
+
+def run_grid(
+    asked: Sequence[Combination],
+    log: LogReader,
+    plan: Plan,
+    progress: Callable[[str, int, int, str], None] = lambda *_: None,
+) -> GridResult | None:
+    """Run the live regime under each combination, one after the other.
+
+    progress: as `backtest`. Returns: None where no window could be scored.
+    """
+    runs = []
+    for number, one in enumerate(asked, 1):
+        title = f"{one.name} ({number} of {len(asked)})"
+        torch.set_num_threads(one.settings.training.threads)
+        windows = run_live(one.settings, log, plan, title, progress)
+        if not windows:
+            return None
+        runs.append(Run(one.name, windows))
+    return GridResult(runs)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+
+from streamd.evaluation.backtest import Plan, backtest
+from streamd.evaluation.label_scores import AVERAGE, LAST_LABELS, MEAN, LabelRules
+from streamd.models.labels import label_inputs
+from streamd.segments.reader import LogReader
+from streamd.training.recorder import Recorder
+from tests.builders import settings, stream, write_log
+from tests.training.test_labels import write_labelled
+
+
+@pytest.fixture
+def labels_of(tmp_path):
+    """Makes the inputs of labels of some nodes."""
+    write_log(tmp_path, *stream(50))
+    s = settings(tmp_path, model__name="pair")
+    recorder = Recorder(s, LogReader.open(tmp_path))
+    recorder.rebuild(50)
+
+    def make(nodes, targets):
+        distinct, place = np.unique(nodes, return_inverse=True)
+        target = np.array(targets, np.float32)[:, None]
+        return label_inputs(recorder.live, recorder._sampling, distinct, place, target, 50, 10**12)
+
+    return make
+
+
+def test_the_rules_know_the_labels_of_earlier_chunks_only(labels_of):
+    """Targets by node, a chunk a line, and what the rules predict of the last:
+
+    n3: 1   n5: 4
+    n3: 3             n3 has had 1 -> 1
+    n3: 0   n8: 0     n3 has had 1, 3 -> 2;  n8 none -> the mean of 1, 4, 3
+    """
+    rules = LabelRules()
+    for nodes, targets in (([5, 3], [4, 1]), ([3], [3]), ([8, 3], [0, 0])):
+        rules.begin()
+        rules.add(labels_of(nodes, targets))
+    assert rules.measured("regression", {}) == (
+        2,
+        {
+            AVERAGE: pytest.approx({"mae": (2 + 8 / 3) / 2, "rmse": np.sqrt((4 + 64 / 9) / 2)}),
+            MEAN: pytest.approx({"mae": 8 / 3, "rmse": 8 / 3}),
+        },
+    )
+
+
+def test_the_moving_average_forgets_all_but_the_last_labels(labels_of):
+    rules = LabelRules()
+    for target in [100, *[2] * LAST_LABELS, 2]:
+        rules.begin()
+        rules.add(labels_of([3], [target]))
+    _, table = rules.measured("regression", {})
+    assert table[AVERAGE]["mae"] == 0 and table[MEAN]["mae"] > 10
+
+
+def test_a_window_without_labels_has_no_scores_of_them():
+    rules = LabelRules()
+    rules.begin()
+    assert rules.measured("regression", {}) == (0, {})
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_backtest_reports_the_label_head_of_each_regime_beside_the_rules(tmp_path, epochs):
+    write_labelled(tmp_path, 1, lambda camp: [10 * camp])
+    s = settings(tmp_path, stream__label_dim=1, model__labels="regression", windows__width_seconds=1800, training__learning_rate=0.02)
+    result = backtest(s, LogReader.open(tmp_path), Plan(0.3, epochs))
+    head, *rows = result.label_table()
+    assert head[1:] == ["MAE", "RMSE"] and [r[0] for r in rows] == [
+        "live",
+        "live without replay",
+        "nightly",
+        "nightly weights, live state",
+        "frozen weights, live state",
+        "mean of a node's last 7",
+        "mean of all so far",
+    ]
+    first = result.windows[0].window.first_edge
+    assert result.num_labels == (1800 - first) // 10
+    mae = {name: float(cells[0]) for name, *cells in rows}
+    assert mae["mean of a node's last 7"] < 0.5 < mae["live"] < mae["mean of all so far"], "each node has a target of its own"
+    assert mae["live"] not in (mae["live without replay"], mae["frozen weights, live state"])
+
+
+def test_a_stream_without_labels_has_no_table_of_them(tmp_path):
+    write_log(tmp_path, *stream(300, hours=20))
+    assert backtest(settings(tmp_path, model__name="pair"), LogReader.open(tmp_path), Plan()).label_table() == []
