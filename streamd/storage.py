@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 SCRATCH = ".tmp"
 """Ending of a file's or folder's name while it is being written."""
 
@@ -19,6 +21,15 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS)
 """Errors of a volume that has no hard links, or no further ones of a file."""
 COPIED_BYTES = 1 << 24
 """Bytes copied at once where a file cannot be linked to."""
+
+BLOCK_BYTES = 512
+"""Bytes of a block as `st_blocks` counts them."""
+
+HOLE_BYTES = 4_096
+"""Bytes of a block that takes no room on the disk where it was never written: ext4 and XFS have
+blocks of this size unless told otherwise."""
+SYNCED_BYTES = 1 << 24
+"""Bytes that a slow disk, of 100 MB/s, makes durable in 0.2 seconds."""
 
 
 class StoredFile(NamedTuple):
@@ -156,6 +167,49 @@ def link_or_copy(old: Path, new: Path, disk: Disk = DISK) -> None:
             disk.sync(fd)
         finally:
             disk.close(fd)
+
+
+class FileWithHoles:
+    """Writes a new file piece by piece, but for its blocks of zeros: what is not written reads as
+    zeros and takes no room. Owner: who made it.
+
+    fd: of the file, open. num_bytes, crc: size and CRC32C of all bytes so far, zeros included.
+    """
+
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        """Open the file, empty."""
+        self._disk = disk
+        self._unsynced = 0
+        self.fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self.num_bytes = self.crc = 0
+
+    def append(self, piece: bytes) -> None:
+        # The file's blocks are cut where this piece begins and ends.
+        first = -self.num_bytes % HOLE_BYTES or HOLE_BYTES
+        unwritten = at = 0
+        for end in (*range(first, len(piece), HOLE_BYTES), len(piece)):
+            if piece[at:end] == bytes(end - at):
+                self._write(piece[unwritten:at], self.num_bytes + unwritten)
+                unwritten = end
+            at = end
+        self._write(piece[unwritten:], self.num_bytes + unwritten)
+        self.num_bytes += len(piece)
+        self.crc = crc32c(piece, self.crc)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        """Write what lies between two holes; it is made durable now and then, so that the sync at
+        the end does not take long."""
+        if data:
+            self._disk.write(self.fd, data, offset)
+        self._unsynced += len(data)
+        if self._unsynced >= SYNCED_BYTES:
+            self._disk.sync(self.fd)
+            self._unsynced = 0
+
+    def finish(self) -> None:
+        """Make the file durable, with a hole that it may end in."""
+        self._disk.truncate(self.fd, self.num_bytes)
+        self._disk.sync(self.fd)
 
 
 def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
-from streamd.storage import remove_scratch, write_durably, write_folder_durably
+from streamd.storage import DISK, FileWithHoles, remove_scratch, write_durably, write_folder_durably
 from streamd.tensors import write_arrays
 from tests.faults import Crash, FaultyDisk
 
@@ -71,3 +72,20 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     write_folder_durably(tmp_path / "folder", {"a": OLD})
     with pytest.raises(AssertionError, match="there already"):
         write_folder_durably(tmp_path / "folder", {"a": NEW})
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000, 4096, 5000, 1 << 20])
+def test_a_file_with_holes_reads_as_what_was_meant_and_takes_only_the_blocks_that_hold_something(tmp_path, piece_bytes):
+    blocks = np.zeros((40, 4096), np.uint8)
+    for block, byte in ((0, 0), (3, 4095), (4, 7), (17, 0), (25, 4095)):
+        blocks[block, byte] = 1
+    for size in (blocks.size, 26 * 4096, 25 * 4096 + 5, 3 * 4096, 1, 0):
+        data = blocks.tobytes()[:size]
+        file = FileWithHoles(tmp_path / "file")
+        for at in range(0, size, piece_bytes):
+            file.append(data[at:at + piece_bytes])
+        file.finish()
+        DISK.close(file.fd)
+        assert (file.num_bytes, file.crc) == (size, crc32c(data)) and (tmp_path / "file").read_bytes() == data
+        held = {a // 4096 for a in range(size) if data[a]}
+        assert (tmp_path / "file").stat().st_blocks * 512 == 4096 * len(held), size

@@ -1,5 +1,5 @@
 """The rows of one commit as they are stored: bytes for the append-only files, and the journal's
-entry for the segment."""
+entry for the segment. Keys and deletes are read back from them."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,11 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from streamd.events import DELETION, EventBatch, Schema
+from streamd.errors import DataDirectoryError
+from streamd.events import DELETION, EventBatch, Key, Schema
 from streamd.segments.journal import NOTHING, LogState, SegmentState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
-from streamd.segments.nodekeys import encode_keys
+from streamd.segments.nodekeys import decode_keys, encode_keys
 from streamd.segments.writer import TGUFWriter
 
 
@@ -79,3 +80,18 @@ def read_deletions(data_dir: Path, state: LogState) -> NDArray[np.void]:
     """Read all committed `DELETION` rows of a log."""
     with (data_dir / DELETIONS).open("rb") as file:
         return np.frombuffer(file.read(state.files.get(DELETIONS, NOTHING).num_bytes), DELETION)
+
+
+def read_keys(data_dir: Path, state: LogState) -> dict[Key, int]:
+    """Read the keys of the nodes that are not deleted, key -> node id. Raises:
+    DataDirectoryError."""
+    raw = (data_dir / KEYS).read_bytes()[: state.files.get(KEYS, NOTHING).num_bytes]
+    rows = list(decode_keys(raw))
+    if len(rows) != state.num_nodes:
+        raise DataDirectoryError(
+            f"{KEYS} holds {len(rows)} keys, the journal counts {state.num_nodes}.",
+            "restore nodes.keys from a backup.",
+        )
+    deleted = read_deletions(data_dir, state)
+    gone = set(deleted["src"][deleted["dst"] < 0].tolist())
+    return {k: i for i, k in enumerate(rows) if k is not None and i not in gone}

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamd.events import Bools, Key, empty_batch
-from streamd.segments.features import SLICE_BYTES
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import NOTHING, SegmentState
-from streamd.segments.layout import FEATURES, KEYS, feature_row
+from streamd.segments.layout import KEYS
 from streamd.segments.log import LogWriter
 from streamd.segments.nodekeys import decode_keys, reserved_node, without_keys
+from streamd.segments.prune import pruning
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.segments.verify import rows_crc
@@ -41,7 +40,8 @@ class Compaction:
 
 def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
     """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
-    of deleted nodes; one segment per step.
+    of deleted nodes; one segment, or a slice of node features, per step. Node features that no
+    reader needs go too: see `pruning`.
 
     A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
@@ -52,7 +52,8 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
     reader.refresh()
     keys = len(deleted_keys(log, reader))
     _remove_keys(log, reader)
-    _remove_node_features(log, reader)
+    for _ in pruning(log, reader.deletions.is_gone):
+        yield Compaction(keys=keys, total=len(log.state.segments))
     reserved = reserved_node((log.data_dir / KEYS).read_bytes())
 
     # List the segments before the loop: sealing adds one, which holds nothing deleted.
@@ -156,28 +157,3 @@ def _remove_keys(log: LogWriter, reader: LogReader) -> None:
     if gone:
         data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
         log.replace_file(KEYS, [without_keys(data, gone)])
-
-
-def _remove_node_features(log: LogWriter, reader: LogReader) -> None:
-    # Rows of zeros were overwritten before; the file is replaced only for others.
-    cleared = (reader.deletions.is_gone(r["node"]) & r["values"].any(1) for r in _feature_rows(log))
-    if any(dead.any() for dead in cleared):
-        log.replace_file(FEATURES, _without_deleted(log, reader))
-
-
-def _feature_rows(log: LogWriter) -> Iterator[NDArray[np.void]]:
-    """Yield copies of the committed rows of the updates of node features, some at a time."""
-    row = feature_row(log.schema.node_feature_dim)
-    left = log.state.files.get(FEATURES, NOTHING).num_bytes
-    size = max(SLICE_BYTES // row.itemsize, 1) * row.itemsize
-    with (log.data_dir / FEATURES).open("rb") as file:
-        while data := file.read(min(size, left)):
-            left -= len(data)
-            yield np.frombuffer(data, row).copy()
-
-
-def _without_deleted(log: LogWriter, reader: LogReader) -> Iterator[bytes]:
-    """Yield the file of the updates again, without the features of deleted nodes."""
-    for rows in _feature_rows(log):
-        rows["values"][reader.deletions.is_gone(rows["node"])] = 0
-        yield rows.tobytes()

@@ -1,10 +1,13 @@
 """The updates of node features, read in log order by who needs only the newest of each node."""
 
+import errno
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError
 from streamd.events import Float32, Int64
@@ -15,20 +18,81 @@ SLICE_BYTES = 1 << 20
 """Bytes of the file that are held at a time; what is not due yet waits in the file."""
 
 
+class FeatureFile:
+    """The file of the updates as a log's state knows it. Owner: a reader or writer of the log.
+
+    Pruning puts another file in its place, without updates before the log's first event of that
+    time. A reader of an older state may still stand there, so it goes on with the file it has.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / FEATURES
+        self._revision = -1
+        self._file = -1
+        self._close: Callable[[], object] = lambda: None
+        self._num_bytes = 0
+        self._row = feature_row(0)
+
+    def take(self, state: LogState) -> None:
+        """Show what is committed as of a state. Raises: DataDirectoryError where the file is
+        gone."""
+        committed = state.files.get(FEATURES, NOTHING)
+        if committed.num_bytes and committed.revision != self._revision:
+            try:
+                file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise DataDirectoryError(
+                    f"{FEATURES} is gone.", "restore it from a backup."
+                ) from None
+            self._close()
+            self._close = weakref.finalize(self, os.close, file)
+            self._file = file
+            self._revision = committed.revision
+        self._num_bytes = committed.num_bytes
+        self._row = feature_row(state.schema.node_feature_dim)
+
+    def rows(self, number: int) -> tuple[int, NDArray[np.void]]:
+        """Read a slice of rows from row `number` on, or from behind the hole that it lies in.
+
+        Returns: the number of the first row, and the rows; none at the end.
+        Raises: DataDirectoryError where the file ends too early.
+        """
+        width = self._row.itemsize
+        at = self._behind_hole(number * width) // width * width
+        size = min(max(SLICE_BYTES // width, 1) * width, self._num_bytes - at)
+        data = os.pread(self._file, size, at) if size else b""
+        if len(data) != size:
+            raise DataDirectoryError(
+                f"{FEATURES} is shorter than the journal says.", "restore it from a backup."
+            )
+        return at // width, np.frombuffer(data, self._row)
+
+    def _behind_hole(self, offset: int) -> int:
+        """The first offset from one on that is in no hole: pruned rows take no time to read."""
+        if offset == self._num_bytes:
+            return offset
+        try:
+            return min(os.lseek(self._file, offset, os.SEEK_DATA), self._num_bytes)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            # Nothing but a hole follows, or the file ends before it: reading tells.
+            return min(max(offset, os.fstat(self._file).st_size), self._num_bytes)
+
+
 class FeatureUpdates:
     """Reads each update once, a slice of the file at a time. Owner: one thread.
 
-    It stands at a place of its own, which may lie behind that of the log's reader.
+    It stands at a place of its own, which may lie behind that of the log's reader. Updates that
+    were pruned are not seen.
     """
 
-    def __init__(self, data_dir: Path, state: Callable[[], LogState]) -> None:
-        """state: the log's at the moment of a call; what it does not count is not read."""
-        self._path = data_dir / FEATURES
-        self._state = state
-        self.dim = state().schema.node_feature_dim
-        self._row = feature_row(self.dim)
-        self._read = 0
-        self._rows = np.zeros(0, self._row)
+    def __init__(self, file: FeatureFile, dim: int) -> None:
+        """file: of the log's reader. dim: width of the features."""
+        self.dim = dim
+        self._file = file
+        self._next = 0
+        self._rows = np.zeros(0, feature_row(dim))
         self._edge_U = np.zeros(0, np.int64)
 
     def until(self, event: int) -> Iterator[tuple[Int64, Float32]]:
@@ -39,26 +103,19 @@ class FeatureUpdates:
         """
         while len(self._edge_U) or self._read_on():
             due = int(np.searchsorted(self._edge_U, event, side="right"))
-            if not due:
-                return
             rows = self._rows[:due]
             self._rows = self._rows[due:]
             self._edge_U = self._edge_U[due:]
-            yield rows["node"], rows["values"]
+            if due:
+                yield rows["node"], rows["values"]
+            elif len(self._edge_U):
+                return
 
     def _read_on(self) -> bool:
-        """Read the next slice of the file. Returns: whether there is one."""
-        end = self._state().files.get(FEATURES, NOTHING).num_bytes
-        size = min(end - self._read, max(SLICE_BYTES // self._row.itemsize, 1) * self._row.itemsize)
-        if not size:
-            return False
-        with self._path.open("rb") as file:
-            data = os.pread(file.fileno(), size, self._read)
-        if len(data) != size:
-            raise DataDirectoryError(
-                f"{FEATURES} is shorter than the journal says.", "restore it from a backup."
-            )
-        self._read += size
-        self._rows = np.frombuffer(data, self._row)
+        """Read the next slice of the file, of which all may be pruned. Returns: whether there is
+        one."""
+        first, rows = self._file.rows(self._next)
+        self._next = first + len(rows)
+        self._rows = rows[rows["seq"] > 0]
         self._edge_U = np.ascontiguousarray(self._rows["edge"])
-        return True
+        return len(rows) > 0

@@ -1,5 +1,5 @@
-"""Housekeeping of the log between commits: retention drops old segments, and compaction overwrites
-what deletes hide."""
+"""Housekeeping of the log between commits: retention drops old segments, pruning the node features
+that lie before them, and compaction overwrites what deletes hide."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -13,18 +13,19 @@ from streamd.segments.compact import Compaction, compaction, deleted_keys
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
 from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
+from streamd.segments.prune import Pruner
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.settings import RetentionSettings
+from streamd.storage import BLOCK_BYTES
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
-"""Time after which a step of compaction begins no further segment. A pass's first step also reads
-the log's keys and deletes, and rewrites keys and features, however long that takes."""
-BLOCK_BYTES = 512
-"""Bytes of a block as `st_blocks` counts them."""
+"""Time after which a step of compaction begins no further segment, and one of pruning no further
+slice. A compaction's first step also reads the log's keys and deletes, and rewrites keys, however
+long that takes."""
 
 
 class Housekeeper:
@@ -47,6 +48,7 @@ class Housekeeper:
         self._beat = Heartbeat(writer.data_dir, COMPACT)
         self._counted = 0
         self._blocked = 0
+        self._pruner = Pruner(writer)
 
     def step(self) -> None:
         """Do a little work, so that events hardly wait; call it about once a second. Raises:
@@ -58,12 +60,14 @@ class Housekeeper:
             return
         held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
         request = asked_to_compact(self._writer.data_dir)
-        if request is not None:
+        if request is not None and not self._pruner.is_busy:
             purged = min((h.purged_before_event for h in holds.values()), default=request)
             self._compact(request, held, purged)
-        # A compaction under way counts on its segments being there.
-        if self._steps is None:
+        # A compaction and a pruning under way count on the log's segments being there.
+        if self._steps is None and not self._pruner.is_busy:
             self._retain(held)
+        if self._steps is None:
+            self._pruner.step(STEP_SECONDS)
 
     def _compact(self, request: int, held: int, purged: int) -> None:
         """Work on a request to compact, for about STEP_SECONDS.
@@ -112,8 +116,11 @@ class Housekeeper:
         progress: called with (segments passed, segments in all).
         Returns: what the pass did.
         """
+        # A pass waits for the end of a pruning, and may leave one to be done.
+        while self._pruner.is_busy:
+            self.step()
         self.step()
-        while self._steps is not None:
+        while self._steps is not None or self._pruner.is_busy:
             progress(self._progress.passed, self._progress.total)
             self.step()
         progress(self._progress.passed, self._progress.total)

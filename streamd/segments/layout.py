@@ -19,7 +19,10 @@ LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
 
 def feature_row(dim: int) -> np.dtype[Any]:
     """Row type of a node feature update on disk: commit, row in it, edges in the log before it,
-    node, and float32[dim] values."""
+    node, and float32[dim] values.
+
+    Commits count from 1: a row of zeros is an update that was pruned.
+    """
     return np.dtype(
         [
             ("seq", "<i8"),

@@ -12,8 +12,8 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
-from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
-from streamd.segments.commit_rows import appended_bytes, read_deletions, segment_change
+from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
+from streamd.segments.commit_rows import appended_bytes, read_keys, segment_change
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import (
     NOTHING,
@@ -23,9 +23,8 @@ from streamd.segments.journal import (
     changed_progress,
     encode_line,
 )
-from streamd.segments.layout import APPENDED, EDGES, KEYS
+from streamd.segments.layout import APPENDED, EDGES
 from streamd.segments.lookup import EdgeLookup
-from streamd.segments.nodekeys import decode_keys
 from streamd.segments.recovery import (
     drop_journals,
     finish_replacements,
@@ -38,7 +37,7 @@ from streamd.segments.recovery import (
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import rows_crc
 from streamd.segments.writer import TGUFWriter
-from streamd.storage import DISK, Disk
+from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
@@ -106,7 +105,7 @@ class LogWriter:
         # Show readers the newest commit: a crash may have come between its line and this.
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
-        self.keys = self._read_keys()
+        self.keys = read_keys(self.data_dir, self.state)
         self.newest_us = self._newest_time()
         """Event time of the newest edge, microseconds; None before there is one."""
         self._lookup = EdgeLookup(self.data_dir)
@@ -122,19 +121,6 @@ class LogWriter:
         """Whether the log holds an edge between two node ids that came at an event time, deleted or
         not: bool[X]."""
         return self._lookup.holds(self.state, src_X, dst_X, time_X)
-
-    def _read_keys(self) -> dict[Key, int]:
-        """Read the keys of the nodes that are not deleted, key -> node id."""
-        raw = (self.data_dir / KEYS).read_bytes()[: self._committed(KEYS).num_bytes]
-        rows = list(decode_keys(raw))
-        if len(rows) != self.state.num_nodes:
-            raise DataDirectoryError(
-                f"{KEYS} holds {len(rows)} keys, the journal counts {self.state.num_nodes}.",
-                "restore nodes.keys from a backup.",
-            )
-        deleted = read_deletions(self.data_dir, self.state)
-        gone = set(deleted["src"][deleted["dst"] < 0].tolist())
-        return {k: i for i, k in enumerate(rows) if k is not None and i not in gone}
 
     @property
     def watermark(self) -> int:
@@ -313,29 +299,38 @@ class LogWriter:
 
     def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
         """Replace the committed bytes of an append-only file by others of the same length, given
-        piece by piece."""
+        piece by piece. Blocks of zeros take no room on the disk."""
+        for _ in self.replacing(path, pieces):
+            pass
+
+    def replacing(self, path: str, pieces: Iterable[bytes]) -> Iterator[None]:
+        """As `replace_file`, a piece per step. Between steps commits may append to the file, whose
+        new end the pieces must then reach; no segment may be dropped."""
+        # Write the new file whole, under a name that recovery removes.
+        scratch = replacement(self.data_dir / path, 0)
         with self._steps():
-            # Write the new file whole, under a name that recovery can finish or remove.
+            new = FileWithHoles(scratch, self.disk)
+        for piece in pieces:
+            with self._steps():
+                new.append(piece)
+            yield
+
+        # Make it durable, under a name that recovery can finish or remove.
+        with self._steps():
             revision = self.state.seq + 1
-            fd = self.disk.open(
-                replacement(self.data_dir / path, revision), os.O_RDWR | os.O_CREAT | os.O_TRUNC
-            )
-            size = crc = 0
-            for piece in pieces:
-                self.disk.write(fd, piece, size)
-                size += len(piece)
-                crc = crc32c(piece, crc)
+            size = new.num_bytes
             assert size == self._committed(path).num_bytes
-            self.disk.sync(fd)
-            self.disk.sync_folder((self.data_dir / path).parent)
+            new.finish()
+            self.disk.replace(scratch, replacement(self.data_dir / path, revision))
+            self.disk.sync_folder(scratch.parent)
 
             # Once the line is durable the new file is renamed into place, if need be by recovery.
-            change = {"path": path, "bytes": [0, size], "crc": crc, "total": crc}
+            change = {"path": path, "bytes": [0, size], "crc": new.crc, "total": new.crc}
             self._line([], {"files": [change | {"revision": revision}]}, replaces=True)
 
             # Further commits append to the new file.
             self.disk.close(self._files[path])
-            self._files[path] = fd
+            self._files[path] = new.fd
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""

@@ -10,7 +10,7 @@ from streamd.errors import TGUFError
 from streamd.events import DELETION, Bools, Float32, Int64, Key
 from streamd.segments.columns import EdgeColumns
 from streamd.segments.deletions import Deletions
-from streamd.segments.features import FeatureUpdates
+from streamd.segments.features import FeatureFile, FeatureUpdates
 from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, feature_row
 from streamd.segments.lookup import CommittedBytes, LateEdges, find_edges
@@ -40,6 +40,7 @@ class LogReader:
         self._new_keys = CommittedBytes(self.data_dir, KEYS)
         self._new_deletions = CommittedBytes(self.data_dir, DELETIONS)
         self._late = LateEdges(self.data_dir)
+        self._features = FeatureFile(self.data_dir)
         self._take_in()
 
     @classmethod
@@ -97,6 +98,7 @@ class LogReader:
                 # file.
                 if not self._tail.refresh():
                     raise
+        self._features.take(self.state)
         self._take_keys()
         self._take_deletions()
 
@@ -109,13 +111,13 @@ class LogReader:
 
     @property
     def num_feature_updates(self) -> int:
-        """Number of updates of node features in the log."""
+        """Number of updates of node features in the log, pruned ones included."""
         row = feature_row(self.state.schema.node_feature_dim)
         return self.state.files.get(FEATURES, NOTHING).num_bytes // row.itemsize
 
     def feature_updates(self) -> FeatureUpdates:
         """Begin to read the updates of node features, from the log's first one on."""
-        return FeatureUpdates(self.data_dir, lambda: self.state)
+        return FeatureUpdates(self._features, self.state.schema.node_feature_dim)
 
     def _take_keys(self) -> None:
         removed = []

@@ -1,4 +1,4 @@
-"""Writer, journal, compaction and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
+"""Writer, journal, compaction, pruning and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
 
 import dataclasses
 from pathlib import Path
@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamd import storage
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
-from streamd.segments import journal
+from streamd.segments import features, journal
 from streamd.segments.log import LogWriter
+from streamd.segments.prune import pruning
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
 from tests.builders import compact, feature_updates
@@ -34,13 +36,13 @@ def commit_number(i):
         empty_batch(SCHEMA), src_E=np.full(n, first_node), dst_E=np.full(n, first_node + 1), time_E=np.full(n, i * 10),
         msg_ED=np.full((n, 2), i + 1, np.float32), label_node_L=np.full(labels, first_node),
         label_time_L=np.full(labels, i * 10), label_target_L=np.full((labels, 1), i, np.float32),
-        node_F=np.array([first_node]), node_row_F=np.array([n]), node_edge_F=np.array([n]),
-        node_values_F=np.full((1, 1), i, np.float32), new_keys=(*(() if i else (None,)), f"key{first_node}", first_node + 1),
+        node_F=np.array([first_node, i % 3 + 1]), node_row_F=np.array([n, n]), node_edge_F=np.array([n, n]),
+        node_values_F=np.full((2, 1), i + 1, np.float32), new_keys=(*(() if i else (None,)), f"key{first_node}", first_node + 1),
         late_edge=(0,) if n and i % 3 == 0 else (), late_time=(i,) if n and i % 3 == 0 else (), deletions_X=deletions)
 
 
 def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
-    """Commit what is missing; the log's own position says where to go on."""
+    """Commit what is missing; the log's own position says where to go on. Commit 14 comes amid a pruning."""
     while (i := log.progress.positions.get("t", {0: Position(0)})[0].offset) < until:
         log.commit(commit_number(i), Progress("c", {"t": "id"}, {"t": {0: Position(i + 1)}}), i * 10)
         if acknowledged is not None:
@@ -50,6 +52,10 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
             compact(log)
         if housekeeping and i == 13:
             log.drop_before(int(log.state.segments[1].first_edge))
+            steps = pruning(log)
+            assert any(num_pruned > 0 for num_pruned in steps), "as far as the first slice that is written"
+        if housekeeping and i == 14:
+            assert list(steps)
 
 
 def contents(path):
@@ -64,13 +70,15 @@ def contents(path):
     return reader.state.progress.positions.get("t", {0: Position(0)})[0].offset, {
         "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
         "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
-        "features": [n for n, _ in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]]}
+        "features": {n: v for n, v in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]}}
 
 
 @pytest.fixture(autouse=True)
-def short_journals(monkeypatch):
-    """Journal files end within segments too."""
+def short_journals_and_holes(monkeypatch):
+    """Journal files end within segments too, and a pruned file has holes between its few rows."""
     monkeypatch.setattr(journal, "FILE_LINES", 2)
+    monkeypatch.setattr(features, "SLICE_BYTES", 100)
+    monkeypatch.setattr(storage, "HOLE_BYTES", 16)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from streamd.errors import DataDirectoryError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments import features
-from streamd.segments.features import FeatureUpdates
 from streamd.segments.layout import FEATURES
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
@@ -82,4 +81,13 @@ def test_a_file_that_lost_rows_is_refused_by_name(tmp_path):
     reader = LogReader.open(tmp_path)
     (tmp_path / FEATURES).write_bytes((tmp_path / FEATURES).read_bytes()[:-1])
     with pytest.raises(DataDirectoryError, match="updates.rows is shorter than the journal says"):
-        list(FeatureUpdates(tmp_path, lambda: reader.state).until(100))
+        list(reader.feature_updates().until(100))
+
+
+def test_a_file_that_is_gone_is_refused_by_name(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA, 30)
+    writer.commit(commit_of(np.random.default_rng(6), 0, 5, 9), Progress(), 20)
+    writer.close()
+    (tmp_path / FEATURES).unlink()
+    with pytest.raises(DataDirectoryError, match="updates.rows is gone"):
+        LogReader.open(tmp_path)

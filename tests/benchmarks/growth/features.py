@@ -1,10 +1,12 @@
-"""One update of node features after many of them, and the memory they take in a role that follows the log."""
+"""One update of node features after many of them, the memory they take in a role that follows the log, and what pruning
+leaves of their file once the log's first event lies behind them."""
 
 import dataclasses
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,12 @@ import structlog
 from streamd.events import Progress, Schema, empty_batch
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
+from streamd.segments.housekeeper import Housekeeper
+from streamd.segments.layout import FEATURES
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings import ModelSettings, RetentionSettings
+from streamd.storage import BLOCK_BYTES
 from tests.benchmarks.growth.journal import UnsyncedDisk, in_child, peak_megabytes
 from tests.benchmarks.measure import Row
 from tests.builders import batch
@@ -32,6 +37,9 @@ def run() -> list[Row]:
     units = {"one more update, taken in": "ms", "restart: all updates": "s", "memory after it": "MB", "its peak": "MB"}
     for name, unit in units.items():
         rows.append(Row(f"{name}, after {UPDATES[1]:,} of {NODES:,} nodes", many[name], unit, few[name], f"{UPDATES[0]:,}"))
+    rows.append(Row(f"their file on the disk, {UPDATES[1]:,} pruned", many["pruned"], "MB", many["stored"], "before"))
+    rows.append(Row("pruning it, in steps of 50 ms", many["pruning"], "s", many["look"], "a step that finds nothing"))
+    rows.append(Row("restart of a role: pruned updates", many["restart, pruned"], "s", many["restart: all updates"], "before"))
     return rows
 
 
@@ -73,7 +81,35 @@ def main(path: Path, updates: int) -> None:
         live.take_features(reader.num_edges)
         seconds.append(time.perf_counter() - begun)
         assert (live.features.of(np.array([at])) == at).all()
-    print(json.dumps({**found, "one more update, taken in": 1e3 * float(np.median(seconds))}))
+    found["one more update, taken in"] = 1e3 * float(np.median(seconds))
+    print(json.dumps({**found, **pruned(writer)}))
+
+
+def pruned(writer: LogWriter) -> dict[str, float]:
+    """What the file takes before and after the steps in which ingest drops the only segment before it."""
+    house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: None)
+    found = {"stored": stored_megabytes(writer), "look": seconds_of(house.step)}
+    writer.seal()
+    one = np.zeros(1, np.int64)
+    writer.commit(batch(SCHEMA, one, one + 1, one + 6), Progress(), 6)
+    found |= {"pruning": seconds_of(house.compact), "pruned": stored_megabytes(writer)}
+
+    # A role that starts now.
+    reader = LogReader.open(writer.data_dir)
+    live = LiveGraph(reader, BlockGraph(), ModelSettings())
+    found["restart, pruned"] = seconds_of(lambda: live.take_features(reader.num_edges))
+    assert (live.features.of(np.arange(20))[:, 0] == np.arange(20)).all()
+    return found
+
+
+def stored_megabytes(writer: LogWriter) -> float:
+    return (writer.data_dir / FEATURES).stat().st_blocks * BLOCK_BYTES / 1e6
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":
