@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi
 
-.PHONY: demo test contract slow mutants lint bench clean keys image pin-base
+.PHONY: demo test contract tgb slow mutants lint bench clean keys image pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -17,6 +17,11 @@ test: $(VENV)/.dev
 # Clients of the inference protocol that others wrote; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
 	$(BIN)/python -m pytest -m contract $(CLIENTS:%='tests/contracts/test_clients.py::test_a_client_of_others_is_answered[%]')
+
+# The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.
+tgb: $(VENV)/.bench $(VENV)-tgb/.made
+	$(BIN)/python -m tests.benchmarks.tgb --save $(VENV)-tgb
+	$(VENV)-tgb/bin/python tests/benchmarks/peers/tgb_evaluator.py $(VENV)-tgb/validation.npz
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
@@ -59,8 +64,13 @@ $(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+$(VENV)-tgb/.made: tests/benchmarks/peers/tgb.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:
