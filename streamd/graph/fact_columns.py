@@ -52,6 +52,37 @@ class FactColumn(IntEnum):
         18,
         "log(1 + paths of 3 hops from source to candidate over the last 8 partners a hop)",
     )
+    CANDIDATE_WEIGHT_50 = (
+        19,
+        "events of the pair, each weighing .5 per event of the candidate since",
+    )
+    CANDIDATE_WEIGHT_80 = 20, "the same at .8"
+    CANDIDATE_WEIGHT_95 = 21, "the same at .95"
+    CANDIDATE_WEIGHT_99 = 22, "the same at .99"
+    LOG_CANDIDATE_EVENTS_SINCE_MET = (
+        23,
+        "log(1 + events of the candidate since their last one, or since its first where they never "
+        "met)",
+    )
+    SOURCE_REPEATS = (
+        24,
+        "share of the source's events with the partner of the event before, each weighing .8 per "
+        "event since",
+    )
+    CANDIDATE_REPEATS = 25, "the same of the candidate"
+    LOG_SOURCE_PARTNERS = 26, "log(1 + pairs that the source began)"
+    LOG_CANDIDATE_PARTNERS = 27, "the same of the candidate"
+    LOG_SOURCE_GAP = 28, "log seconds between the source's last two events"
+    LOG_CANDIDATE_GAP = 29, "the same of the candidate"
+    LOG_TRANSITION_SHARE = (
+        30,
+        "log share of events with the source's last partner after which its partner's next event "
+        "was sent to the candidate",
+    )
+    LOG_EVENTS_SINCE_TRANSITION = (
+        31,
+        "log(1 + events of the source's last partner since one of those)",
+    )
 
 
 NUM_FACTS = len(FactColumn)
@@ -60,5 +91,6 @@ FACT_NAMES = tuple(column.name.lower() for column in FactColumn)
 
 # Columns of one kind are side by side, so that a slice takes them.
 PAIR_WEIGHTS = slice(FactColumn.PAIR_WEIGHT_50, FactColumn.PAIR_WEIGHT_99 + 1)
+CANDIDATE_WEIGHTS = slice(FactColumn.CANDIDATE_WEIGHT_50, FactColumn.CANDIDATE_WEIGHT_99 + 1)
 LOG_SHARES = slice(FactColumn.LOG_SHARE_1, FactColumn.LOG_SHARE_5 + 1)
 NUM_HALF_LIVES = LOG_SHARES.stop - LOG_SHARES.start

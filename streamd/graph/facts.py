@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.arena import Arena
-from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
-from streamd.graph.facts_kernels import (
-    LN2,
+from streamd.graph.fact_arrays import (
     NEVER,
     NUM_RATES,
     PARTNERS,
     POWERS,
     RATES,
+    TRANSITIONS,
     FactArrays,
-    advance,
-    fill_many,
-    place_all,
 )
+from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
+from streamd.graph.facts_kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
+from streamd.graph.pair_table import place_all
 from streamd.tensors import unpack, write_arrays
 
 MAX_NODES = 2**28
@@ -39,6 +38,9 @@ NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
     "last_dst": (np.int64,),
     "log_pop": (np.float64, NUM_HALF_LIVES),
     "pop_at": (np.int64,),
+    "log_gap": (np.float32,),
+    "repeats": (np.float32,),
+    "num_partners": (np.int32,),
     "ring": (np.int32, PARTNERS),
     "ring_count": (np.int64,),
     "mark": (np.int32,),
@@ -55,8 +57,15 @@ PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
     "after": (np.int32,),
 }
 """The same of arrays over pairs."""
+STEP_ARRAYS: dict[str, Any] = {
+    "step_key": np.uint64,
+    "step_count": np.float32,
+    "step_at": np.int64,
+}
+"""The same over transitions, of which there is always room for as many."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
-"""Arrays over nodes whose new rows hold NEVER; those of all others hold zeros."""
+"""Arrays over nodes whose new rows hold NEVER; those of `log_gap` hold NEVER_LOG_SECONDS, of all
+others zeros."""
 
 
 class PairFacts:
@@ -86,6 +95,7 @@ class PairFacts:
             **_over_nodes(self._arenas, 0),
             **{name: self._arenas[name] for name in PAIR_ARRAYS},
             slots=np.zeros(2, np.int32),
+            **{name: np.zeros(TRANSITIONS, kind) for name, kind in STEP_ARRAYS.items()},
             totals=np.zeros(NUM_HALF_LIVES),
             power=power,
             decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6),
@@ -198,6 +208,7 @@ class PairFacts:
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
             "totals": self._f.totals,
+            **{name: getattr(self._f, name) for name in STEP_ARRAYS},
             "size": self._f.size,
             "decay": self._f.decay,
             "edge": np.array([self.edge]),
@@ -226,10 +237,13 @@ class PairFacts:
         ):
             return False
 
-        # The release before stored no order of destinations.
+        # Older releases stored no order of destinations, and fewer facts.
         if "rank" not in tensors:
             tensors |= _with_order(tensors, arenas)
             missing -= {"rank", "order"}
+        if "log_gap" not in tensors:
+            tensors |= _with_newer_facts(tensors, arenas)
+            missing -= {"log_gap", "repeats", "num_partners"}
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
 
@@ -239,6 +253,7 @@ class PairFacts:
             **_over_nodes(arenas, len(tensors["seen"])),
             **{name: arenas[name] for name in PAIR_ARRAYS},
             totals=tensors["totals"],
+            **{name: tensors[name] for name in STEP_ARRAYS},
             size=tensors["size"],
             slots=np.zeros(0, np.int32),
         )
@@ -284,6 +299,7 @@ class PairFacts:
                 )
             for name in NEVER_ARRAYS:
                 self._arenas[name][known:size] = NEVER
+            self._arenas["log_gap"][known:size] = NEVER_LOG_SECONDS
             self._f = self._f._replace(**_over_nodes(self._arenas, size))
 
         # Beyond max_pairs a new pair takes the entry of the least recently touched one.
@@ -322,3 +338,17 @@ def _with_order(
     rank[known] = np.arange(1, len(known) + 1)
     order[: len(known)] = known
     return {"rank": rank, "order": order, "size": np.append(tensors["size"], len(known))}
+
+
+def _with_newer_facts(
+    tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Facts stored by a release that knew no repeats, gaps and transitions: those begin anew. The
+    partners of a node are counted by the pairs that are kept."""
+    count = len(tensors["seen"])
+    arenas["log_gap"][:count] = NEVER_LOG_SECONDS
+    key = tensors["key"]
+    for side, node in enumerate((key >> np.uint64(32), key & np.uint64(2**32 - 1))):
+        met = tensors["met_at"][:, side] >= 0
+        np.add.at(arenas["num_partners"], node[met].astype(np.int64), 1)
+    return {name: np.zeros(TRANSITIONS, kind) for name, kind in STEP_ARRAYS.items()}

@@ -3,31 +3,40 @@
 `streamd.graph.facts_reference.ReferenceFacts` computes the same in plain Python.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.fact_arrays import (
+    NEVER,
+    NUM_RATES,
+    PARTNERS,
+    POWERS,
+    TRANSITIONS,
+    FactArrays,
+)
 from streamd.graph.fact_columns import NUM_HALF_LIVES, FactColumn
 from streamd.graph.hashing import mixed
 from streamd.graph.jit import inner, kernel
+from streamd.graph.pair_table import drop, find, pair_key, touch
 
-RATES = (0.5, 0.8, 0.95, 0.99)
-"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: from the last event alone to the
-last hundred."""
-NUM_RATES = len(RATES)
-PARTNERS = 16
-"""Last partners remembered of a node: one cache line of int32."""
 THREE_HOP_PARTNERS = 8
 """Partners followed at each of three hops: at most 512 paths are counted."""
 NEVER_LOG_SECONDS = 20.0
 """Log seconds of what never happened: 15 years, longer than any gap that matters."""
 FLOOR_LOG_SHARE = -14.0
 """Log share of a node that is hardly ever a destination: one event in a million."""
-NEVER = np.int64(-(2**62))
-"""Time of what never happened; differences to it do not overflow."""
-POWERS = 2048
-"""Ages whose decay is tabulated; 0.99 ** 2048 is one in a billion, and is taken as zero."""
+KEPT_REPEATS = 0.8
+"""Share of a node's repeats that stays at each of its events: about its last five count."""
+UNSEEN_EVENTS = 20.0
+"""Events that a node is taken to have had more, so that the first transitions say little."""
+UNSEEN_TRANSITIONS = 0.02
+"""Of those, transitions to each candidate: one in a thousand."""
+NEVER_LOG_SHARE = -10.0
+"""Log share of transitions where the source has no last partner, below any other."""
+NEVER_LOG_EVENTS = 12.0
+"""Log events since a transition that never was: 160,000 events."""
 LN2 = float(np.log(2.0))
 
 # Columns as plain numbers, which numba compiles in.
@@ -43,198 +52,16 @@ SOURCE_EVENTS = int(FactColumn.LOG_SOURCE_EVENTS)
 CANDIDATE_EVENTS = int(FactColumn.LOG_CANDIDATE_EVENTS)
 COMMON_PARTNERS = int(FactColumn.LOG_COMMON_PARTNERS)
 THREE_HOP_PATHS = int(FactColumn.LOG_THREE_HOP_PATHS)
-
-
-class FactArrays(NamedTuple):
-    """The memory of the pair facts.
-
-    Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; ring
-    int32[N, 16], newest at (ring_count - 1) % 16; mark int32[N] scratch; rank int32[N], one more
-    than a node's place among all destinations by first sight, 0 for none; order int32[N], the other
-    way round, first sighted first.
-
-    Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
-    that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from
-    least to most recently touched. slots int32[S]: open addressing, entry + 1.
-
-    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
-    size: pairs, oldest, newest, total_at, destinations.
-    """
-
-    seen: NDArray[Any]
-    last: NDArray[Any]
-    last_dst: NDArray[Any]
-    log_pop: NDArray[Any]
-    pop_at: NDArray[Any]
-    ring: NDArray[Any]
-    ring_count: NDArray[Any]
-    mark: NDArray[Any]
-    rank: NDArray[Any]
-    order: NDArray[Any]
-    key: NDArray[Any]
-    weight: NDArray[Any]
-    met_at: NDArray[Any]
-    sent: NDArray[Any]
-    before: NDArray[Any]
-    after: NDArray[Any]
-    slots: NDArray[Any]
-    totals: NDArray[Any]
-    power: NDArray[Any]
-    decay: NDArray[Any]
-    size: NDArray[Any]
-
-
-@inner
-def _pair_key(a: int, b: int) -> np.uint64:
-    return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
-
-
-@inner
-def find(f: FactArrays, key: np.uint64) -> Any:
-    """Entry of a pair, -1 where there is none."""
-    wrap = np.uint64(len(f.slots) - 1)
-    at = mixed(key) & wrap
-    while f.slots[at] != 0:
-        entry = f.slots[at] - 1
-        if f.key[entry] == key:
-            return entry
-        at = (at + np.uint64(1)) & wrap
-    return -1
-
-
-@inner
-def place(f: FactArrays, entry: int) -> None:
-    """Put an entry that is in no slot into one."""
-    wrap = np.uint64(len(f.slots) - 1)
-    at = mixed(f.key[entry]) & wrap
-    while f.slots[at] != 0:
-        at = (at + np.uint64(1)) & wrap
-    f.slots[at] = entry + 1
-
-
-@kernel
-def place_all(f: FactArrays) -> None:
-    """Put all entries into slots, which are empty."""
-    for entry in range(f.size[0]):
-        place(f, entry)
-
-
-@inner
-def _displace(f: FactArrays, entry: int) -> None:
-    """Take an entry out of its slot, and move entries that were probed past it back."""
-    wrap = np.uint64(len(f.slots) - 1)
-    at = mixed(f.key[entry]) & wrap
-    while f.slots[at] != entry + 1:
-        at = (at + np.uint64(1)) & wrap
-
-    # Open addressing leaves no holes: close this one from behind.
-    hole = at
-    f.slots[hole] = 0
-    at = (hole + np.uint64(1)) & wrap
-    while f.slots[at] != 0:
-        home = mixed(f.key[f.slots[at] - 1]) & wrap
-        # An entry may move back only where the hole is not before its home.
-        if ((at - home) & wrap) >= ((at - hole) & wrap):
-            f.slots[hole] = f.slots[at]
-            f.slots[at] = 0
-            hole = at
-        at = (at + np.uint64(1)) & wrap
-
-
-@inner
-def _unlink(f: FactArrays, entry: int) -> None:
-    before = f.before[entry]
-    after = f.after[entry]
-    # size[1] and size[2] name the ends of the list, oldest and newest.
-    if before >= 0:
-        f.after[before] = after
-    else:
-        f.size[1] = after
-    if after >= 0:
-        f.before[after] = before
-    else:
-        f.size[2] = before
-
-
-@inner
-def _link_newest(f: FactArrays, entry: int) -> None:
-    newest = f.size[2]
-    f.before[entry], f.after[entry] = newest, -1
-    if newest >= 0:
-        f.after[newest] = entry
-    else:
-        f.size[1] = entry
-    f.size[2] = entry
-
-
-@inner
-def _touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
-    """Return the entry of a pair as the most recently touched one.
-
-    A pair that has none gets one; where the table is full, it is that of the least recently touched
-    pair.
-    """
-
-    # A pair that is known moves to the end of the list.
-    entry = find(f, key)
-    if entry >= 0:
-        if f.size[2] != entry:
-            _unlink(f, entry)
-            _link_newest(f, entry)
-        return entry
-
-    # A new pair takes a free entry, or that of the least recently touched pair.
-    if f.size[0] < max_pairs:
-        entry = f.size[0]
-        f.size[0] += 1
-    else:
-        entry = f.size[1]
-        _displace(f, entry)
-        _unlink(f, entry)
-
-    # Its facts begin as those of a pair that never met.
-    f.key[entry] = key
-    for side in range(2):
-        f.met_at[entry, side] = -1
-        f.sent[entry, side] = NEVER
-        for r in range(NUM_RATES):
-            f.weight[entry, side, r] = 0.0
-    place(f, entry)
-    _link_newest(f, entry)
-    return entry
-
-
-@inner
-def _drop(f: FactArrays, entry: int) -> None:
-    """Take an entry out of the table; the last one moves into its place."""
-    _displace(f, entry)
-    _unlink(f, entry)
-    last = f.size[0] - 1
-    f.size[0] = last
-    if entry == last:
-        return
-
-    # The last entry moves into the gap: its row, then its place in the list.
-    _displace(f, last)
-    f.key[entry] = f.key[last]
-    for side in range(2):
-        f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
-        for r in range(NUM_RATES):
-            f.weight[entry, side, r] = f.weight[last, side, r]
-
-    # Neighbours in the list point to where the row is now.
-    before = f.before[last]
-    after = f.after[last]
-    f.before[entry], f.after[entry] = before, after
-    if before >= 0:
-        f.after[before] = entry
-    else:
-        f.size[1] = entry
-    if after >= 0:
-        f.before[after] = entry
-    else:
-        f.size[2] = entry
-    place(f, entry)
+CANDIDATE_WEIGHT = int(FactColumn.CANDIDATE_WEIGHT_50)
+CANDIDATE_SINCE_MET = int(FactColumn.LOG_CANDIDATE_EVENTS_SINCE_MET)
+SOURCE_REPEATS = int(FactColumn.SOURCE_REPEATS)
+CANDIDATE_REPEATS = int(FactColumn.CANDIDATE_REPEATS)
+SOURCE_PARTNERS = int(FactColumn.LOG_SOURCE_PARTNERS)
+CANDIDATE_PARTNERS = int(FactColumn.LOG_CANDIDATE_PARTNERS)
+SOURCE_GAP = int(FactColumn.LOG_SOURCE_GAP)
+CANDIDATE_GAP = int(FactColumn.LOG_CANDIDATE_GAP)
+TRANSITION_SHARE = int(FactColumn.LOG_TRANSITION_SHARE)
+SINCE_TRANSITION = int(FactColumn.LOG_EVENTS_SINCE_TRANSITION)
 
 
 @inner
@@ -252,13 +79,20 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     if not found:
         return
 
-    # Their pairs; `_drop` moves another pair to the same entry, so it is looked at again.
+    # Their pairs; `drop` moves another pair to the same entry, so it is looked at again.
     entry = np.int64(0)
     while entry < f.size[0]:
         if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
-            _drop(f, entry)
+            drop(f, entry)
         else:
             entry += 1
+
+    # Transitions from and to them.
+    for place in range(TRANSITIONS):
+        if f.step_key[place] != 0:
+            key = f.step_key[place] - np.uint64(1)
+            if gone[key >> np.uint64(32)] or gone[key & np.uint64(0xFFFFFFFF)]:
+                f.step_key[place] = 0
 
     # Their own rows, and their places among the partners of others.
     kept = np.empty(PARTNERS, np.int32)
@@ -267,6 +101,8 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             # Its rank stays, so that the ranks of other destinations do not move.
             f.seen[node] = f.ring_count[node] = 0
             f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
+            f.log_gap[node] = NEVER_LOG_SECONDS
+            f.repeats[node] = f.num_partners[node] = 0
             for h in range(NUM_HALF_LIVES):
                 f.log_pop[node, h] = 0.0
             for i in range(PARTNERS):
@@ -293,7 +129,29 @@ def _power(f: FactArrays, rate: int, age: int) -> Any:
 
 
 @inner
+def _last_partner(ring: NDArray[Any], ring_count: NDArray[Any], node: int) -> Any:
+    """The partner of a node's newest event, -1 where it has none."""
+    count = ring_count[node]
+    return np.int64(ring[node, (count - 1) % PARTNERS]) if count else np.int64(-1)
+
+
+@inner
+def _transition_key(a: int, v: int) -> np.uint64:
+    # From 1 on, so that 0 is a place that nothing has.
+    return ((np.uint64(a) << np.uint64(32)) | np.uint64(v)) + np.uint64(1)
+
+
+@inner
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
+    # How the event relates to the node's events before.
+    if f.ring_count[node] > 0:
+        same = 1.0 if _last_partner(f.ring, f.ring_count, node) == other else 0.0
+        f.repeats[node] = KEPT_REPEATS * f.repeats[node] + (1.0 - KEPT_REPEATS) * same
+    if f.met_at[entry, side] < 0:
+        f.num_partners[node] += 1
+    if f.last[node] != NEVER:
+        f.log_gap[node] = _log_seconds(time, f.last[node])
+
     f.seen[node] += 1
     # Weights decay by the node's own events since the two last met, then count this event.
     age = f.seen[node] - f.met_at[entry, side]
@@ -310,8 +168,18 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     """Take in the event u -> v."""
 
+    # What follows the source's event before; a newer transition takes the place of an older one.
+    before = _last_partner(f.ring, f.ring_count, u)
+    if before >= 0:
+        key = _transition_key(before, v)
+        place = mixed(key) & np.uint64(TRANSITIONS - 1)
+        count = f.step_count[place] if f.step_key[place] == key else np.float32(0.0)
+        f.step_key[place] = key
+        f.step_count[place] = count + np.float32(1.0)
+        f.step_at[place] = f.seen[before]
+
     # The pair, seen from both of its sides; side 0 is that of the smaller id.
-    entry = _touch(f, _pair_key(u, v), max_pairs)
+    entry = touch(f, pair_key(u, v), max_pairs)
     side = 0 if u <= v else 1
     _meet(f, entry, side, u, v, time)
     if u != v:
@@ -395,13 +263,38 @@ def fill_rows(
     # Paths of three hops are counted at their ends, before the candidates are looked at.
     if known:
         _mark_three_hops(f, u, np.int64(1))
+    before = _last_partner(f.ring, f.ring_count, u) if known else np.int64(-1)
+    source_repeats = f.repeats[u] if known else 0.0
+    source_partners = np.log1p(f.num_partners[u]) if known else 0.0
+    source_gap = f.log_gap[u] if known else NEVER_LOG_SECONDS
+    seen_before = f.seen[before] if before >= 0 else 0
+    log_before = np.log(seen_before + UNSEEN_EVENTS)
+    never_share = np.log(UNSEEN_TRANSITIONS) - log_before if before >= 0 else NEVER_LOG_SHARE
     for c in range(len(candidates)):
         v = candidates[c]
         inside = 0 <= v < num_nodes
+        log_candidate_seen = np.log1p(f.seen[v]) if inside else 0.0
+        out[c, SOURCE_REPEATS] = source_repeats
+        out[c, CANDIDATE_REPEATS] = f.repeats[v] if inside else 0.0
+        out[c, SOURCE_PARTNERS] = source_partners
+        out[c, CANDIDATE_PARTNERS] = np.log1p(f.num_partners[v]) if inside else 0.0
+        out[c, SOURCE_GAP] = source_gap
+        out[c, CANDIDATE_GAP] = f.log_gap[v] if inside else NEVER_LOG_SECONDS
+
+        # How often an event with the source's last partner was followed by one with the candidate.
+        out[c, TRANSITION_SHARE] = never_share
+        out[c, SINCE_TRANSITION] = NEVER_LOG_EVENTS
+        if before >= 0 and inside:
+            key = _transition_key(before, v)
+            place = mixed(key) & np.uint64(TRANSITIONS - 1)
+            if f.step_key[place] == key:
+                share = np.log(f.step_count[place] + UNSEEN_TRANSITIONS) - log_before
+                out[c, TRANSITION_SHARE] = share
+                out[c, SINCE_TRANSITION] = np.log1p(seen_before - f.step_at[place])
         out[c, THREE_HOP_PATHS] = np.log1p(f.mark[v]) if inside else 0.0
 
         # How often and how lately the two met.
-        entry = find(f, _pair_key(u, v)) if known and inside else -1
+        entry = find(f, pair_key(u, v)) if known and inside else -1
         side = 0 if u <= v else 1
         if entry >= 0 and f.met_at[entry, side] >= 0:
             age = seen - f.met_at[entry, side]
@@ -414,6 +307,20 @@ def fill_rows(
                 out[c, PAIR_WEIGHT + r] = 0.0
             out[c, MET] = 0.0
             out[c, EVENTS_SINCE_MET] = log_seen
+
+        # The same, as the candidate counts.
+        other = 1 - side if u != v else side
+        if entry >= 0 and f.met_at[entry, other] >= 0:
+            age = f.seen[v] - f.met_at[entry, other]
+            for r in range(NUM_RATES):
+                out[c, CANDIDATE_WEIGHT + r] = f.weight[entry, other, r] * _power(f, r, age)
+            out[c, CANDIDATE_SINCE_MET] = np.log1p(age)
+        else:
+            for r in range(NUM_RATES):
+                out[c, CANDIDATE_WEIGHT + r] = 0.0
+            out[c, CANDIDATE_SINCE_MET] = log_candidate_seen
+
+        # When one sent to the other.
         out[c, SINCE_SENT] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
         out[c, SINCE_RECEIVED] = _log_seconds(
             time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER
@@ -428,7 +335,7 @@ def fill_rows(
         out[c, SINCE_DESTINATION] = _log_seconds(time, f.last_dst[v] if inside else NEVER)
         out[c, SINCE_SOURCE] = since_source
         out[c, SOURCE_EVENTS] = log_seen
-        out[c, CANDIDATE_EVENTS] = np.log1p(f.seen[v]) if inside else 0.0
+        out[c, CANDIDATE_EVENTS] = log_candidate_seen
 
     # Clear the marks for the next source.
     if known:

@@ -5,14 +5,21 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-from streamd.graph.fact_columns import LOG_SHARES, PAIR_WEIGHTS, FactColumn
+import numpy as np
+
+from streamd.graph.fact_arrays import PARTNERS, RATES, TRANSITIONS
+from streamd.graph.fact_columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
 from streamd.graph.facts_kernels import (
     FLOOR_LOG_SHARE,
+    KEPT_REPEATS,
+    NEVER_LOG_EVENTS,
     NEVER_LOG_SECONDS,
-    PARTNERS,
-    RATES,
+    NEVER_LOG_SHARE,
     THREE_HOP_PARTNERS,
+    UNSEEN_EVENTS,
+    UNSEEN_TRANSITIONS,
 )
+from streamd.graph.hashing import mix
 
 
 class ReferenceFacts:
@@ -28,6 +35,11 @@ class ReferenceFacts:
         self.partners: dict[int, list[int]] = {}
         self.meetings: OrderedDict[tuple[int, int], dict[str, dict[int, object]]] = OrderedDict()
         self.sighted: list[int] = []
+        self.repeats: dict[int, float] = {}
+        self.pairs_begun: dict[int, int] = {}
+        self.gap: dict[int, int] = {}
+        self.transitions: dict[int, tuple[int, int, int, int]] = {}
+        """By place in the table: from, to, how often, and events of the first at the last time."""
 
     def row(self, u: int, c: int, t: int) -> list[float]:
         """The facts about source u and candidate c for a query at time t (microseconds), in the
@@ -67,6 +79,46 @@ class ReferenceFacts:
         out[FactColumn.LOG_SOURCE_EVENTS] = math.log1p(seen)
         out[FactColumn.LOG_CANDIDATE_EVENTS] = math.log1p(self.seen.get(c, 0))
 
+        # The pair as the candidate counts.
+        met = pair["met"].get(c, []) if pair else []
+        assert isinstance(met, list)
+        seen = self.seen.get(c, 0)
+        for column, rate in zip(columns[CANDIDATE_WEIGHTS], RATES, strict=True):
+            out[column] = math.fsum(rate ** (seen - k) for k in met)
+        out[FactColumn.LOG_CANDIDATE_EVENTS_SINCE_MET] = math.log1p(seen - met[-1] if met else seen)
+
+        # The habits of both.
+        for node, repeats, begun, gap in (
+            (
+                u,
+                FactColumn.SOURCE_REPEATS,
+                FactColumn.LOG_SOURCE_PARTNERS,
+                FactColumn.LOG_SOURCE_GAP,
+            ),
+            (
+                c,
+                FactColumn.CANDIDATE_REPEATS,
+                FactColumn.LOG_CANDIDATE_PARTNERS,
+                FactColumn.LOG_CANDIDATE_GAP,
+            ),
+        ):
+            out[repeats] = self.repeats.get(node, 0.0)
+            out[begun] = math.log1p(self.pairs_begun.get(node, 0))
+            out[gap] = self._log_seconds(self.gap.get(node, 0), 0 if node in self.gap else None)
+
+        # What followed an event with the source's last partner.
+        out[FactColumn.LOG_TRANSITION_SHARE] = NEVER_LOG_SHARE
+        out[FactColumn.LOG_EVENTS_SINCE_TRANSITION] = NEVER_LOG_EVENTS
+        for before in self._ring(u, 1):
+            seen = self.seen.get(before, 0)
+            start, end, count, at = self.transitions.get(self._place(before, c), (-1, -1, 0, 0))
+            if (start, end) != (before, c):
+                count = 0
+            else:
+                out[FactColumn.LOG_EVENTS_SINCE_TRANSITION] = math.log1p(seen - at)
+            share = (count + UNSEEN_TRANSITIONS) / (seen + UNSEEN_EVENTS)
+            out[FactColumn.LOG_TRANSITION_SHARE] = math.log(share)
+
         # Whom both met.
         common = sum(a == b for a in self._ring(u, PARTNERS) for b in self._ring(c, PARTNERS))
         paths = sum(
@@ -90,8 +142,22 @@ class ReferenceFacts:
         if len(self.meetings) > self.max_pairs:
             self.meetings.popitem(last=False)
 
+        # What follows the source's event before.
+        for before in self._ring(u, 1):
+            start, end, count, _ = self.transitions.get(self._place(before, v), (-1, -1, 0, 0))
+            count = count + 1 if (start, end) == (before, v) else 1
+            at = self.seen.get(before, 0)
+            self.transitions[self._place(before, v)] = (before, v, count, at)
+
         # Both ends see the event; a self loop has one end.
         for a, b in ((u, v), (v, u))[: 1 + (u != v)]:
+            for partner in self._ring(a, 1):
+                kept = KEPT_REPEATS * self.repeats.get(a, 0.0)
+                self.repeats[a] = kept + (1 - KEPT_REPEATS) * (partner == b)
+            if not pair["met"].get(a):
+                self.pairs_begun[a] = self.pairs_begun.get(a, 0) + 1
+            if a in self.last:
+                self.gap[a] = t - self.last[a]
             self.seen[a] = self.seen.get(a, 0) + 1
             met = pair["met"].setdefault(a, [])
             assert isinstance(met, list)
@@ -108,15 +174,25 @@ class ReferenceFacts:
         partners of others."""
         # The events stay: they still count towards the total of all destinations.
         self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
-        for table in (self.seen, self.last, self.last_dst, self.partners):
+        tables = (self.seen, self.last, self.last_dst, self.partners)
+        for table in (*tables, self.repeats, self.pairs_begun, self.gap):
             for node in gone:
                 table.pop(node, None)
+        for place, (start, end, _, _) in list(self.transitions.items()):
+            if start in gone or end in gone:
+                del self.transitions[place]
         # Only the last partners are remembered, so older ones do not take the places of deleted
         # ones.
         for node, partners in self.partners.items():
             self.partners[node] = [p for p in partners[-PARTNERS:] if p not in gone]
         for pair in [p for p in self.meetings if p[0] in gone or p[1] in gone]:
             del self.meetings[pair]
+
+    @staticmethod
+    def _place(a: int, v: int) -> int:
+        """A transition's place in the table."""
+        key = np.array([(a << 32 | (v & (2**32 - 1))) + 1], np.uint64)
+        return int(mix(key)[0]) % TRANSITIONS
 
     def _ring(self, node: int, length: int) -> list[int]:
         return self.partners.get(node, [])[-length:]

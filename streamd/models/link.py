@@ -24,6 +24,8 @@ from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
 """Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
+OLD_NUM_FACTS = (19,)
+"""Numbers of facts that older releases knew, the first of those there are now."""
 WEIGHT_DECAY = 0.01
 """Of the graph's part: what the graph adds stays small unless it helps."""
 
@@ -86,10 +88,17 @@ class LinkModel(nn.Module):
         return self.architecture.plan(self.settings)
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over stored weights and statistics. Raises: VersionError where they are of another
-        model."""
+        """Take over stored weights and statistics. Those of a release that knew fewer facts are
+        filled up, so that what they say stays the same. Raises: VersionError where they are of
+        another model."""
+        own = self.state_dict()
         try:
-            self.load_state_dict(weights)
+            self.load_state_dict(
+                {
+                    name: with_all_facts(t, own.get(name, t).shape, name)
+                    for name, t in weights.items()
+                }
+            )
         except RuntimeError as error:
             raise VersionError(
                 f"The weights do not fit the model: {' '.join(str(error).split())[:300]}.",
@@ -221,6 +230,19 @@ class LinkModel(nn.Module):
     def gap(self) -> Tensor:
         """What time differences are divided by, microseconds, float64."""
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
+
+
+def with_all_facts(tensor: Tensor, shape: torch.Size, name: str = "") -> Tensor:
+    """Fill a tensor over the facts up to a shape with more of them, which are its last columns.
+
+    New facts weigh nothing, and count as standardised until they are observed: a variance is 1, all
+    else 0. A tensor of any other shape is returned as it is.
+    """
+    missing = shape[-1] - tensor.shape[-1] if shape and tensor.shape else 0
+    if NUM_FACTS - missing not in OLD_NUM_FACTS or tensor.shape[:-1] != shape[:-1]:
+        return tensor
+    fill = 1.0 if name.endswith(".var") else 0.0
+    return torch.cat([tensor, tensor.new_full((*shape[:-1], missing), fill)], -1)
 
 
 def build_model(

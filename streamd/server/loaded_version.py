@@ -299,7 +299,7 @@ class LoadedVersion:
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Score pairs, float32[R] logits.
 
-        facts_RF: float32[R, 19]. src_R, dst_R: int64 node ids or UNKNOWN.
+        facts_RF: float32[R, NUM_FACTS]. src_R, dst_R: int64 node ids or UNKNOWN.
         """
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)

@@ -21,6 +21,7 @@ from torch import Tensor
 from streamd.errors import CorruptionError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.models import Memory
+from streamd.models.link import with_all_facts
 from streamd.models.memory_files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.segments.journal import LogState
@@ -202,9 +203,11 @@ def load_checkpoint(
     # Weights, optimizer, memory.
     learner.model.restore(parts["model"])
     optimizer = learner.optimizer.state_dict()
+    shapes = [p.shape for group in learner.optimizer.param_groups for p in group["params"]]
     for name, tensor in parts.get("optimizer", {}).items():
         number, key = name.split(".")
-        optimizer["state"].setdefault(int(number), {})[key] = tensor
+        full = with_all_facts(tensor, shapes[int(number)])
+        optimizer["state"].setdefault(int(number), {})[key] = full
     learner.optimizer.load_state_dict(optimizer)
     device = learner.model.device
     files = [
@@ -228,7 +231,9 @@ def load_checkpoint(
         fields = {
             k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)
         }
-        learner.tail.append(ReplayChunk.restored(edge, fields))
+        chunk = ReplayChunk.restored(edge, fields)
+        if chunk.has_all_facts:
+            learner.tail.append(chunk)
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay)
     learner.begin()

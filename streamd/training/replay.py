@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from streamd.errors import CorruptionError
+from streamd.graph.fact_columns import NUM_FACTS
 from streamd.models import LinkInputs
 from streamd.models.inputs import without_deleted
 from streamd.segments.deletions import Deletions
@@ -53,6 +54,12 @@ class ReplayChunk:
         """The chunk of named tensors. Takes `state_MD` out of `tensors`. Raises: KeyError."""
         state = tensors.pop("state_MD")
         return cls(first_edge, LinkInputs.restored(tensors), state)
+
+    @property
+    def has_all_facts(self) -> bool:
+        """Whether it was recorded with the facts that models now learn from: a chunk of an older
+        release may lack some, and is not learned again."""
+        return self.inputs.facts_ECF.shape[-1] == NUM_FACTS
 
 
 class ReplayStore:
@@ -162,9 +169,11 @@ class ReplayStore:
         for name in self._fitting(names):
             try:
                 arrays = unpack(self._file(name))[0]
-                self._chunks.append(
-                    ReplayChunk.restored(name, {n: torch.from_numpy(a) for n, a in arrays.items()})
+                chunk = ReplayChunk.restored(
+                    name, {n: torch.from_numpy(a) for n, a in arrays.items()}
                 )
+                if chunk.has_all_facts:
+                    self._chunks.append(chunk)
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",

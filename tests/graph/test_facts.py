@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from streamd.events import NodeDeletes as Deletes
-from streamd.graph import NUM_FACTS, PairFacts
+from streamd.graph import NUM_FACTS, FactColumn, PairFacts
 from streamd.graph.facts_reference import ReferenceFacts
 from streamd.graph.live import save_facts
 from streamd.tensors import write_arrays
@@ -119,6 +119,38 @@ def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pai
     np.testing.assert_allclose(np.concatenate(got), want, atol=2e-4)
     assert facts.num_pairs == len(reference.meetings) and facts.sighted.tolist() == reference.sighted
     assert not facts.is_known(np.array([3, 7, 11])).any() and not set(facts.destinations()) & {3, 7, 11}
+
+
+def test_facts_stored_by_a_release_that_knew_fewer_are_taken_over_and_the_new_ones_begin_anew(tmp_path):
+    src, dst, time, candidates = tied_stream(8)
+    facts = PairFacts(HALF_LIVES, 1000)
+    facts.advance(src[:200], dst[:200], time[:200])
+    newer = {"log_gap", "repeats", "num_partners", "step_key", "step_count", "step_at"}
+    write_arrays(tmp_path / "old", {name: t for name, t in facts.tensors().items() if name not in newer})
+    taken = PairFacts(HALF_LIVES, 1000)
+    assert taken.restore(tmp_path / "old") and taken.edge == 200
+    when = time[:200] * 0 + int(time[-1])
+    want, got = (f.compute(src[:200], when, candidates[:200]) for f in (facts, taken))
+    known = [c for c in FactColumn if c < 24 or c in (FactColumn.LOG_SOURCE_PARTNERS, FactColumn.LOG_CANDIDATE_PARTNERS)]
+    np.testing.assert_array_equal(got[..., known], want[..., known])
+    assert not got[..., FactColumn.SOURCE_REPEATS].any() and want[..., FactColumn.SOURCE_REPEATS].any()
+    assert (got[..., FactColumn.LOG_EVENTS_SINCE_TRANSITION] == 12).all()
+
+
+def test_habits_and_transitions_say_what_they_are_called():
+    facts = PairFacts(HALF_LIVES, 1000)
+    # Source 0 stays with 10, source 1 goes on from 10 to 11 each time, a second after the other.
+    src, dst = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([10, 10, 10, 10, 11, 10, 11])
+    facts.advance(src, dst, np.arange(7) * 1_000_000)
+    stays, goes = (facts.compute(np.array([u]), np.array([9_000_000]), np.array([[10, 11, 12]]))[0] for u in (0, 1))
+    assert stays[0, FactColumn.SOURCE_REPEATS] == pytest.approx(1 - 0.8**2) and goes[0, FactColumn.SOURCE_REPEATS] == 0
+    assert np.expm1(goes[0, FactColumn.LOG_SOURCE_PARTNERS]) == pytest.approx(2)
+    assert np.expm1(goes[:, FactColumn.LOG_CANDIDATE_PARTNERS]) == pytest.approx([2, 1, 0])
+    assert stays[0, FactColumn.LOG_SOURCE_GAP] == pytest.approx(0) and goes[2, FactColumn.LOG_CANDIDATE_GAP] == 20
+    share = stays[:, FactColumn.LOG_TRANSITION_SHARE]
+    assert share == pytest.approx(np.log((np.array([2, 2, 0]) + 0.02) / (5 + 20)))
+    assert np.expm1(stays[:2, FactColumn.LOG_EVENTS_SINCE_TRANSITION]) == pytest.approx([3, 0])
+    assert np.expm1(goes[0, FactColumn.LOG_CANDIDATE_EVENTS_SINCE_MET]) == pytest.approx(0)
 
 
 def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import leaky_relu
 
 from streamd.events import Schema
+from streamd.graph import NUM_FACTS
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph
@@ -55,7 +56,7 @@ def embedded(model, live, roots, subset=None, before=500):
     if subset is not None:
         around = around.subset(subset)
     none = np.zeros((0, 1), np.int64)
-    inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    inputs = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
     return model.embed(inputs, torch.sin(inputs.node_M[:, None] + torch.arange(model.settings.dim if model.has_memory else 0)))
 
 
@@ -140,7 +141,7 @@ def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, ed
     roots = np.array([1, 3, 4])
     around = sample_neighborhood(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
     none = np.zeros((0, 1), np.int64)
-    inputs = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    inputs = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
     got = model.embed(inputs, torch.zeros(len(inputs.node_M), 0)).detach().numpy()
 
     links = np.eye(5)
@@ -191,7 +192,7 @@ def test_the_mean_and_graph_attention_equal_their_plain_forms():
 
 def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
     model = model_of("tgn", pair_facts=False)
-    assert not model.pair_logits(torch.randn(4, 3, 19)).any()
+    assert not model.pair_logits(torch.randn(4, 3, NUM_FACTS)).any()
     assert {g["lr"] for g in model.optimizer(0.01).param_groups} == {0.01}
     z, inputs = torch.randn(4, 8), SimpleNamespace(src_E=torch.arange(2), candidate_EC=torch.tensor([[2], [3]]), event_E=torch.arange(2))
     assert torch.equal(model.residual(z, inputs, 5), model.residual(z, inputs, None)), "nothing is dropped"
@@ -217,7 +218,7 @@ def test_a_sampler_of_ones_own_gives_a_model_what_the_daemon_gives_it(live, name
     nodes = np.unique(np.concatenate([src, dst]))
     around = sample_neighborhood(live.graph, log.columns, live.features, nodes, before, query, plan)
     none = np.zeros((0, 1), np.int64)
-    want = link_inputs(none[:, 0], np.zeros((0, 1, 19), np.float32), none[:, 0], none, around)
+    want = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
     want_UD = model.embed(want, want.no_state_MD)
     for got, ids in ((inputs.src_E, src), (inputs.candidate_EC[:, 0], dst), (inputs.candidate_EC[:, 1], src)):
         torch.testing.assert_close(z_UD[got], want_UD[np.searchsorted(nodes, ids)])
@@ -230,7 +231,7 @@ def test_several_inputs_joined_answer_as_each_alone(live, name):
         query = int(live.log.time_of(np.array([before - 1]))[0])
         roots = np.sort(rng.choice(35, 9, replace=False))
         around = sample_neighborhood(live.graph, live.log.columns, live.features, roots, before, query, model.plan)
-        facts = rng.normal(size=(count, 3, 19)).astype(np.float32)
+        facts = rng.normal(size=(count, 3, NUM_FACTS)).astype(np.float32)
         inputs = link_inputs(np.arange(count), facts, rng.integers(0, 9, count), rng.integers(0, 9, (count, 3)), around)
         parts.append((inputs, torch.randn(len(inputs.node_M), 8 if model.has_memory else 0)))
     whole, state = joined(parts)
@@ -264,7 +265,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     roots = np.arange(-1, 60)
     around = sample_neighborhood(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
     assert len(memory.pending_node) and not around.hops[0].mask_UK.all()
-    facts, src, dst = rng.normal(size=(40, 19)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
+    facts, src, dst = rng.normal(size=(40, NUM_FACTS)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
     with torch.no_grad():
         updated, t = model.updated(memory), torch.from_numpy
         inputs = link_inputs(np.arange(40), facts[:, None], src, dst, around)

@@ -1,7 +1,12 @@
 import numpy as np
+import pytest
 import torch
 
-from streamd.models.link import link_loss
+from streamd.errors import VersionError
+from streamd.events import Schema
+from streamd.graph import NUM_FACTS
+from streamd.models.link import build_model, link_loss
+from streamd.settings import ModelSettings
 
 
 def test_the_loss_is_softmax_and_binary_cross_entropy():
@@ -10,3 +15,31 @@ def test_the_loss_is_softmax_and_binary_cross_entropy():
     sig = 1 / (1 + np.exp(-np.array([2.0, 1.0, -0.5])))
     want = -np.log(p[0] / p.sum()) - np.log(sig).mean()
     assert abs(float(link_loss(logits, torch.tensor([1.0, 0.0]))) - want) < 1e-6
+
+
+@pytest.mark.parametrize("label_dim", [0, 2])
+def test_a_version_that_knows_fewer_facts_answers_as_before_whatever_the_new_ones_are(label_dim):
+    settings = ModelSettings(name="pair", labels="classification" if label_dim else "none")
+    old, new = (build_model(settings, Schema(0, 0, label_dim), seed) for seed in (0, 1))
+    facts = torch.randn(50, 4, NUM_FACTS)
+    old.fact_stats.update(3 * facts + 1)
+    weights = old.state_dict()
+    fewer = {name: t[..., :-13] if t.shape[-1:] == (NUM_FACTS,) else t for name, t in weights.items()}
+    assert sum(t.shape != weights[name].shape for name, t in fewer.items()) == 3 + bool(label_dim)
+    new.restore(fewer)
+    for name, t in weights.items():
+        if t.shape[-1:] == (NUM_FACTS,) and name.endswith("weight"):
+            t[..., -13:] = 0
+    old.restore(weights)
+    torch.testing.assert_close(new.pair_logits(facts), old.pair_logits(facts))
+    others = torch.cat([facts[..., :-13], torch.randn(50, 4, 13)], -1)
+    torch.testing.assert_close(new.pair_logits(others), new.pair_logits(facts))
+    assert new.fact_stats.var[-1] == 1 and new.fact_stats.mean[-1] == 0
+
+
+def test_weights_of_another_width_are_refused():
+    model = build_model(ModelSettings(name="pair"), Schema(), 0)
+    weights = model.state_dict()
+    weights["pair.0.weight"] = weights["pair.0.weight"][:, :-5]
+    with pytest.raises(VersionError, match=r"pair\.0\.weight"):
+        model.restore(weights)

@@ -1,0 +1,68 @@
+"""The arrays that hold the pair facts, and their sizes."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATES = (0.5, 0.8, 0.95, 0.99)
+"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: from the last event alone to the
+last hundred."""
+NUM_RATES = len(RATES)
+PARTNERS = 16
+"""Last partners remembered of a node: one cache line of int32."""
+NEVER = np.int64(-(2**62))
+"""Time of what never happened; differences to it do not overflow."""
+POWERS = 2048
+"""Ages whose decay is tabulated; 0.99 ** 2048 is one in a billion, and is taken as zero."""
+TRANSITIONS = 1 << 17
+"""Places of the table of transitions: 2.6 MB. A power of two; where two transitions fall on one,
+the newer one takes it."""
+
+
+class FactArrays(NamedTuple):
+    """The memory of the pair facts.
+
+    Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; repeats,
+    log_gap float32[N]; num_partners int32[N]; ring int32[N, 16], newest at (ring_count - 1) % 16;
+    mark int32[N] scratch; rank int32[N], one more than a node's place among all destinations by
+    first sight, 0 for none; order int32[N], the other way round, first sighted first.
+
+    Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
+    that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from
+    least to most recently touched. slots int32[S]: open addressing, entry + 1.
+
+    Transitions, each at the place of its hash: step_key uint64[T] (one more than last partner << 32
+    | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner then).
+
+    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
+    size: pairs, oldest, newest, total_at, destinations.
+    """
+
+    seen: NDArray[Any]
+    last: NDArray[Any]
+    last_dst: NDArray[Any]
+    log_pop: NDArray[Any]
+    pop_at: NDArray[Any]
+    log_gap: NDArray[Any]
+    repeats: NDArray[Any]
+    num_partners: NDArray[Any]
+    ring: NDArray[Any]
+    ring_count: NDArray[Any]
+    mark: NDArray[Any]
+    rank: NDArray[Any]
+    order: NDArray[Any]
+    key: NDArray[Any]
+    weight: NDArray[Any]
+    met_at: NDArray[Any]
+    sent: NDArray[Any]
+    before: NDArray[Any]
+    after: NDArray[Any]
+    slots: NDArray[Any]
+    step_key: NDArray[Any]
+    step_count: NDArray[Any]
+    step_at: NDArray[Any]
+    totals: NDArray[Any]
+    power: NDArray[Any]
+    decay: NDArray[Any]
+    size: NDArray[Any]

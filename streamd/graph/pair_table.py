@@ -1,0 +1,165 @@
+"""The table of pairs: found by hash, and in order of when they were last touched.
+
+Kernels, compiled by numba; `streamd.graph.facts_kernels` says what a pair's entry means.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from streamd.graph.fact_arrays import NEVER, NUM_RATES, FactArrays
+from streamd.graph.hashing import mixed
+from streamd.graph.jit import inner, kernel
+
+
+@inner
+def pair_key(a: int, b: int) -> np.uint64:
+    return (np.uint64(min(a, b)) << np.uint64(32)) | np.uint64(max(a, b))
+
+
+@inner
+def find(f: FactArrays, key: np.uint64) -> Any:
+    """Entry of a pair, -1 where there is none."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = mixed(key) & wrap
+    while f.slots[at] != 0:
+        entry = f.slots[at] - 1
+        if f.key[entry] == key:
+            return entry
+        at = (at + np.uint64(1)) & wrap
+    return -1
+
+
+@inner
+def place(f: FactArrays, entry: int) -> None:
+    """Put an entry that is in no slot into one."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = mixed(f.key[entry]) & wrap
+    while f.slots[at] != 0:
+        at = (at + np.uint64(1)) & wrap
+    f.slots[at] = entry + 1
+
+
+@kernel
+def place_all(f: FactArrays) -> None:
+    """Put all entries into slots, which are empty."""
+    for entry in range(f.size[0]):
+        place(f, entry)
+
+
+@inner
+def _displace(f: FactArrays, entry: int) -> None:
+    """Take an entry out of its slot, and move entries that were probed past it back."""
+    wrap = np.uint64(len(f.slots) - 1)
+    at = mixed(f.key[entry]) & wrap
+    while f.slots[at] != entry + 1:
+        at = (at + np.uint64(1)) & wrap
+
+    # Open addressing leaves no holes: close this one from behind.
+    hole = at
+    f.slots[hole] = 0
+    at = (hole + np.uint64(1)) & wrap
+    while f.slots[at] != 0:
+        home = mixed(f.key[f.slots[at] - 1]) & wrap
+        # An entry may move back only where the hole is not before its home.
+        if ((at - home) & wrap) >= ((at - hole) & wrap):
+            f.slots[hole] = f.slots[at]
+            f.slots[at] = 0
+            hole = at
+        at = (at + np.uint64(1)) & wrap
+
+
+@inner
+def _unlink(f: FactArrays, entry: int) -> None:
+    before = f.before[entry]
+    after = f.after[entry]
+    # size[1] and size[2] name the ends of the list, oldest and newest.
+    if before >= 0:
+        f.after[before] = after
+    else:
+        f.size[1] = after
+    if after >= 0:
+        f.before[after] = before
+    else:
+        f.size[2] = before
+
+
+@inner
+def _link_newest(f: FactArrays, entry: int) -> None:
+    newest = f.size[2]
+    f.before[entry], f.after[entry] = newest, -1
+    if newest >= 0:
+        f.after[newest] = entry
+    else:
+        f.size[1] = entry
+    f.size[2] = entry
+
+
+@inner
+def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
+    """Return the entry of a pair as the most recently touched one.
+
+    A pair that has none gets one; where the table is full, it is that of the least recently touched
+    pair.
+    """
+
+    # A pair that is known moves to the end of the list.
+    entry = find(f, key)
+    if entry >= 0:
+        if f.size[2] != entry:
+            _unlink(f, entry)
+            _link_newest(f, entry)
+        return entry
+
+    # A new pair takes a free entry, or that of the least recently touched pair.
+    if f.size[0] < max_pairs:
+        entry = f.size[0]
+        f.size[0] += 1
+    else:
+        entry = f.size[1]
+        _displace(f, entry)
+        _unlink(f, entry)
+
+    # Its facts begin as those of a pair that never met.
+    f.key[entry] = key
+    for side in range(2):
+        f.met_at[entry, side] = -1
+        f.sent[entry, side] = NEVER
+        for r in range(NUM_RATES):
+            f.weight[entry, side, r] = 0.0
+    place(f, entry)
+    _link_newest(f, entry)
+    return entry
+
+
+@inner
+def drop(f: FactArrays, entry: int) -> None:
+    """Take an entry out of the table; the last one moves into its place."""
+    _displace(f, entry)
+    _unlink(f, entry)
+    last = f.size[0] - 1
+    f.size[0] = last
+    if entry == last:
+        return
+
+    # The last entry moves into the gap: its row, then its place in the list.
+    _displace(f, last)
+    f.key[entry] = f.key[last]
+    for side in range(2):
+        f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
+        for r in range(NUM_RATES):
+            f.weight[entry, side, r] = f.weight[last, side, r]
+
+    # Neighbours in the list point to where the row is now.
+    before = f.before[last]
+    after = f.after[last]
+    f.before[entry], f.after[entry] = before, after
+    if before >= 0:
+        f.after[before] = entry
+    else:
+        f.size[1] = entry
+    if after >= 0:
+        f.before[after] = entry
+    else:
+        f.size[2] = entry
+    place(f, entry)
