@@ -35,10 +35,13 @@ POLL_SECONDS = 0.2
 """Longest wait of a poll: a stop and the commit interval are looked at in between."""
 MIN_POLL_SECONDS = 0.005
 """Shortest wait of a poll, so that a commit that is due soon is not awaited in a busy loop."""
+FIRST_COMMIT_SECONDS = 0.05
+"""Time from an assignment's first event to its first commit: a new stream's partitions begin within
+it, and nobody waits for one that never had an event."""
 REPORT_SECONDS = 1.0
 """Interval of the lag metrics, the housekeeping, and commits that only move positions."""
 RETRY_SECONDS = 0.5
-"""Pause after the broker did not answer a poll; the client itself waits longer between attempts."""
+"""Pause after the broker did not answer a poll; the client itself waits longer."""
 CONNECT_SECONDS = 1.0
 """Pause between attempts to find broker and topics, which takes several requests each."""
 PORTION_BYTES = 262_144
@@ -51,8 +54,7 @@ REPEAT_SECONDS = 300.0
 class IngestLoop:
     """Reads Kafka into the log until it is stopped. Owner: the ingest process.
 
-    A restart continues at the positions in the journal. What belongs to one assignment of
-    partitions is made by `begin`.
+    A restart continues at the journal's positions. `begin` makes what belongs to one assignment.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class IngestLoop:
         now = self._clock.monotonic()
         self._silence = SilenceDetector(source, now)
         self._last_commit = now
+        self._has_events = False
         self._last_event = now
         self._last_report = now
         logger.info(
@@ -246,6 +249,8 @@ class IngestLoop:
         source.pause(self._paused)
 
         # Commit and report at their intervals.
+        if not self._has_events and self._merger.num_buffered:
+            self._has_events, self._last_commit = True, now + FIRST_COMMIT_SECONDS
         if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
             while self.commit(source):
                 self._touch_heartbeat(source)

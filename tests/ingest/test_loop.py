@@ -35,6 +35,22 @@ def test_events_that_trickle_in_are_polled_and_committed_together(tmp_path):
     assert world.writer.num_edges == 2000 and commits < 3 * 2 / 0.05
 
 
+def test_the_first_events_of_a_stream_wait_for_those_of_partitions_that_begin_a_little_later(tmp_path):
+    world = World(tmp_path, 2, ingest__commit_interval_seconds=0.001, ingest__merge_wait_seconds=0.001)
+    world.send(0, edge("a", "b", 10))
+    world.step()
+    world.clock.sleep(0.03)
+    world.send(1, edge("c", "d", 5))
+    world.run(1)
+    assert [e[:2] for e in world.events()] == [("c", "d"), ("a", "b")] and world.writer.watermark == 10
+    begun = world.clock.monotonic()
+    world.send(1, edge("e", "f", 11))
+    while world.writer.num_edges < 3:
+        world.step()
+    assert world.clock.monotonic() - begun < 0.05, "only the first waits"
+    world.kill()
+
+
 def test_a_long_time_between_commits_holds_up_no_stop_and_no_heartbeat(tmp_path):
     world = World(tmp_path, ingest__commit_interval_seconds=30)
     for i in range(10):
