@@ -34,7 +34,8 @@ UNSEEN_EVENTS = 20.0
 UNSEEN_TRANSITIONS = 0.02
 """Of those, transitions to each candidate: one in a thousand."""
 NEVER_LOG_SHARE = -10.0
-"""Log share of transitions where the source has no last partner, below any other."""
+"""Log share of transitions where the source has no last partner: that of a candidate which followed
+none of some 440 events."""
 NEVER_LOG_EVENTS = 12.0
 """Log events since a transition that never was: 160,000 events."""
 LN2 = float(np.log(2.0))

@@ -166,6 +166,7 @@ class ReplayStore:
         assert isinstance(names, list) and isinstance(index["offered"], int)
         self.num_offered = index["offered"]
         self._chunks = []
+        num_left_out = 0
         for name in self._fitting(names):
             try:
                 arrays = unpack(self._file(name))[0]
@@ -174,6 +175,8 @@ class ReplayStore:
                 )
                 if chunk.has_all_facts:
                     self._chunks.append(chunk)
+                else:
+                    num_left_out += 1
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",
@@ -181,6 +184,14 @@ class ReplayStore:
                     error=str(error),
                     meaning="it is not replayed any more",
                 )
+
+        if num_left_out:
+            logger.warning(
+                "replay_chunks_left_out",
+                chunks=num_left_out,
+                reason="an older release recorded them with fewer facts",
+                meaning="they are not replayed any more",
+            )
 
     def sweep(self) -> None:
         """Remove files of chunks no longer held. Call it once no checkpoint names them."""

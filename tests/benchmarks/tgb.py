@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from streamd.evaluation.regimes import SKIPPED
 from streamd.evaluation.sights import StaleSight
 from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import sample_neighborhood
@@ -44,8 +45,6 @@ PARTS = ("train", "validation", "test")
 EDGEBANK = {"validation": 0.527, "test": 0.495}
 """EdgeBank with unlimited memory on TGB's board, for which events are added in batches of 200."""
 BATCH = 200
-SKIPPED = 0.05
-"""Share of the learned part that only fills graph, facts and memory, as in `streamd.evaluation.regimes`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 import dataclasses
 
 import numpy as np
+from structlog.testing import capture_logs
 
 from streamd.training.replay import ReplayChunk, ReplayStore
 from tests.training.test_learner import run, world
@@ -51,3 +52,16 @@ def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
     other.restore(disk.index())
     assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
     assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
+
+
+def test_chunks_that_an_older_release_recorded_with_fewer_facts_are_left_out_and_told(tmp_path):
+    learner, _, _ = run(*world(tmp_path))
+    chunk, store = learner.replay.chunks[0], ReplayStore(tmp_path / "replay", 8, 0)
+    older = dataclasses.replace(chunk, inputs=dataclasses.replace(chunk.inputs, facts_ECF=chunk.inputs.facts_ECF[..., :19]))
+    for edge, recorded in enumerate((older, chunk, older)):
+        store.offer(dataclasses.replace(recorded, first_edge=edge))
+    again = ReplayStore(tmp_path / "replay", 8, 0)
+    with capture_logs() as logs:
+        again.restore(store.index())
+    assert [c.first_edge for c in again.chunks] == [1]
+    assert [entry["chunks"] for entry in logs if entry["event"] == "replay_chunks_left_out"] == [2]
