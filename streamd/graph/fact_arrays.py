@@ -18,6 +18,8 @@ POWERS = 2048
 TRANSITIONS = 1 << 17
 """Places of the table of transitions: 2.6 MB. A power of two; where two transitions fall on one,
 the newer one takes it."""
+HOURS = 1 << 18
+"""Places of the table of hours of the day: 4.2 MB. As above."""
 
 
 class FactArrays(NamedTuple):
@@ -29,11 +31,15 @@ class FactArrays(NamedTuple):
     first sight, 0 for none; order int32[N], the other way round, first sighted first.
 
     Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
-    that side when they last met, -1 never), sent int64[P, 2]; before/after int32[P]: a list from
+    that side when they last met, -1 never), sent int64[P, 2]; num_met int32[P], their events;
+    before/after int32[P]: a list from
     least to most recently touched. slots int32[S]: open addressing, entry + 1.
 
     Transitions, each at the place of its hash: step_key uint64[T] (one more than last partner << 32
     | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner then).
+
+    Hours of the day, each at the place of its hash (`streamd.graph.hour_table`): hours uint64[H,
+    2], its key (0 none) beside its events, so that both come from one line of the cache.
 
     totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
     size: pairs, oldest, newest, total_at, destinations.
@@ -56,12 +62,14 @@ class FactArrays(NamedTuple):
     weight: NDArray[Any]
     met_at: NDArray[Any]
     sent: NDArray[Any]
+    num_met: NDArray[Any]
     before: NDArray[Any]
     after: NDArray[Any]
     slots: NDArray[Any]
     step_key: NDArray[Any]
     step_count: NDArray[Any]
     step_at: NDArray[Any]
+    hours: NDArray[Any]
     totals: NDArray[Any]
     power: NDArray[Any]
     decay: NDArray[Any]

@@ -83,6 +83,17 @@ class FactColumn(IntEnum):
         31,
         "log(1 + events of the source's last partner since one of those)",
     )
+    LOG_PAIR_SHARE = 32, "log share of the pair's events among the source's"
+    LOG_PAIR_HOUR_SHARE = (
+        33,
+        "log share, among the pair's events, of source -> candidate within an hour of this hour of "
+        "the day (UTC)",
+    )
+    LOG_CANDIDATE_HOUR_SHARE = (
+        34,
+        "log share, among the candidate's events, of those that it received within an hour of this "
+        "hour of the day",
+    )
 
 
 NUM_FACTS = len(FactColumn)

@@ -15,6 +15,7 @@ from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.arena import Arena
 from streamd.graph.fact_arrays import (
+    HOURS,
     NEVER,
     NUM_RATES,
     PARTNERS,
@@ -53,16 +54,18 @@ PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
     "weight": (np.float32, 2, NUM_RATES),
     "met_at": (np.int64, 2),
     "sent": (np.int64, 2),
+    "num_met": (np.int32,),
     "before": (np.int32,),
     "after": (np.int32,),
 }
 """The same of arrays over pairs."""
-STEP_ARRAYS: dict[str, Any] = {
-    "step_key": np.uint64,
-    "step_count": np.float32,
-    "step_at": np.int64,
+HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "step_key": (np.uint64, TRANSITIONS),
+    "step_count": (np.float32, TRANSITIONS),
+    "step_at": (np.int64, TRANSITIONS),
+    "hours": (np.uint64, HOURS, 2),
 }
-"""The same over transitions, of which there is always room for as many."""
+"""The same over transitions and hours of the day, with their lengths, which do not grow."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
 """Arrays over nodes whose new rows hold NEVER; those of `log_gap` hold NEVER_LOG_SECONDS, of all
 others zeros."""
@@ -71,7 +74,7 @@ others zeros."""
 class PairFacts:
     """The state of the pair facts after the events taken in so far. Owner: one thread per role.
 
-    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 90 bytes each.
+    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 94 bytes each.
     edge: id of the next event. A deleted node is forgotten at the position of its delete among the
     events; no later event names it.
     """
@@ -95,7 +98,7 @@ class PairFacts:
             **_over_nodes(self._arenas, 0),
             **{name: self._arenas[name] for name in PAIR_ARRAYS},
             slots=np.zeros(2, np.int32),
-            **{name: np.zeros(TRANSITIONS, kind) for name, kind in STEP_ARRAYS.items()},
+            **{name: _empty(name) for name in HASHED_ARRAYS},
             totals=np.zeros(NUM_HALF_LIVES),
             power=power,
             decay=LN2 / (np.array(half_lives_seconds, np.float64) * 1e6),
@@ -208,7 +211,7 @@ class PairFacts:
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
             "totals": self._f.totals,
-            **{name: getattr(self._f, name) for name in STEP_ARRAYS},
+            **{name: getattr(self._f, name) for name in HASHED_ARRAYS},
             "size": self._f.size,
             "decay": self._f.decay,
             "edge": np.array([self.edge]),
@@ -244,6 +247,15 @@ class PairFacts:
         if "log_gap" not in tensors:
             tensors |= _with_newer_facts(tensors, arenas)
             missing -= {"log_gap", "repeats", "num_partners"}
+        if "num_met" not in tensors:
+            tensors |= _with_hours(tensors, arenas)
+            missing -= {"num_met"}
+        missing |= {
+            name
+            for name, (kind, *shape) in HASHED_ARRAYS.items()
+            if name not in tensors
+            or (tensors[name].dtype, tensors[name].shape) != (kind, tuple(shape))
+        }
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
 
@@ -253,7 +265,7 @@ class PairFacts:
             **_over_nodes(arenas, len(tensors["seen"])),
             **{name: arenas[name] for name in PAIR_ARRAYS},
             totals=tensors["totals"],
-            **{name: tensors[name] for name in STEP_ARRAYS},
+            **{name: tensors[name] for name in HASHED_ARRAYS},
             size=tensors["size"],
             slots=np.zeros(0, np.int32),
         )
@@ -351,4 +363,20 @@ def _with_newer_facts(
     for side, node in enumerate((key >> np.uint64(32), key & np.uint64(2**32 - 1))):
         met = tensors["met_at"][:, side] >= 0
         np.add.at(arenas["num_partners"], node[met].astype(np.int64), 1)
-    return {name: np.zeros(TRANSITIONS, kind) for name, kind in STEP_ARRAYS.items()}
+    return {name: _empty(name) for name in HASHED_ARRAYS if name.startswith("step")}
+
+
+def _with_hours(
+    tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Facts stored by a release that knew no hours of the day: those begin anew. A pair is taken to
+    have had as many events as its slowest weight says."""
+    slowest = tensors["weight"][:, :, -1].max(axis=1)
+    arenas["num_met"][: len(slowest)] = np.ceil(slowest)
+    return {"hours": _empty("hours")}
+
+
+def _empty(name: str) -> NDArray[Any]:
+    """A table that nothing has a place in."""
+    kind, *shape = HASHED_ARRAYS[name]
+    return np.zeros(shape, kind)

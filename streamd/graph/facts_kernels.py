@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.graph.fact_arrays import (
+    HOURS,
     NEVER,
     NUM_RATES,
     PARTNERS,
@@ -18,6 +19,7 @@ from streamd.graph.fact_arrays import (
 )
 from streamd.graph.fact_columns import NUM_HALF_LIVES, FactColumn
 from streamd.graph.hashing import mixed
+from streamd.graph.hour_table import ANYONE, count_hour, events_around, hour_of, key_names
 from streamd.graph.jit import inner, kernel
 from streamd.graph.pair_table import drop, find, pair_key, touch
 
@@ -38,6 +40,16 @@ NEVER_LOG_SHARE = -10.0
 none of some 440 events."""
 NEVER_LOG_EVENTS = 12.0
 """Log events since a transition that never was: 160,000 events."""
+UNSEEN_HOURS = 8.0
+"""Events that a pair, or a candidate, is taken to have had more, spread evenly over the hours and
+both directions, so that their first hours say little."""
+UNSEEN_PAIR = 0.02
+"""Events that a pair is taken to have had more."""
+UNSEEN_SOURCE = 5.0
+"""Events that a source is taken to have had more, so that its first pairs say little."""
+NO_LOG_EVENTS = float(np.log(UNSEEN_PAIR))
+ANY_LOG_HOUR_SHARE = float(np.log(1.0 / 16.0))
+"""Three of 24 hours, in one of two directions."""
 LN2 = float(np.log(2.0))
 
 # Columns as plain numbers, which numba compiles in.
@@ -63,6 +75,9 @@ SOURCE_GAP = int(FactColumn.LOG_SOURCE_GAP)
 CANDIDATE_GAP = int(FactColumn.LOG_CANDIDATE_GAP)
 TRANSITION_SHARE = int(FactColumn.LOG_TRANSITION_SHARE)
 SINCE_TRANSITION = int(FactColumn.LOG_EVENTS_SINCE_TRANSITION)
+PAIR_SHARE = int(FactColumn.LOG_PAIR_SHARE)
+PAIR_HOUR_SHARE = int(FactColumn.LOG_PAIR_HOUR_SHARE)
+CANDIDATE_HOUR_SHARE = int(FactColumn.LOG_CANDIDATE_HOUR_SHARE)
 
 
 @inner
@@ -94,6 +109,11 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
             key = f.step_key[place] - np.uint64(1)
             if gone[key >> np.uint64(32)] or gone[key & np.uint64(0xFFFFFFFF)]:
                 f.step_key[place] = 0
+
+    # What they sent and received by the hour.
+    for place in range(HOURS):
+        if f.hours[place, 0] != 0 and key_names(f.hours[place, 0], gone):
+            f.hours[place, 0] = 0
 
     # Their own rows, and their places among the partners of others.
     kept = np.empty(PARTNERS, np.int32)
@@ -186,7 +206,13 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     if u != v:
         _meet(f, entry, 1 - side, v, u, time)
     f.sent[entry, side] = time
+    f.num_met[entry] += 1
     f.last_dst[v] = time
+
+    # The hour of the day, for the pair and for whoever receives.
+    hour = hour_of(time)
+    count_hour(f, u, v, hour)
+    count_hour(f, ANYONE, v, hour)
 
     # The destinations in order of first sight.
     if f.rank[v] == 0:
@@ -209,6 +235,13 @@ def _log_seconds(now: int, then: int) -> Any:
     if then == NEVER:
         return NEVER_LOG_SECONDS
     return min(np.log(max(now - then, 1) * 1e-6), NEVER_LOG_SECONDS)
+
+
+@inner
+def _log_hour_share(around: int, events: int) -> Any:
+    # Three of 24 hours, in one of two directions. A pair that was dropped and came back has counted
+    # anew, its hours have not.
+    return np.log((min(around, events) + UNSEEN_HOURS / 16.0) / (events + UNSEEN_HOURS))
 
 
 @inner
@@ -270,6 +303,8 @@ def fill_rows(
     source_gap = f.log_gap[u] if known else NEVER_LOG_SECONDS
     seen_before = f.seen[before] if before >= 0 else 0
     log_before = np.log(seen_before + UNSEEN_EVENTS)
+    hour = hour_of(time)
+    log_source_share = np.log(seen + UNSEEN_SOURCE)
     never_share = np.log(UNSEEN_TRANSITIONS) - log_before if before >= 0 else NEVER_LOG_SHARE
     for c in range(len(candidates)):
         v = candidates[c]
@@ -320,6 +355,17 @@ def fill_rows(
             for r in range(NUM_RATES):
                 out[c, CANDIDATE_WEIGHT + r] = 0.0
             out[c, CANDIDATE_SINCE_MET] = log_candidate_seen
+
+        # How much of what the source has to do is with the candidate, and at which hours.
+        out[c, PAIR_SHARE] = NO_LOG_EVENTS - log_source_share
+        out[c, PAIR_HOUR_SHARE] = out[c, CANDIDATE_HOUR_SHARE] = ANY_LOG_HOUR_SHARE
+        if entry >= 0:
+            met = f.num_met[entry]
+            out[c, PAIR_SHARE] = np.log(met + UNSEEN_PAIR) - log_source_share
+            out[c, PAIR_HOUR_SHARE] = _log_hour_share(events_around(f, u, v, hour), met)
+        if inside and f.seen[v] > 0:
+            around = events_around(f, ANYONE, v, hour)
+            out[c, CANDIDATE_HOUR_SHARE] = _log_hour_share(around, f.seen[v])
 
         # When one sent to the other.
         out[c, SINCE_SENT] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)

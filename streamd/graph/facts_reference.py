@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from streamd.graph.fact_arrays import PARTNERS, RATES, TRANSITIONS
+from streamd.graph.fact_arrays import HOURS, PARTNERS, RATES, TRANSITIONS
 from streamd.graph.fact_columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
 from streamd.graph.facts_kernels import (
     FLOOR_LOG_SHARE,
@@ -17,9 +17,13 @@ from streamd.graph.facts_kernels import (
     NEVER_LOG_SHARE,
     THREE_HOP_PARTNERS,
     UNSEEN_EVENTS,
+    UNSEEN_HOURS,
+    UNSEEN_PAIR,
+    UNSEEN_SOURCE,
     UNSEEN_TRANSITIONS,
 )
 from streamd.graph.hashing import mix
+from streamd.graph.hour_table import ANYONE, HOUR_US, NODE_BITS
 
 
 class ReferenceFacts:
@@ -34,12 +38,15 @@ class ReferenceFacts:
         self.last_dst: dict[int, int] = {}
         self.partners: dict[int, list[int]] = {}
         self.meetings: OrderedDict[tuple[int, int], dict[str, dict[int, object]]] = OrderedDict()
+        self.num_met: dict[tuple[int, int], int] = {}
         self.sighted: list[int] = []
         self.repeats: dict[int, float] = {}
         self.pairs_begun: dict[int, int] = {}
         self.gap: dict[int, int] = {}
         self.transitions: dict[int, tuple[int, int, int, int]] = {}
         """By place in the table: from, to, how often, and events of the first at the last time."""
+        self.hours: dict[int, tuple[int, int, int, int]] = {}
+        """By place in the table: source or ANYONE, destination, hour of the day, events."""
 
     def row(self, u: int, c: int, t: int) -> list[float]:
         """The facts about source u and candidate c for a query at time t (microseconds), in the
@@ -119,6 +126,18 @@ class ReferenceFacts:
             share = (count + UNSEEN_TRANSITIONS) / (seen + UNSEEN_EVENTS)
             out[FactColumn.LOG_TRANSITION_SHARE] = math.log(share)
 
+        # How much of the source's events, and at which hours.
+        num_met = self.num_met.get((min(u, c), max(u, c)), 0)
+        out[FactColumn.LOG_PAIR_SHARE] = math.log(
+            (num_met + UNSEEN_PAIR) / (self.seen.get(u, 0) + UNSEEN_SOURCE)
+        )
+        out[FactColumn.LOG_PAIR_HOUR_SHARE] = self._log_hour_share(
+            self._around(u, c, t) if pair else 0, num_met
+        )
+        out[FactColumn.LOG_CANDIDATE_HOUR_SHARE] = self._log_hour_share(
+            self._around(ANYONE, c, t), self.seen.get(c, 0)
+        )
+
         # Whom both met.
         common = sum(a == b for a in self._ring(u, PARTNERS) for b in self._ring(c, PARTNERS))
         paths = sum(
@@ -136,11 +155,12 @@ class ReferenceFacts:
         self.events.append((u, v, t))
         key = (min(u, v), max(u, v))
         pair = self.meetings.setdefault(key, {"met": {}, "sent": {}})
+        self.num_met[key] = self.num_met.get(key, 0) + 1
         self.meetings.move_to_end(key)
 
         # The dictionary is in order of touch: the first pair was touched the longest ago.
         if len(self.meetings) > self.max_pairs:
-            self.meetings.popitem(last=False)
+            del self.num_met[self.meetings.popitem(last=False)[0]]
 
         # What follows the source's event before.
         for before in self._ring(u, 1):
@@ -148,6 +168,14 @@ class ReferenceFacts:
             count = count + 1 if (start, end) == (before, v) else 1
             at = self.seen.get(before, 0)
             self.transitions[self._place(before, v)] = (before, v, count, at)
+
+        # The hour of the day.
+        hour = t // HOUR_US % 24
+        for source in (u, ANYONE):
+            place = self._hour_place(source, v, hour)
+            *named, events = self.hours.get(place, (-1, -1, -1, 0))
+            events = events + 1 if named == [source, v, hour] else 1
+            self.hours[place] = (source, v, hour, events)
 
         # Both ends see the event; a self loop has one end.
         for a, b in ((u, v), (v, u))[: 1 + (u != v)]:
@@ -181,18 +209,42 @@ class ReferenceFacts:
         for place, (start, end, _, _) in list(self.transitions.items()):
             if start in gone or end in gone:
                 del self.transitions[place]
+        for place, (start, end, _, _) in list(self.hours.items()):
+            if start in gone or end in gone:
+                del self.hours[place]
         # Only the last partners are remembered, so older ones do not take the places of deleted
         # ones.
         for node, partners in self.partners.items():
             self.partners[node] = [p for p in partners[-PARTNERS:] if p not in gone]
         for pair in [p for p in self.meetings if p[0] in gone or p[1] in gone]:
-            del self.meetings[pair]
+            del self.meetings[pair], self.num_met[pair]
 
     @staticmethod
     def _place(a: int, v: int) -> int:
         """A transition's place in the table."""
         key = np.array([(a << 32 | (v & (2**32 - 1))) + 1], np.uint64)
         return int(mix(key)[0]) % TRANSITIONS
+
+    @staticmethod
+    def _hour_place(a: int, v: int, hour: int) -> int:
+        key = np.array([(a << NODE_BITS | v) + 1], np.uint64)
+        return (int(mix(key)[0]) + hour) % HOURS
+
+    def _around(self, a: int, v: int, t: int) -> int:
+        """Events a -> v within an hour of the hour of the day of t."""
+        if v not in self.seen:
+            return 0
+        found = 0
+        for step in (-1, 0, 1):
+            hour = (t // HOUR_US + step) % 24
+            *named, events = self.hours.get(self._hour_place(a, v, hour), (-1, -1, -1, 0))
+            found += events * (named == [a, v, hour])
+        return found
+
+    @staticmethod
+    def _log_hour_share(around: int, events: int) -> float:
+        # Three of 24 hours, in one of two directions.
+        return math.log((min(around, events) + UNSEEN_HOURS / 16) / (events + UNSEEN_HOURS))
 
     def _ring(self, node: int, length: int) -> list[int]:
         return self.partners.get(node, [])[-length:]

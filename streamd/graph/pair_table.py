@@ -122,6 +122,7 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
 
     # Its facts begin as those of a pair that never met.
     f.key[entry] = key
+    f.num_met[entry] = 0
     for side in range(2):
         f.met_at[entry, side] = -1
         f.sent[entry, side] = NEVER
@@ -144,7 +145,7 @@ def drop(f: FactArrays, entry: int) -> None:
 
     # The last entry moves into the gap: its row, then its place in the list.
     _displace(f, last)
-    f.key[entry] = f.key[last]
+    f.key[entry], f.num_met[entry] = f.key[last], f.num_met[last]
     for side in range(2):
         f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
         for r in range(NUM_RATES):

@@ -24,7 +24,7 @@ from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
 """Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
-OLD_NUM_FACTS = (19,)
+OLD_NUM_FACTS = (19, 32)
 """Numbers of facts that older releases knew, the first of those there are now."""
 WEIGHT_DECAY = 0.01
 """Of the graph's part: what the graph adds stays small unless it helps."""

@@ -10,15 +10,15 @@ from streamd.tensors import write_arrays
 HALF_LIVES = (1, 5, 20, 60, 200)
 
 
-def tied_stream(seed, n=250, nodes=12):
+def tied_stream(seed, n=250, nodes=12, second=1_000_000):
     rng = np.random.default_rng(seed)
-    return (rng.integers(0, nodes, n), rng.integers(0, nodes, n), np.sort(rng.integers(0, n // 2, n)) * 1_000_000,
+    return (rng.integers(0, nodes, n), rng.integers(0, nodes, n), np.sort(rng.integers(0, n // 2, n)) * second,
             rng.integers(-1, nodes + 2, (n, 5)))
 
 
-def by_reference(src, dst, time, candidates, max_pairs):
+def by_reference(src, dst, time, candidates, max_pairs, half_lives=HALF_LIVES):
     """Rows of every event from strictly before it, plainly."""
-    facts = ReferenceFacts(HALF_LIVES, max_pairs)
+    facts = ReferenceFacts(half_lives, max_pairs)
     out = np.zeros((*candidates.shape, NUM_FACTS))
     for t in np.unique(time):
         now = np.flatnonzero(time == t)
@@ -30,11 +30,13 @@ def by_reference(src, dst, time, candidates, max_pairs):
 
 
 @pytest.mark.parametrize("max_pairs", [1000, 20])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_facts_equal_the_reference_with_ties_self_loops_and_forgotten_pairs(seed, max_pairs):
-    src, dst, time, candidates = tied_stream(seed)
-    want, reference = by_reference(src, dst, time, candidates, max_pairs)
-    facts = PairFacts(HALF_LIVES, max_pairs)
+@pytest.mark.parametrize(("seed", "minutes"), [(0, 0), (1, 0), (2, 47)])
+def test_facts_equal_the_reference_with_ties_self_loops_and_forgotten_pairs(seed, minutes, max_pairs):
+    seconds = minutes * 60 or 1
+    src, dst, time, candidates = tied_stream(seed, second=seconds * 1_000_000)
+    half_lives = [h * seconds for h in HALF_LIVES]
+    want, reference = by_reference(src, dst, time, candidates, max_pairs, half_lives)
+    facts = PairFacts(half_lives, max_pairs)
     got = facts.advance_scoring(src, dst, time, np.arange(len(src)), candidates)
     np.testing.assert_allclose(got, want, atol=2e-4)
     assert facts.num_pairs == len(reference.meetings) <= max_pairs
@@ -94,14 +96,15 @@ def test_what_is_known_of_nodes():
 @pytest.mark.parametrize("max_pairs", [1000, 25])
 @pytest.mark.parametrize("cuts", [(), (60, 61, 130, 180)])
 def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pairs, cuts):
-    src, dst, time, candidates = tied_stream(5)
+    src, dst, time, candidates = tied_stream(5, second=600_000_000)
     deletes = Deletes(np.array([3, 7, 3, 11, 99]), np.array([60, 130, 131, 131, 250]))
     for node, at in zip(deletes.node[:4], deletes.edge[:4], strict=True):
         src[at:] = np.where(src[at:] == node, (node + 1) % 12, src[at:])
         dst[at:] = np.where(dst[at:] == node, (node + 2) % 12, dst[at:])
         src[at:] = np.where(np.isin(src[at:], deletes.node), 0, src[at:])
         dst[at:] = np.where(np.isin(dst[at:], deletes.node), 1, dst[at:])
-    reference, want = ReferenceFacts(HALF_LIVES, max_pairs), np.zeros((len(src), 5, NUM_FACTS))
+    half_lives = [600 * h for h in HALF_LIVES]
+    reference, want = ReferenceFacts(half_lives, max_pairs), np.zeros((len(src), 5, NUM_FACTS))
     for i in range(len(src)):
         first = int(np.searchsorted(time, time[i]))
         if i == first:
@@ -112,7 +115,7 @@ def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pai
         elif i in deletes.edge:
             reference.forget(set(deletes.node[deletes.edge == i].tolist()))
         reference.update(int(src[i]), int(dst[i]), int(time[i]))
-    facts, got = PairFacts(HALF_LIVES, max_pairs), []
+    facts, got = PairFacts(half_lives, max_pairs), []
     starts = [int(np.searchsorted(time, time[c])) for c in cuts]
     for a, b in zip([0, *starts], [*starts, len(src)], strict=True):
         got.append(facts.advance_scoring(src[a:b], dst[a:b], time[a:b], np.arange(b - a), candidates[a:b], deletes))
@@ -125,7 +128,7 @@ def test_facts_stored_by_a_release_that_knew_fewer_are_taken_over_and_the_new_on
     src, dst, time, candidates = tied_stream(8)
     facts = PairFacts(HALF_LIVES, 1000)
     facts.advance(src[:200], dst[:200], time[:200])
-    newer = {"log_gap", "repeats", "num_partners", "step_key", "step_count", "step_at"}
+    newer = {"log_gap", "repeats", "num_partners", "step_key", "step_count", "step_at", "num_met", "hours"}
     write_arrays(tmp_path / "old", {name: t for name, t in facts.tensors().items() if name not in newer})
     taken = PairFacts(HALF_LIVES, 1000)
     assert taken.restore(tmp_path / "old") and taken.edge == 200
@@ -135,6 +138,9 @@ def test_facts_stored_by_a_release_that_knew_fewer_are_taken_over_and_the_new_on
     np.testing.assert_array_equal(got[..., known], want[..., known])
     assert not got[..., FactColumn.SOURCE_REPEATS].any() and want[..., FactColumn.SOURCE_REPEATS].any()
     assert (got[..., FactColumn.LOG_EVENTS_SINCE_TRANSITION] == 12).all()
+    share, rare = got[..., FactColumn.LOG_PAIR_SHARE], want[..., FactColumn.MET] == 0
+    np.testing.assert_allclose(share, want[..., FactColumn.LOG_PAIR_SHARE], atol=0.2)
+    np.testing.assert_array_equal(share[rare], want[..., FactColumn.LOG_PAIR_SHARE][rare])
 
 
 def test_habits_and_transitions_say_what_they_are_called():
@@ -151,6 +157,20 @@ def test_habits_and_transitions_say_what_they_are_called():
     assert share == pytest.approx(np.log((np.array([2, 2, 0]) + 0.02) / (5 + 20)))
     assert np.expm1(stays[:2, FactColumn.LOG_EVENTS_SINCE_TRANSITION]) == pytest.approx([3, 0])
     assert np.expm1(goes[0, FactColumn.LOG_CANDIDATE_EVENTS_SINCE_MET]) == pytest.approx(0)
+
+
+def test_hours_of_the_day_tell_a_morning_commute_from_an_evening_one():
+    facts, day, hour = PairFacts(HALF_LIVES, 1000), 86_400_000_000, 3_600_000_000
+    # Every day 0 -> 1 at 08:30 and back at 18:30.
+    times = np.array([d * day + h * hour + hour // 2 for d in range(10) for h in (8, 18)])
+    facts.advance(np.array([0, 1] * 10), np.array([1, 0] * 10), times)
+    at = np.array([10 * day + h * hour for h in (9, 7, 10, 18)])
+    rows = facts.compute(np.zeros(4, np.int64), at, np.tile([1, 2], (4, 1)))
+    morning = np.log((10 + 0.5) / (20 + 8))
+    assert rows[:, 0, FactColumn.LOG_PAIR_HOUR_SHARE] == pytest.approx([morning, morning, np.log(0.5 / 28), np.log(0.5 / 28)])
+    np.testing.assert_array_equal(rows[:, 0, FactColumn.LOG_PAIR_HOUR_SHARE], rows[:, 0, FactColumn.LOG_CANDIDATE_HOUR_SHARE])
+    assert rows[:, 0, FactColumn.LOG_PAIR_SHARE] == pytest.approx(np.log((20 + 0.02) / (20 + 5)))
+    assert rows[:, 1, FactColumn.LOG_PAIR_HOUR_SHARE] == pytest.approx(np.log(0.5 / 8)), "nobody knows"
 
 
 def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
@@ -173,7 +193,8 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    lambda a: a.pop("ring"), lambda a: a.update(seen=a["seen"].astype(np.int32)), lambda a: a.update(sent=a["sent"][:, 0])])
+    lambda a: a.pop("ring"), lambda a: a.update(seen=a["seen"].astype(np.int32)), lambda a: a.update(sent=a["sent"][:, 0]),
+    lambda a: a.update(hours=a["hours"][:1000]), lambda a: a.pop("step_at")])
 def test_a_file_with_other_arrays_than_facts_have_is_refused(tmp_path, change):
     src, dst, time, _ = tied_stream(6)
     facts = PairFacts(HALF_LIVES, 25)

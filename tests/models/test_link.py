@@ -5,7 +5,7 @@ import torch
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
-from streamd.models.link import build_model, link_loss
+from streamd.models.link import OLD_NUM_FACTS, build_model, link_loss
 from streamd.settings import ModelSettings
 
 
@@ -18,21 +18,22 @@ def test_the_loss_is_softmax_and_binary_cross_entropy():
 
 
 @pytest.mark.parametrize("label_dim", [0, 2])
-def test_a_version_that_knows_fewer_facts_answers_as_before_whatever_the_new_ones_are(label_dim):
+@pytest.mark.parametrize("known", OLD_NUM_FACTS)
+def test_a_version_that_knows_fewer_facts_answers_as_before_whatever_the_new_ones_are(known, label_dim):
     settings = ModelSettings(name="pair", labels="classification" if label_dim else "none")
     old, new = (build_model(settings, Schema(0, 0, label_dim), seed) for seed in (0, 1))
     facts = torch.randn(50, 4, NUM_FACTS)
     old.fact_stats.update(3 * facts + 1)
     weights = old.state_dict()
-    fewer = {name: t[..., :-13] if t.shape[-1:] == (NUM_FACTS,) else t for name, t in weights.items()}
+    fewer = {name: t[..., :known] if t.shape[-1:] == (NUM_FACTS,) else t for name, t in weights.items()}
     assert sum(t.shape != weights[name].shape for name, t in fewer.items()) == 3 + bool(label_dim)
     new.restore(fewer)
     for name, t in weights.items():
         if t.shape[-1:] == (NUM_FACTS,) and name.endswith("weight"):
-            t[..., -13:] = 0
+            t[..., known:] = 0
     old.restore(weights)
     torch.testing.assert_close(new.pair_logits(facts), old.pair_logits(facts))
-    others = torch.cat([facts[..., :-13], torch.randn(50, 4, 13)], -1)
+    others = torch.cat([facts[..., :known], torch.randn(50, 4, NUM_FACTS - known)], -1)
     torch.testing.assert_close(new.pair_logits(others), new.pair_logits(facts))
     assert new.fact_stats.var[-1] == 1 and new.fact_stats.mean[-1] == 0
 

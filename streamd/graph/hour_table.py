@@ -1,0 +1,68 @@
+"""The table of hours of the day: how many events a pair had, and a node received, at each of them.
+
+Kernels, compiled by numba. The table is bounded: each count has the place of its hash, and a newer
+one takes the place of an older one.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from streamd.graph.fact_arrays import HOURS, FactArrays
+from streamd.graph.hashing import mixed
+from streamd.graph.jit import inner
+
+HOUR_US = 3_600_000_000
+HOURS_A_DAY = 24
+NODE_BITS = 28
+"""Of an id in a key: `PairFacts` holds no more nodes."""
+HOUR_BITS = 5
+ANYONE = 1 << NODE_BITS
+"""In the place of the source: events of any source."""
+
+
+@inner
+def hour_of(time: int) -> Any:
+    """Hour of the day (UTC) of a time in microseconds."""
+    return (time // HOUR_US) % HOURS_A_DAY
+
+
+@inner
+def _key(u: int, v: int) -> np.uint64:
+    # From 1 on, so that 0 is a place that nothing has. The hour comes into the low bits.
+    return ((np.uint64(u) << np.uint64(NODE_BITS)) | np.uint64(v)) + np.uint64(1)
+
+
+@inner
+def key_names(key: np.uint64, gone: Any) -> bool:
+    """Whether a key of the table names a node that is gone, bool[N]."""
+    bare = (key >> np.uint64(HOUR_BITS)) - np.uint64(1)
+    u = bare >> np.uint64(NODE_BITS)
+    return bool(gone[bare & np.uint64(ANYONE - 1)] or (u != ANYONE and gone[u]))
+
+
+@inner
+def count_hour(f: FactArrays, u: int, v: int, hour: int) -> None:
+    """Count an event u -> v at an hour of the day; u is a node or ANYONE."""
+    key = _key(u, v)
+    # Hours of a pair lie side by side.
+    place = (mixed(key) + np.uint64(hour)) & np.uint64(HOURS - 1)
+    key = (key << np.uint64(HOUR_BITS)) | np.uint64(hour)
+    if f.hours[place, 0] != key:
+        f.hours[place, 0] = key
+        f.hours[place, 1] = 0
+    f.hours[place, 1] += np.uint64(1)
+
+
+@inner
+def events_around(f: FactArrays, u: int, v: int, hour: int) -> Any:
+    """Events u -> v in the hour of the day, the one before and the one after, as far as known."""
+    key = _key(u, v)
+    first = mixed(key)
+    found = np.int64(0)
+    for step in range(HOURS_A_DAY - 1, HOURS_A_DAY + 2):
+        near = np.uint64((hour + step) % HOURS_A_DAY)
+        place = (first + near) & np.uint64(HOURS - 1)
+        if f.hours[place, 0] == (key << np.uint64(HOUR_BITS)) | near:
+            found += np.int64(f.hours[place, 1])
+    return found
