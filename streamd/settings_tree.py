@@ -231,6 +231,11 @@ class TrainingSettings(Branch):
     """How the trainer learns a window, and what of the past it replays."""
 
     epochs: Positive = Field(2, description="passes over each window")
+    min_steps: Natural = Field(
+        12,
+        description="least learning steps per window: one of few events is passed over more often, "
+        "up to 4 times as often",
+    )
     learning_rate: float = Field(
         1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
     )
@@ -239,7 +244,12 @@ class TrainingSettings(Branch):
         description="what of the past is kept for replay: a uniform sample of all of it, the "
         "newest, nothing",
     )
-    replay_events: Natural = Field(200, description="past events replayed per window and epoch")
+    replay_share: float = Field(
+        0.25, ge=0, description="past events replayed per event of a window, in each epoch"
+    )
+    replay_events: Natural = Field(
+        2000, description="most past events replayed per window and epoch"
+    )
     replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
     tail_share: float = Field(
         0.1, ge=0, lt=1, description="share of a window held out to check the new version"

@@ -96,7 +96,7 @@ class ManualClock:
 def settings(data_dir: Path, **values) -> Settings:
     """Small, fast settings; double underscores name branches."""
     small = {"model.dim": 8, "model.time_dim": 4, "model.neighbors": 3, "model.memory_chunk": 40, "model.max_pairs": 5000,
-             "training.replay_events": 40, "training.replay_capacity_events": 400, "stream.time_unit": "us",
+             "training.replay_share": 1, "training.replay_events": 40, "training.replay_capacity_events": 400, "training.min_steps": 0, "stream.time_unit": "us",
              "telemetry.ingest_port": 0, "telemetry.train_port": 0}
     small |= {k.replace("__", "."): v for k, v in values.items()}
     return load_settings(None, {"data_dir": data_dir, **small}, environ={})[0]

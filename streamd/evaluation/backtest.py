@@ -267,7 +267,8 @@ def _reported(windows: Sequence[RegimeWindow], cut: int) -> list[RegimeWindow]:
 
 
 def _replays(settings: Settings) -> bool:
-    return settings.training.replay != "none" and settings.training.replay_events > 0
+    training = settings.training
+    return training.replay != "none" and min(training.replay_share, training.replay_events) > 0
 
 
 def _run(

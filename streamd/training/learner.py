@@ -30,6 +30,8 @@ from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
+MORE_EPOCHS = 4
+"""Times `training.epochs` that a window of few events is passed over at most."""
 RECALLED_CHUNKS = 10
 """Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
@@ -146,9 +148,19 @@ class Learner:
         target_LT = chunk.labels.target_LT.numpy()
         self.label_scores.append((predicted.numpy(), constant.numpy(), target_LT))
 
-    def draw(self, window_edge: int) -> tuple[int, ...]:
-        """Draw past chunks to learn with a window. Returns: their first event ids."""
-        drawn = self.replay.draw(self._training.replay_events, window_edge)
+    def epochs_of(self, num_events: int) -> int:
+        """Passes over a window of so many events: `training.epochs`, or as many as make
+        `training.min_steps`, but at most MORE_EPOCHS times as many."""
+        epochs = self._training.epochs
+        steps = -(-num_events // self._settings.model.memory_chunk)
+        wanted = -(-self._training.min_steps // max(steps, 1))
+        return min(max(epochs, wanted), MORE_EPOCHS * epochs)
+
+    def draw(self, window_edge: int, num_events: int) -> tuple[int, ...]:
+        """Draw past chunks to learn with a window of so many events: `training.replay_share` of
+        them, `training.replay_events` at most. Returns: their first event ids."""
+        budget = min(self._training.replay_share * num_events, self._training.replay_events)
+        drawn = self.replay.draw(budget, window_edge)
         return tuple(chunk.first_edge for chunk in drawn)
 
     def learn(
@@ -157,7 +169,7 @@ class Learner:
         """Learn what was scored since `begin`. Memory ends as of the new weights.
 
         window_edge: first event id of the window, a seed of dropout and draws.
-        epochs: passes over the window, `training.epochs` where None.
+        epochs: passes over the window, `epochs_of` its events where None.
         replay: first event ids of the past chunks to learn with it; drawn by `draw` where None.
         Returns: None where there is nothing to learn. Where a loss, weight, statistic, logit or
         memory row is not finite, the weights from before are restored and `finite` is False.
@@ -170,9 +182,10 @@ class Learner:
         # Learn, after the running statistics moved, and keep what `refuse` goes back to.
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
-        weights = self._held_out(sum(s.inputs.num_events for s in seen))
-        replayed = self._replayed(self.draw(window_edge) if replay is None else replay)
-        epochs = epochs or self._training.epochs
+        num_events = sum(s.inputs.num_events for s in seen)
+        weights = self._held_out(num_events)
+        replayed = self._replayed(self.draw(window_edge, num_events) if replay is None else replay)
+        epochs = epochs or self.epochs_of(num_events)
         with memory_for("learning a window"):
             loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
         self.model.eval()

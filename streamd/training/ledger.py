@@ -106,7 +106,7 @@ class Ledger:
 
         Returns: the step in full; "pass over" where the windows failed MAX_FAILURES times.
         """
-        step = self._step("learn", windows, version, learner, self._settings.training.epochs)
+        step = self._step("learn", windows, version, learner)
         failures = attempts.begin_attempt(self._folder, step.range)
         return replace(step, do="pass over") if failures >= attempts.MAX_FAILURES else step
 
@@ -132,15 +132,16 @@ class Ledger:
         windows: Sequence[Window],
         version: str,
         learner: Learner,
-        epochs: int,
+        epochs: int | None = None,
     ) -> Step:
+        num_events = sum(w.end_edge - w.first_edge for w in windows)
         return Step(
             do=do,
             windows=tuple(windows),
             seq=self._log.state.seq,
             version=version,
-            epochs=epochs,
-            replay=learner.draw(windows[0].first_edge),
+            epochs=epochs or learner.epochs_of(num_events),
+            replay=learner.draw(windows[0].first_edge, num_events),
         )
 
     # Versions and who serves

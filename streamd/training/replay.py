@@ -116,13 +116,15 @@ class ReplayStore:
         if self._folder is not None:
             self._store(chunk)
 
-    def draw(self, num_events: int, window_edge: int) -> list[ReplayChunk]:
-        """Draw distinct chunks with about `num_events` events in all. The window is the seed."""
+    def draw(self, num_events: float, window_edge: int) -> list[ReplayChunk]:
+        """Draw distinct chunks with `num_events` events in all, on average over windows while there
+        are as many. The window is the seed."""
         rng = np.random.default_rng([self._seed, 2, window_edge])
         drawn: list[ReplayChunk] = []
         left = num_events
         for i in rng.permutation(len(self._chunks)).tolist():
-            if left <= 0:
+            # Of a chunk with more events than are left, take all or nothing, by chance.
+            if left <= rng.random() * self._chunks[i].inputs.num_events:
                 break
             drawn.append(self._chunks[i])
             left -= self._chunks[i].inputs.num_events

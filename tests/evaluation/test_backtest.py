@@ -123,7 +123,7 @@ def test_replay_has_a_row_of_its_own_where_there_is_any(tmp_path):
     run = Regimes(s, log, ("live", "no_replay"), 100, 1)
     for window in list(recorded_windows(log, HOUR))[:25]:
         run.window(window)
-    assert run.learners["no_replay"].draw(300) == () != run.learners["live"].draw(300)
+    assert run.learners["no_replay"].draw(300, 40) == () != run.learners["live"].draw(300, 40)
 
 
 def test_the_interval_of_a_row_is_that_of_the_same_windows_under_both(tmp_path):

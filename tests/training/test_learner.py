@@ -118,6 +118,18 @@ def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
     assert 0 < learned.tail_after <= 1
 
 
+def test_small_windows_are_passed_over_more_often_and_replay_is_in_proportion(tmp_path):
+    s, log = world(tmp_path, training__min_steps=12, training__replay_share=0.5, training__replay_events=100)
+    learner = run(s, log)[0]
+    # Chunks are of 40 events, epochs are 2.
+    assert [learner.epochs_of(n) for n in (0, 1, 40, 80, 81, 240, 10**6)] == [8, 8, 8, 6, 4, 2, 2]
+    asked = []
+    learner.replay.draw = lambda num_events, window_edge: asked.append(num_events) or []
+    for num_events in (10, 200, 1000):
+        learner.draw(0, num_events)
+    assert asked == [5, 100, 100]
+
+
 def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__tail_share=0.25, training__epochs=1)
     learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)

@@ -1,6 +1,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from structlog.testing import capture_logs
 
 from streamd.training.replay import ReplayChunk, ReplayStore
@@ -29,6 +30,17 @@ def test_all_chunks_kept_are_replayed_alike(tmp_path):
         assert len(set(some)) == len(some) == 2
         drawn[some] += 1
     assert abs(drawn / 800 - 2 / 8).max() < 0.07
+
+
+@pytest.mark.parametrize("num_events", [0, 0.3, 1, 2.75])
+def test_as_many_events_are_replayed_as_asked_for_on_average(tmp_path, num_events):
+    learner, _, _ = run(*world(tmp_path), capacity=50)
+    store, chunk = ReplayStore(None, 8, 0), learner.replay.chunks[0]
+    for edge in range(8):
+        store.offer(dataclasses.replace(chunk, first_edge=edge))
+    size = chunk.inputs.num_events
+    drawn = [len(store.draw(num_events * size, window_edge)) for window_edge in range(600)]
+    assert set(drawn) <= {int(num_events), -int(-num_events // 1)} and abs(np.mean(drawn) - num_events) < 0.06
 
 
 def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
