@@ -72,6 +72,7 @@ class StatusPage:
                     "seconds": sum(r.seconds.values()),
                     "scored": r.num_scored,
                     "known": r.num_known,
+                    "surprise": r.surprise,
                     "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
                     "mrr_known": {
                         k: v["mrr_known"] for k, v in r.scores.items() if "mrr_known" in v

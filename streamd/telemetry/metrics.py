@@ -184,6 +184,11 @@ label_score = Gauge(
 window_loss = Gauge(
     "streamd_window_loss", "Mean loss of the newest window's last epoch", registry=TRAIN
 )
+window_surprise = Gauge(
+    "streamd_window_surprise",
+    "Standard deviations that the newest window's MRR lies below the mean of the 100 before",
+    registry=TRAIN,
+)
 trained_until = Gauge(
     "streamd_trained_until_timestamp_seconds",
     "Event time up to which windows are learned",

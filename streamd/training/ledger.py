@@ -31,7 +31,14 @@ from streamd.training.contest import Contest, Proof
 from streamd.training.learner import Learner
 from streamd.training.retention_hold import RetentionHold
 from streamd.windows import Window
-from streamd.windows.history import WindowRecord, append_record, history_until, truncate_records
+from streamd.windows.drift import Drift
+from streamd.windows.history import (
+    HistoryReader,
+    WindowRecord,
+    append_record,
+    history_until,
+    truncate_records,
+)
 
 logger = structlog.get_logger()
 FOLDER = "train"
@@ -93,6 +100,7 @@ class Ledger:
         self._version_memory = MemoryFiles(self._folder / MEMORY / "versions")
         self._version_memory.sweep()
         self._history_bytes = 0
+        self._drift = Drift()
         versions.sweep()
 
     # Before the work of a step
@@ -167,9 +175,12 @@ class Ledger:
 
     # What was done, and where to go on
 
-    def record(self, record: WindowRecord) -> None:
-        """Append a window to the history. A restart keeps it only if a checkpoint follows it."""
+    def record(self, record: WindowRecord) -> WindowRecord:
+        """Append a window to the history, with its surprise. A restart keeps it only if a
+        checkpoint follows it. Returns: what was appended."""
+        record = replace(record, surprise=self._drift.surprise(record))
         self._history_bytes = append_record(self._settings.data_dir, record)
+        return record
 
     def checkpoint(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
         """Write a checkpoint, then drop what only older checkpoints named.
@@ -267,4 +278,5 @@ class Ledger:
         """Cut the history to the length that counts, and load the facts stored at or before event
         `edge`."""
         truncate_records(self._settings.data_dir, self._history_bytes)
+        self._drift = Drift(HistoryReader(self._settings.data_dir).refresh())
         self._hold.resume(edge)

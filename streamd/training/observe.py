@@ -78,6 +78,8 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    if record.surprise is not None:
+        metrics.window_surprise.set(record.surprise)
     if record.loss is not None:
         metrics.window_loss.set(record.loss)
 

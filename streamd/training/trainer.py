@@ -177,8 +177,7 @@ class Trainer:
             "learn": (done_at - scored_at) / len(scored),
         }
         records = records_of(step, scored, outcome, learned, seconds, self._clock)
-        for record in records:
-            self._ledger.record(record)
+        records = [self._ledger.record(record) for record in records]
 
         # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the
         # proof, the restart writes the proof to the registry's journal.

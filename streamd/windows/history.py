@@ -21,7 +21,7 @@ class WindowRecord:
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. seconds: phase -> time it took.
+    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`.
     """
 
     start_us: int
@@ -38,6 +38,7 @@ class WindowRecord:
     seconds: dict[str, float]
     finished_at: float
     num_known: int = 0
+    surprise: float | None = None
 
 
 def append_record(data_dir: Path, record: WindowRecord) -> int:

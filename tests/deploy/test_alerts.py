@@ -66,6 +66,8 @@ CASES = {
                                {'train streamd_versions_total{promoted="false"}': "0 0 1 2 2x9",
                                 'train streamd_versions_total{promoted="true"}': "0+9x9"}, TRAIN | {"promoted": "false"}),
     "StreamdChampionNotServed": ("1m", 5, {"serve streamd_champion_not_served": "1x9"}, {}, {}),
+    "StreamdDrift": ("1m", 5, {"train streamd_window_surprise": "4.5x9"}, {"train streamd_window_surprise": "3.9x9"}, TRAIN,
+                     "The newest window's MRR lies 4.5 standard deviations below those before it: the stream changed."),
     "StreamdForgetting": ("5m", 90, {"train streamd_past_mrr": "0.9x10 0.6x90"},
                           {"train streamd_past_mrr": "0.9x10 0.73x90"}, TRAIN),
     "StreamdAnswersFailing": ("1m", 15, {OK: "0+100x20", OK.replace("200", "503"): "0+5x20"},
