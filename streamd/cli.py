@@ -84,6 +84,10 @@ def demo(
         bool, typer.Option("--exit", help="End after the stream with a table of scores.")
     ] = False,
     days: Annotated[int | None, typer.Option(min=1, help="Play only the first days.")] = None,
+    cold: Annotated[
+        bool,
+        typer.Option("--cold", help="Compare with a model frozen after the first 300 events."),
+    ] = False,
     bootstrap_servers: Annotated[
         str | None, typer.Option(help="A Kafka broker to use instead of starting one.")
     ] = None,
@@ -95,7 +99,7 @@ def demo(
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
 
-    raise typer.Exit(play(stream, speed, exit_, days, bootstrap_servers, port, data_dir))
+    raise typer.Exit(play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir))
 
 
 @app.command()

@@ -53,6 +53,7 @@ def play(
     speed: str,
     end: bool,
     days: int | None,
+    cold: bool,
     bootstrap_servers: str | None,
     port: int,
     data_dir: Path | None,
@@ -60,7 +61,8 @@ def play(
     """Run the demo.
 
     Args: speed: event-time hours per second, or "max"; end: whether to end with the table; days:
-    how many days of events, None for all; port: of the server, 0 for a free one.
+    how many days of events, None for all; cold: freeze the frozen model after the first events;
+        port: of the server, 0 for a free one.
     Returns: 0 only if every event was consumed, committed and is visible, and none was clamped.
     Raises: DemoError.
     """
@@ -96,7 +98,7 @@ def play(
 
         # Play; an error shows the end of the daemon's log.
         try:
-            return _run(stream, settings, rate, end, days, daemon, console)
+            return _run(stream, settings, rate, end, days, cold, daemon, console)
         except KeyboardInterrupt:
             console.print("stopped")
             return 130
@@ -220,6 +222,7 @@ def _run(
     rate: float,
     end: bool,
     days: int | None,
+    cold: bool,
     daemon: subprocess.Popen[bytes],
     console: Console,
 ) -> int:
@@ -242,7 +245,7 @@ def _run(
                 show(watch, player, begun)
                 _check_running(daemon, player, twins, settings)
                 if end and twins is None and player.status.total:
-                    twins = Twins(settings, player.status.total)
+                    twins = Twins(settings, player.status.total, cold)
                     twins.start()
                 if (
                     player.status.done.is_set()

@@ -69,7 +69,7 @@ def rows(
     out = [_row(f"day {day - first + 1}", parts) for day, parts in sorted(days.items())]
     late = [part for parts in days.values() for part in parts if part.first_edge >= cut]
     if late:
-        out.append(_row("after 30%", late))
+        out.append(_row(f"after {cut:,} events", late))
     if known := [part for part in late if part.num_known]:
         weight = [part.num_known for part in known]
         out.append(

@@ -13,17 +13,19 @@ from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3
 """Share of the events after which the frozen twin learns no more; totals begin there."""
+COLD_EVENTS = 300
+"""Events after which it learns no more in a cold demo."""
 TWINS = ("nightly", "nightly_live", "frozen")
 
 
 class Twins:
     """Scores the twins on a thread of its own, which owns them; `windows` holds the results."""
 
-    def __init__(self, settings: Settings, num_events: int) -> None:
-        """num_events: number of edges of the whole stream."""
+    def __init__(self, settings: Settings, num_events: int, cold: bool = False) -> None:
+        """num_events: number of edges of the whole stream. cold: freeze after COLD_EVENTS."""
         self._settings = settings
-        self.cut = int(FROZEN_AFTER * num_events)
-        """Event id of the first edge after that share."""
+        self.cut = min(COLD_EVENTS, num_events) if cold else int(FROZEN_AFTER * num_events)
+        """Event id of the first edge that the frozen twin does not learn, but for its window."""
         self._stop = threading.Event()
         self.windows: list[RegimeWindow] = []
         self.edge = 0

@@ -75,7 +75,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
             if record.end_edge <= twins.cut:
                 assert twin.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
     table = rows(records, twins.windows, twins.cut, 900)
-    assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 30%", "known before"]
+    assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 270 events", "known before"]
     late = [r for r in records if r.first_edge >= twins.cut]
     want = np.average([r.scores["live"]["mrr"] for r in late], weights=[r.num_scored for r in late])
     assert abs(table[-2].means["live"][0] - want) < 1e-12
