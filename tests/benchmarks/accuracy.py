@@ -2,6 +2,7 @@
 
 `python -m tests.benchmarks.accuracy STREAM [--name tgn] [--stale 200] [--seeds 0,1,2] [--set model.dim=100 ...]` prints one
 line of JSON per seed. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
+`--without met,gap` hides the facts whose names hold one of these words.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import torch
 
 from streamd.evaluation.backtest import means
 from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
-from streamd.graph.fact_columns import NUM_HALF_LIVES
+from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
+from streamd.training.recorder import Recorder
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
 
@@ -73,6 +75,24 @@ def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[R
         return out, cut, len(src), time.perf_counter() - begun
 
 
+def hide_facts(words: list[str]) -> list[str]:
+    """Let facts whose names hold one of the words be 0 from here on, in this process. Returns: their names."""
+    hidden = [name for name in FACT_NAMES if any(word in name for word in words)]
+    if not hidden:
+        raise SystemExit(f"No fact's name holds one of {words}; facts are {', '.join(FACT_NAMES)}.")
+    columns, computed = [FACT_NAMES.index(name) for name in hidden], Recorder.chunks
+
+    def chunks(self, *args, **kwargs):
+        for chunk in computed(self, *args, **kwargs):
+            for inputs in (chunk.score, chunk.learn):
+                if inputs is not None:
+                    inputs.facts_ECF[..., columns] = 0
+            yield chunk
+
+    Recorder.chunks = chunks
+    return hidden
+
+
 def all_means(windows: list[RegimeWindow]) -> dict[str, dict[str, float]]:
     """Event-weighted means over windows of every regime and rule."""
     return {name: {m: round(v, 4) for m, v in means(windows, name).items()} for name in windows[0].scores}
@@ -97,9 +117,11 @@ def main() -> None:
     parser.add_argument("--stale", type=int, default=200)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--regimes", default="live,frozen")
+    parser.add_argument("--without", default="")
     parser.add_argument("--set", action="append", default=[])
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    without = hide_facts(asked.without.split(",")) if asked.without else []
     values = {k: json.loads(v) for k, v in (s.split("=", 1) for s in asked.set)}
     for seed in map(int, asked.seeds.split(",")):
         windows, cut, total, seconds = protocol(
@@ -108,8 +130,8 @@ def main() -> None:
         half = best_half_life(windows, int(0.2 * total), cut)
         target = (STALE_TARGET if asked.stale else FRESH_TARGET)[asked.stream]
         per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
-        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "target": target,
-                          "seconds": round(seconds), "per_window": per_window,
+        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "without": without,
+                          "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
 
