@@ -232,9 +232,9 @@ class TrainingSettings(Branch):
 
     epochs: Positive = Field(2, description="passes over each window")
     min_steps: Natural = Field(
-        12,
+        8,
         description="least learning steps per window: one of few events is passed over more often, "
-        "up to 4 times as often",
+        "up to twice as often",
     )
     learning_rate: float = Field(
         1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
