@@ -15,8 +15,8 @@ from streamd.errors import BadEvent
 from streamd.ingest.wire import TOO_DEEP
 
 Steps = tuple[str, ...]
-Columns = list[list[Any]]
-"""One list of values for each path of a shape; None where a record has no such field."""
+Columns = list[Sequence[Any]]
+"""One sequence of values for each path of a shape; None where a record has no such field."""
 PLACE = re.compile("[0-9]{1,9}")
 """A step that is a place in a list, where there is one."""
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -118,24 +118,21 @@ class _Branch:
             eq=False,
         )
         self._empty = self.type()
-        self._get = operator.attrgetter(*attributes) if attributes else lambda row: ()
-        self._is_single = len(names) == 1
+        self._getters = [operator.attrgetter(a) for a in attributes]
 
-    def fill(self, rows: list[Any], columns: Columns) -> None:
+    def fill(self, rows: Sequence[Any], columns: Columns) -> None:
         """Put the fields of rows of this type, or None for an absent one, into their columns."""
         if None in rows:
             rows = [self._empty if row is None else row for row in rows]
-        got: Any = map(self._get, rows)
-        parts: Any = [got] if self._is_single else zip(*got, strict=True)
+        # Field by field: a tuple for each row would be one more object to collect.
         below: list[Any] = [*self._branches.values(), *self._leaves.values()]
-        for part, branch in zip(parts, below, strict=True):
-            values = list(part)
+        for get, branch in zip(self._getters, below, strict=True):
+            part = list(map(get, rows))
             if isinstance(branch, _Branch):
-                branch.fill(values, columns)
+                branch.fill(part, columns)
                 continue
             for column, rest in branch:
-                walk = follow(rest)
-                columns[column] = list(map(walk, values)) if rest else values
+                columns[column] = list(map(follow(rest), part)) if rest else part
 
 
 def follow(steps: Steps) -> Callable[[Any], Any]:
