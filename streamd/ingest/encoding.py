@@ -227,7 +227,7 @@ class Feature:
         elif declared.type == "bool":
             if type(value) is bool or (type(value) is int and value in (0, 1)):
                 return [float(value)]
-        elif type(value) in (str, int, bool):
+        elif type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
             out = [0.0] * self.width
             text = text_of(value)
             if declared.hash is not None:

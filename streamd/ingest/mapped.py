@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import MAX_TIME_US, Int64, Schema
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema
+from streamd.ingest.block import Block
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
 from streamd.ingest.cloudevents import as_structured, mode_of, with_data
 from streamd.ingest.decode import (
@@ -48,6 +49,16 @@ def make_decoder(settings: Settings, schema: Schema) -> Decoder:
     for source in settings.sources:
         decoder.mapped[source.topic] = MappedTopic(settings, source, rules, decoder.keys)
     return decoder
+
+
+def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int | None]]:
+    """By offset of its record, the first event's key (source or node) and its time in microseconds,
+    None where it has none. keys: by the numbers in the block."""
+    first = {}
+    for event in block.rows[::-1]:
+        time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
+        first[int(event["offset"])] = (str(keys[int(event["a"])]), time)
+    return first
 
 
 class MappedTopic:

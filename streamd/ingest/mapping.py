@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamd.errors import BadEvent
 from streamd.events import Float32, Int64, Key, Schema
 from streamd.ingest.encoding import Feature, Times
-from streamd.ingest.node_ids import KeyTable
+from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.shapes import Columns, Steps, kind_of
 from streamd.ingest.wire import EventType, WireEvent
 from streamd.settings_sources import (
@@ -82,6 +82,8 @@ class Source:
             )
         if value == "":
             raise BadEvent("bad_key", f"{self.words} is empty")
+        if type(value) is int and abs(value) > INT64_MAX:
+            raise BadEvent("bad_key", f"{self.words} does not fit int64")
         return f"{self.prefix}{value}" if self.prefix else value
 
     @property
@@ -121,7 +123,7 @@ class KeyColumn:
         try:
             for value in values:
                 if value not in self._known:
-                    if value == "":
+                    if value == "" or (type(value) is int and abs(value) > INT64_MAX):
                         return None
                     self._known[value] = self._keys.number(f"{prefix}{value}", "")
         except BadEvent:

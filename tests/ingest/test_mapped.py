@@ -65,7 +65,8 @@ def test_ndjson_is_many_records_of_one_value(tmp_path):
     (click(user_id=None), "missing_field", "src (user_id) is missing"), (click(user_id=True), "bad_key", "src (user_id) is true or false"),
     (click(user_id=1.0), "bad_key", "src (user_id) is a number"), (click(user_id=""), "bad_key", "src (user_id) is empty"),
     (click(user_id="\x00"), "bad_key", "control character"), (click(user_id="x" * 300), "bad_key", "300 bytes|305 bytes"),
-    (click(item={"id": 2**63}), "bad_key", "does not fit int64"), (click(item={"id": 10**30}), "bad_key", "does not fit int64"),
+    (click(user_id=2**63), "bad_key", "does not fit int64"), (b'{"kind": "view", "user_id": ' + b"9" * 4_000 + b"}", "bad_key", "does not fit int64"),
+    (b'{"kind": "view", "user_id": ' + b"9" * 5_000 + b"}", "bad_json|bad_key", ""), (click(item={"id": 2**63}), "bad_key", "does not fit int64"), (click(item={"id": 10**30}), "bad_key", "does not fit int64"),
     (click(item=[{"id": 1}]), "missing_field", "dst (item.id) is missing"), (click(item="b41"), "missing_field", "item.id"),
     (click(ts=None), "missing_field", "time (ts) is missing"), (click(ts="yesterday"), "bad_time", "time (ts) is text that is not ISO 8601"),
     (click(ts=1.5), "bad_time", "time (ts) is a number that is not ISO 8601"), (click(ts="1969-12-31T23:59:59Z"), "bad_time", "out of range"),
@@ -80,14 +81,14 @@ def test_ndjson_is_many_records_of_one_value(tmp_path):
 ])
 def test_a_record_that_cannot_be_mapped_is_refused_with_its_path(clicks, value, reason, says):
     got = clicks.refused(value)
-    assert got[0] == reason
+    assert got[0] in reason.split("|")
     assert any(s in got[1] for s in says.split("|")), got[1]
     # Its neighbours go in, whatever it was.
     values = [click()] * 20
     values[11] = value
     events, (bad,) = clicks.decode(*values)
     assert [e.offset for e in events] == [i for i in range(20) if i != 11]
-    assert (bad.offset, bad.reason) == (11, reason)
+    assert (bad.offset, bad.reason) == (11, got[0])
 
 
 def test_errors_show_no_values(clicks):
