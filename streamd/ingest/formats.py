@@ -11,6 +11,8 @@ from streamd.errors import BadEvent
 from streamd.ingest.arrow_metadata import check_batches, check_head
 from streamd.ingest.notices import named
 
+MAX_VALUES = 2_000_000
+"""Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""
 JSON_FORMATS = ("json", "ndjson")
 """Formats that a shape reads; the others are made by `make_format`."""
 
@@ -48,9 +50,10 @@ class ArrowRows:
         rows: list[dict[str, Any]] = []
         try:
             # Judge the schema before pyarrow reads a batch, and each batch before its values.
-            check_head(value, pa)
+            check_head(value, pa, is_nested=True)
             reader = pa.ipc.open_stream(value)
             _check_types(reader.schema, pa)
+            num_values = sum(_num_values(kind, pa) for kind in reader.schema.types)
             check_batches(value, pa)
             num_rows = 0
             size = 0
@@ -59,6 +62,10 @@ class ArrowRows:
                 if num_rows > self._max_events:
                     raise BadEvent(
                         "too_many_events", f"{num_rows} rows, at most {self._max_events}"
+                    )
+                if num_rows * num_values > MAX_VALUES:
+                    raise BadEvent(
+                        "bad_arrow", f"{num_rows} rows of {num_values} values are too many"
                     )
                 batch.validate(full=True)
                 # Columns that share bytes could make much memory of few.
@@ -80,7 +87,7 @@ def _check_types(schema: Any, pa: Any) -> None:
             raise BadEvent(
                 "bad_arrow",
                 f"column {named([column.name])} is neither text, number, truth value or time, "
-                "nor a list or struct of those: cast it",
+                "nor a list of text or numbers, nor a struct of those: cast it",
             )
 
 
@@ -90,18 +97,25 @@ def _is_plain(kind: Any, pa: Any) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return False
     if types.is_struct(kind):
-        return all(_is_plain(kind.field(i).type, pa) for i in range(kind.num_fields))
+        inside = [kind.field(i).type for i in range(kind.num_fields)]
+        return bool(inside) and all(_is_plain(inner, pa) for inner in inside)
+    # A list of truth values or of structs would take far more memory than its bytes.
     if types.is_list(kind) or types.is_large_list(kind):
-        return _is_plain(kind.value_type, pa)
-    if types.is_timestamp(kind):
-        return True
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-    )
+        return _is_flat(kind.value_type, pa)
+    return _is_flat(kind, pa) or types.is_timestamp(kind) or types.is_boolean(kind)
+
+
+def _is_flat(kind: Any, pa: Any) -> bool:
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_text or types.is_integer(kind) or types.is_floating(kind))
+
+
+def _num_values(kind: Any, pa: Any) -> int:
+    """How many values a row has of a column of this type, a list counted as one."""
+    if not pa.types.is_struct(kind):
+        return 1
+    return 1 + sum(_num_values(kind.field(i).type, pa) for i in range(kind.num_fields))
 
 
 def _in_microseconds(batch: Any, pa: Any) -> Any:

@@ -148,6 +148,9 @@ class MappedTopic:
             form = self._form_name(record)
             if form not in self._forms or (values and form != name):
                 break
+            # Among values of another format, one in JSON goes alone.
+            if self._format is not None and self._is_json(record, form):
+                break
             name = form
             values.append(value)
         return name, values
@@ -159,12 +162,19 @@ class MappedTopic:
             kind = content_of(record.headers)
             if kind == OWN_EVENT or any(name == REFUSED_HEADER for name, _ in record.headers):
                 return SPECIAL
-        in_json = self._format is None or kind == OWN_ROW
         if self._source.envelope == "debezium":
-            return "wrapped" if in_json and record.value.startswith(WRAPPED) else "bare"
+            is_wrapped = self._format is None and record.value.startswith(WRAPPED)
+            return "wrapped" if is_wrapped else "bare"
         if self._source.envelope == "cloudevents":
             return mode_of(record.headers or (), kind)
         return "plain"
+
+    def _is_json(self, record: Any, name: str) -> bool:
+        """Whether a record is JSON: as a dead letter that was a row, or a structured CloudEvent, is
+        in a topic of any format. name: of its form."""
+        if self._format is None or name == "structured":
+            return True
+        return content_of(record.headers or ()) == OWN_ROW
 
     def _take(
         self, batch: Batch, form: Form, records: Sequence[Any], values: Sequence[bytes]
@@ -251,10 +261,9 @@ class MappedTopic:
         # Values of other formats are rows; a dead letter that was one comes back as JSON.
         form = self._forms[name]
         value: bytes = record.value
-        in_json = content_of(record.headers or ()) == OWN_ROW or name == "structured"
-        if self._format is not None and not in_json:
+        if self._format is not None and not self._is_json(record, name):
             self._rows(batch, form, record, self._format.decode(value))
-        elif self._is_ndjson and not in_json:
+        elif self._is_ndjson and name != "structured":
             items = lines(value, self._rules.max_record_events)
             self._many(batch, form, record, form.shape.of_lines(items), items)
         elif value.lstrip()[:1] == b"[":

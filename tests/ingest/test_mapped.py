@@ -293,7 +293,8 @@ def test_arrow_columns_of_any_name(tmp_path):
     assert (bad.index, bad.reason, bad.content_type) == (2, "missing_field", OWN_ROW)
     # The letter of one row among several is read again as JSON.
     fixed = json.loads(bad.raw) | {"user_id": 10}
-    assert topic.one(fixed, headers=(("content-type", OWN_ROW.encode()),)).a == "user:10"
+    again = record(fixed, headers=(("content-type", OWN_ROW.encode()),))
+    assert [e.a for e in topic.of([again])[0]] == ["user:10"] == [e.a for e in topic.of([again, record(arrow(rows[1:2]), 1)])[0]]
     assert topic.refused(b"x")[0] == "bad_arrow"
     assert len(topic.of([record(arrow([click(ts=when, user_id=i)]), i) for i in range(20)])[0]) == 20
 
