@@ -2,15 +2,20 @@
 
 import datetime
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from streamd.errors import SchemaRegistryError
 from streamd.events import DELETE, EDGE, LABEL, NODE
 from streamd.ingest import mapped
+from streamd.ingest.mapped import make_decoder
 from streamd.ingest.wire import ARROW, NDJSON, OWN_EVENT, OWN_ROW
+from streamd.settings import schema_of
 from streamd.telemetry import metrics
-from tests.ingest.mapped import CLICKS, NOW, TOPIC, Topic, click, record, source
+from tests.builders import spell
+from tests.ingest.mapped import CLICKS, NOW, TOPIC, Topic, click, record, settings_of, source
 
 TEN = 1_795_341_600_000_000
 """2026-11-22T10:00:00Z in microseconds."""
@@ -325,3 +330,16 @@ def test_a_format_that_cannot_be_decoded_now_stops_the_call_and_takes_nothing(tm
         topic.of(values)
     rows.away = False
     assert [e.a for e in topic.of(values)[0]] == [f"user:{i}" for i in range(20)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/sources.md"])
+def test_the_settings_in_the_documents_map_the_record_beside_them(tmp_path, page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    settings = re.search(r"```yaml\n(.*?)```", text, re.S)[1]
+    told = settings_of(settings, tmp_path)
+    decoder = make_decoder(told, schema_of(told))
+    value = re.search(r"`(\{\"user_id\".*?\}\})`", text)[1]
+    block, rejected = decoder.decode([record(value.encode())], 0, NOW, "shop.clicks")
+    (event,) = spell(block, decoder.keys.keys)
+    assert (event.time, event.a, event.b, event.values) == (TEN, "user:8", "b41", [3.5]) and not rejected
+    assert page != "README.md" or len(settings.splitlines()) == 10
