@@ -37,7 +37,9 @@ class KafkaSettings(Branch):
         "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
     )
     topics: tuple[str, ...] = Field(
-        ("events",), min_length=1, description="topics to read, all their partitions"
+        ("events",),
+        min_length=1,
+        description="topics to read, all their partitions; where not set, those of `sources`",
     )
     group_id: str = Field(
         "streamd", description="consumer group under which lag is published; never used to resume"

@@ -117,7 +117,10 @@ class Verdict:
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
-        events = ", ".join(f"{n:,} {what}s" for what, n in self.counts.items()) or "no events"
+        events = (
+            ", ".join(f"{n:,} {what}{'s' if n > 1 else ''}" for what, n in self.counts.items())
+            or "no events"
+        )
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.refused.most_common())
         refused = f"{self.refused.total():,} refused{f' ({reasons})' if reasons else ''}"
         return f"{num_records:,} records: {events}; {self.num_skipped:,} skipped; {refused}"

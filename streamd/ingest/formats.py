@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from streamd.errors import BadEvent
 from streamd.ingest.arrow_metadata import check_batches, check_head
 from streamd.ingest.notices import named
+from streamd.settings import Settings
+from streamd.settings_sources import SourceSettings
 
 MAX_VALUES = 2_000_000
 """Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""
@@ -28,9 +30,9 @@ class Format(Protocol):
         """
 
 
-def make_format(name: str, max_events: int) -> Format:
-    """The format of a name that is not in `JSON_FORMATS`. max_events: most records in a value."""
-    return {"arrow": ArrowRows}[name](max_events)
+def make_format(source: SourceSettings, settings: Settings) -> Format:
+    """The format of a source that is not in `JSON_FORMATS`."""
+    return {"arrow": ArrowRows}[source.format](settings.ingest.max_record_events)
 
 
 class ArrowRows:

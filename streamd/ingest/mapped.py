@@ -1,7 +1,7 @@
 """Topics in a shape of their own: a source's mapping applied to Kafka records."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -69,14 +69,8 @@ class MappedTopic:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        source: SourceSettings,
-        rules: Rules,
-        keys: KeyTable,
-        formats: Mapping[str, Format] | None = None,
+        self, settings: Settings, source: SourceSettings, rules: Rules, keys: KeyTable
     ) -> None:
-        """formats: by name, where they are not those that `make_format` makes."""
         form = source.time or settings.stream.time_unit
         has_unit = form in ("s", "ms", "us")
         # Times arrive at the checker in microseconds, whatever their unit is in the record.
@@ -95,8 +89,7 @@ class MappedTopic:
         self._is_ndjson = source.format == "ndjson"
         self._format: Format | None = None
         if source.format not in JSON_FORMATS:
-            made = (formats or {}).get(source.format)
-            self._format = made or make_format(source.format, rules.max_record_events)
+            self._format = make_format(source, settings)
         self._deleted_key: dict[int, bytes | None] = {}
         self._num_skipped = 0
 

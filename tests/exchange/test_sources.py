@@ -115,7 +115,7 @@ def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_p
 def test_check_reads_our_own_events_too(tmp_path):
     (tmp_path / "t.ndjson").write_text('{"src": 1, "dst": 2, "time": 5}\n{"src": 1}\n')
     done = invoke("sources", "check", tmp_path / "t.ndjson")
-    assert "2 records: 1 edges; 0 skipped; 1 refused (missing_field 1)" in done.output
+    assert "2 records: 1 edge; 0 skipped; 1 refused (missing_field 1)" in done.output
 
 
 def test_what_comes_from_outside_cannot_spoil_the_terminal(config, tmp_path):

@@ -322,7 +322,7 @@ class Rows:
 
 def test_a_format_that_cannot_be_decoded_now_stops_the_call_and_takes_nothing(tmp_path, monkeypatch):
     rows = Rows()
-    monkeypatch.setattr(mapped, "make_format", lambda name, most: rows)
+    monkeypatch.setattr(mapped, "make_format", lambda source, settings: rows)
     topic = Topic(CLICKS.replace("time: iso8601", "time: iso8601\n    format: arrow"), tmp_path)
     values = [record(json.dumps([click(user_id=i)]).encode(), i) for i in range(20)]
     rows.away = True

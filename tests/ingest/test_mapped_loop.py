@@ -96,7 +96,7 @@ class Away:
 
 def test_ingest_waits_for_a_registry_and_loses_nothing(tmp_path, monkeypatch):
     registry = Away()
-    monkeypatch.setattr(mapped, "make_format", lambda name, most: registry)
+    monkeypatch.setattr(mapped, "make_format", lambda source, settings: registry)
     world = World(tmp_path, **DECLARED | {"sources": [DECLARED["sources"][0] | {"format": "arrow"}]})
     now_s = world.clock.now_us() // 10**6
     for i in range(10):
