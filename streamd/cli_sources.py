@@ -39,7 +39,8 @@ def sources_check(
     verdict = judge(settings, sample, clock)
 
     # What is in the records comes from outside, so it is shown as plain text.
-    table = Table("partition", "offset", "place", "becomes", "event or reason", box=None)
+    table = Table("partition", "offset", "place", "becomes", box=None)
+    table.add_column("event or reason", overflow="fold")
     for judged in verdict.judged:
         place = "" if judged.index < 0 else str(judged.index)
         cells = (judged.what, judged.event or judged.error)

@@ -95,6 +95,7 @@ class MappedTopic:
 
     def feed(self, batch: Batch, records: Sequence[Any]) -> None:
         """Decode records of one partition into a batch. Raises: SchemaRegistryError."""
+        self._num_skipped = 0
         first = 0
         while first < len(records):
             name, values = self._values_of_singles(records, first)
@@ -114,7 +115,6 @@ class MappedTopic:
         # What was skipped is counted once the records are done with.
         if self._num_skipped:
             metrics.skipped.labels(self._source.topic).inc(self._num_skipped)
-            self._num_skipped = 0
 
     def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
         """The text of an error, which names paths and never shows values."""

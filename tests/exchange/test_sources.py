@@ -108,6 +108,8 @@ def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_p
     assert "31 records: 27 edges; 3 skipped; 1 refused (missing_field 1)" in done.output
     done = invoke("sources", "check", clicks, "--records", 5, "--config", config)
     assert done.exit_code == 0 and "5 records: 5 edges; 0 skipped; 0 refused" in done.output
+    narrow = invoke("sources", "check", clicks, "--records", 1, "--config", config, COLUMNS="60").output
+    assert "…" not in narrow and '[3.5,1.0,0.0,0.0]}' in re.sub(r"\s", "", narrow)
     assert sorted(tmp_path.iterdir()) == before
     assert "There is no source of topic x" in str(invoke("sources", "check", clicks, "--source", "x", "--config", config).exception)
 
