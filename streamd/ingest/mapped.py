@@ -30,7 +30,7 @@ from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets, features_of
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
-from streamd.ingest.shapes import Columns, parsed
+from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
 from streamd.settings import Settings, edge_set, node_set
 from streamd.settings_sources import SourceSettings
@@ -355,7 +355,10 @@ class MappedTopic:
             deleted = operation == DELETED
             if deleted:
                 self._deleted_key[batch.source] = record.key
-            elif type(operation) is not str or operation not in CHANGED:
+            elif type(operation) is not str:
+                what = f"op is {kind_of(operation)}: this is no event of Debezium"
+                raise BadEvent("wrong_type", what)
+            elif operation not in CHANGED:
                 self._num_skipped += 1
                 return None
         event = form.layout.event(row, stamp_us, deleted)
