@@ -92,6 +92,7 @@ class MappedTopic:
             self._format = make_format(source, settings)
         self._deleted_key: dict[int, bytes | None] = {}
         self._num_skipped = 0
+        metrics.begin_at_zero(metrics.skipped, (source.topic,))
 
     def feed(self, batch: Batch, records: Sequence[Any]) -> None:
         """Decode records of one partition into a batch. Raises: SchemaRegistryError."""
