@@ -29,8 +29,8 @@ from streamd.settings_sources import (
     steps_of,
 )
 
-MAX_KEPT_KEYS = 1_000_000
-"""Most keys whose numbers a field remembers, as many as the key table has."""
+MAX_KEPT_KEYS = 200_000
+"""Most keys whose numbers a field remembers beside the key table, about 30 MB."""
 Place = Callable[[str], Steps]
 """Where in a record a path of the settings lies."""
 
