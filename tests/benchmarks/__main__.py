@@ -7,7 +7,18 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import cache, files, gpu, graph, growth, ingest, labels, serving, tgb, training
+from tests.benchmarks import (
+    cache,
+    files,
+    gpu,
+    graph,
+    growth,
+    ingest,
+    labels,
+    serving,
+    tgb,
+    training,
+)
 
 ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
        "growth": growth, "tgb": tgb, "labels": labels, "gpu": gpu}
