@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi
+RECORDS ?= 1000000
 
-.PHONY: demo test contract tgb slow mutants lint bench clean keys image pin-base
+.PHONY: demo test contract tgb slow fuzz mutants lint bench clean keys image pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -25,6 +26,10 @@ tgb: $(VENV)/.bench $(VENV)-tgb/.made
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Hostile records of topics in a shape of their own; each run draws others.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.ingest.fuzz $(RECORDS)
 
 mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamd.events import Schema
+from streamd.settings_sources import DEFAULT_SET, SetSettings, SourceSettings
 
 PREFIX = "STREAMD_"
 """Every variable that begins so must be a setting, so that a misspelt one is an error."""
@@ -36,7 +37,9 @@ class KafkaSettings(Branch):
         "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
     )
     topics: tuple[str, ...] = Field(
-        ("events",), min_length=1, description="topics to read, all their partitions"
+        ("events",),
+        min_length=1,
+        description="topics to read, all their partitions; where not set, those of `sources`",
     )
     group_id: str = Field(
         "streamd", description="consumer group under which lag is published; never used to resume"
@@ -147,7 +150,14 @@ class WindowSettings(Branch):
 
 
 class GraphSettings(Branch):
-    """How the graph lies in memory."""
+    """What nodes and edges carry, and how the graph lies in memory."""
+
+    node_sets: dict[str, SetSettings] = Field(
+        {}, description="features of nodes by name, under `default`"
+    )
+    edge_sets: dict[str, SetSettings] = Field(
+        {}, description="features of edges by name, under `default`"
+    )
 
     max_block_entries: Positive = Field(
         64, description="tau: most entries of one block of a node, a power of two"
@@ -157,6 +167,14 @@ class GraphSettings(Branch):
         description="event time whose events stay in the memory of trainer and server; what a "
         "query needs of older ones is read back from the log; 0: all stay",
     )
+
+    @field_validator("node_sets", "edge_sets")
+    @classmethod
+    def _is_one_set(cls, sets: dict[str, SetSettings]) -> dict[str, SetSettings]:
+        for name in sets:
+            if name != DEFAULT_SET:
+                raise ValueError(f"there is one set so far, {DEFAULT_SET}, not {name}")
+        return sets
 
 
 class GpuSettings(Branch):
@@ -355,6 +373,9 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the trainer runs graph and model; auto: cpu"
     )
+    sources: tuple[SourceSettings, ...] = Field(
+        (), description="how topics in a shape of their own become events, one entry a topic"
+    )
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
@@ -387,6 +408,16 @@ def has_keys(server: ServerSettings) -> bool:
     return bool(
         server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file
     )
+
+
+def edge_set(settings: Settings) -> SetSettings:
+    """The declared features of edges."""
+    return settings.graph.edge_sets.get(DEFAULT_SET, SetSettings())
+
+
+def node_set(settings: Settings) -> SetSettings:
+    """The declared features of nodes."""
+    return settings.graph.node_sets.get(DEFAULT_SET, SetSettings())
 
 
 def schema_of(settings: Settings) -> Schema:

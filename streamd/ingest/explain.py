@@ -141,8 +141,8 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
     if not (all(n in found for n in ENVELOPE) or all(n in inside for n in ENVELOPE)):
         return ""
     return (
-        "looks like Debezium (before, after, op): let the connector unwrap it "
-        "(ExtractNewRecordState, no schemas) and map its columns to src, dst, time"
+        "looks like Debezium (before, after, op): give the topic an entry in sources, with "
+        "envelope: debezium and its columns as src, dst, time"
     )
 
 

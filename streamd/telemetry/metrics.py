@@ -71,6 +71,12 @@ ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", reg
 dead_letters = Counter(
     "streamd_dead_letters", "Events that did not fit", ["reason"], registry=INGEST
 )
+skipped = Counter(
+    "streamd_skipped_events",
+    "Records of a mapped topic that no rule of its source makes an event of",
+    ["topic"],
+    registry=INGEST,
+)
 odd_events = Gauge(
     "streamd_odd_events",
     "1 where valid events were odd since the start; the log says how",

@@ -1,5 +1,6 @@
 """Events from Apache Kafka into the durable log, beside a bare kafka-python poll loop over the same topic."""
 
+import datetime
 import gc
 import json
 import os
@@ -41,6 +42,7 @@ def run() -> list[Row]:
         broker = ApacheKafka(Path(home), Path(folder) / "kafka")
         try:
             rows = [row for dim in DIMS for form in FORMS for row in one(broker, Path(folder), dim, *form)]
+            rows += [mapped(broker, Path(folder), *form) for form in FORMS[:2]]
             return rows + flat_memory(broker, Path(folder))
         finally:
             broker.close()
@@ -62,6 +64,19 @@ def one(broker: ApacheKafka, folder: Path, dim: int, form: str, total: int, size
         rows.append(Row(f"its commits, p50 of {len(commits)}", 1e3 * float(np.percentile(commits, 50)), "ms"))
         rows.append(Row("its commits, p99", 1e3 * float(np.percentile(commits, 99)), "ms"))
     return rows
+
+
+def mapped(broker: ApacheKafka, folder: Path, form: str, total: int, size: int) -> Row:
+    """The same events as our own and in a shape of their own, in turns, the best of three each."""
+    seconds = {}
+    for shape, make in (("native", events_of), ("mapped", clicks_of)):
+        broker.create_topic(f"{shape}-{size}", 1)
+        produce(broker, f"{shape}-{size}", total, size, 2, False, make)
+    for turn in range(3):
+        for shape, declared in (("native", {}), ("mapped", CLICKS | {"sources": [CLICKS["sources"][0] | {"topic": f"mapped-{size}"}]})):
+            took, _ = ingest_seconds(broker, f"{shape}-{size}", total, folder / f"{shape}-{size}-{turn}", 2, **declared)
+            seconds[shape] = min(took, seconds.get(shape, took))
+    return Row(f"ingest, {form}, 2 features, mapped", total / seconds["mapped"], "events/s", total / seconds["native"], "our own events")
 
 
 def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:
@@ -93,10 +108,26 @@ def events_of(first: int, size: int, dim: int) -> list[dict]:
             for j in range(first, first + size)]
 
 
-def produce(broker: ApacheKafka, topic: str, total: int, size: int, dim: int, arrow: bool) -> None:
+CLICKS = {
+    "graph__edge_sets": {"default": {"features": {"seconds": "number", "share": "number"}}},
+    "sources": [{"topic": "", "time": "iso8601", "where": {"kind": ["view", "preview"]}, "fields": {
+        "src": {"path": "user_id", "prefix": "user:"}, "dst": {"path": "item.id", "prefix": "page:"}, "time": "ts",
+        "features": {"seconds": "dwell.s", "share": "share"}}}]}
+"""Settings for the records of `clicks_of`."""
+
+
+def clicks_of(first: int, size: int, dim: int) -> list[dict]:
+    """The events of `events_of` as others may have them."""
+    start = datetime.datetime.fromtimestamp(1_600_000_000, datetime.UTC)
+    times = [(start + datetime.timedelta(milliseconds=j)).isoformat(timespec="milliseconds") for j in range(first, first + size)]
+    return [{"kind": "view", "user_id": (7 * j) % 5003, "item": {"id": (11 * j) % 997, "shop": "north"}, "ts": f"{time[:-6]}Z", "dwell": {"s": 1.5},
+             "share": 0.25} for j, time in enumerate(times, first)]
+
+
+def produce(broker: ApacheKafka, topic: str, total: int, size: int, dim: int, arrow: bool, make=events_of) -> None:
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=500_000)
     for i in range(0, total, size):
-        events = events_of(i, size, dim)
+        events = make(i, size, dim)
         if arrow:
             sink, batch = pa.BufferOutputStream(), pa.RecordBatch.from_pylist(events)
             with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -127,10 +158,10 @@ def poll_seconds(broker: ApacheKafka, topic: str, records: int, decode: bool = F
     return seconds
 
 
-def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int) -> tuple[float, list[float]]:
-    """Seconds for all events, and those of each commit."""
+def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int, **declared) -> tuple[float, list[float]]:
+    """Seconds for all events, and those of each commit. declared: further settings."""
     s = settings(path, kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=[topic], stream__edge_feature_dim=dim,
-                 stream__time_unit="ms")
+                 stream__time_unit="ms", **declared)
     writer, commits = TimedLog(path, Schema(dim, 0, 0)), []
     writer.seconds = commits
     stop, usual = threading.Event(), gc.get_threshold()
