@@ -11,7 +11,7 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema
-from streamd.ingest.block import Block
+from streamd.ingest.block import ROW, Block, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
 from streamd.ingest.cloudevents import as_structured, mode_of, with_data
 from streamd.ingest.decode import (
@@ -30,7 +30,7 @@ from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets, features_of
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
-from streamd.ingest.shapes import Columns, parsed
+from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
 from streamd.settings import Settings, edge_set, node_set
 from streamd.settings_sources import SourceSettings
@@ -92,6 +92,7 @@ class MappedTopic:
             self._format = make_format(source, settings)
         self._deleted_key: dict[int, bytes | None] = {}
         self._num_skipped = 0
+        metrics.begin_at_zero(metrics.skipped, (source.topic,))
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
         """Learn what decoding records needs. waiting: called where that takes time.
@@ -215,39 +216,94 @@ class MappedTopic:
         item: Int64,
         stamp: Int64,
     ) -> bool:
-        """Take n events that are all edges or skipped; False where one is not, then none is taken.
+        """Take n events, or skip them; False where one needs a look alone, then none is taken.
 
         offset, item, stamp: int64[n], of their records.
         """
         columns = form.columns(records, of_values)
-        chosen = None if columns is None else form.layout.edge_mask(columns, len(records))
-        if columns is None or chosen is None:
+        if columns is None:
             return False
-        skipped = len(records) - int(chosen.sum())
-        if skipped:
-            kept = chosen.tolist()
-            columns = [list(itertools.compress(column, kept)) for column in columns]
-            offset, item, stamp = offset[chosen], item[chosen], stamp[chosen]
-        if len(offset):
-            edges = form.layout.edges(columns, stamp)
-            if edges is None or edges.time.min() < 0 or edges.time.max() > MAX_TIME_US:
-                return False
-            if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
-                return False
-            batch.add(
-                edge_block(
-                    edges.time,
-                    edges.src,
-                    edges.dst,
-                    edges.values,
-                    offset,
-                    item,
-                    batch.source,
-                    np.minimum(stamp, batch.now_us),
-                )
-            )
-        self._num_skipped += skipped
+        is_edge, is_other = form.layout.split(columns, len(records))
+        at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
+
+        # Edges as columns, events of other types from the same columns one by one.
+        blocks = []
+        if len(at_edges):
+            columns_E = columns
+            if len(at_edges) < len(records):
+                kept = is_edge.tolist()
+                columns_E = [list(itertools.compress(column, kept)) for column in columns]
+            places = offset[is_edge], item[is_edge], stamp[is_edge]
+            blocks.append(self._edge_block(batch, form, columns_E, *places))
+        if len(at_others):
+            blocks.append(self._other_block(batch, form, columns, at_others, offset, item, stamp))
+        made = [block for block in blocks if block is not None]
+        if len(made) < len(blocks):
+            return False
+
+        # Together in the order in which the records hold them.
+        if len(made) == 1:
+            batch.add(made[0])
+        elif made:
+            order = np.argsort(np.concatenate([at_edges, at_others]))
+            batch.add(joined(made).take(order))
+        self._num_skipped += len(records) - len(at_edges) - len(at_others)
         return True
+
+    def _edge_block(
+        self,
+        batch: Batch,
+        form: Form,
+        columns: Columns,
+        offset: Int64,
+        item: Int64,
+        stamp: Int64,
+    ) -> Block | None:
+        """The block of n edges; None where one of them is not valid."""
+        edges = form.layout.edges(columns, stamp)
+        if edges is None or edges.time.min() < 0 or edges.time.max() > MAX_TIME_US:
+            return None
+        if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
+            return None
+        return edge_block(
+            edges.time,
+            edges.src,
+            edges.dst,
+            edges.values,
+            offset,
+            item,
+            batch.source,
+            np.minimum(stamp, batch.now_us),
+        )
+
+    def _other_block(
+        self,
+        batch: Batch,
+        form: Form,
+        columns: Columns,
+        at: Int64,
+        offset: Int64,
+        item: Int64,
+        stamp: Int64,
+    ) -> Block | None:
+        """The block of the events at some rows, none of which is an edge; None where one of them
+        is not valid."""
+        rows = []
+        extras: list[Sequence[float]] = []
+        horizon = self.checker.horizon(stamp[at], batch.now_us).tolist()
+        for i, latest in zip(at.tolist(), horizon, strict=True):
+            stamp_us = int(stamp[i])
+            try:
+                event = form.layout.event([column[i] for column in columns], stamp_us)
+                assert event is not None
+                time, kind, a, b, carried = self.checker.event(event, stamp_us, latest, 1)
+            except BadEvent:
+                return None
+            extra = len(extras) if carried else -1
+            extras += [carried] if carried else []
+            seen = min(stamp_us, batch.now_us)
+            rows.append((time, seen, batch.source, int(offset[i]), int(item[i]), kind, a, b, extra))
+        return Block(np.array(rows, ROW), np.zeros((len(rows), batch.dim), np.float32), extras)
 
     def _record(self, batch: Batch, record: Any) -> None:
         """Decode a record of any kind. Raises: BadEvent, SchemaRegistryError."""
@@ -365,7 +421,10 @@ class MappedTopic:
             deleted = operation == DELETED
             if deleted:
                 self._deleted_key[batch.source] = record.key
-            elif type(operation) is not str or operation not in CHANGED:
+            elif type(operation) is not str:
+                what = f"op is {kind_of(operation)}: this is no event of Debezium"
+                raise BadEvent("wrong_type", what)
+            elif operation not in CHANGED:
                 self._num_skipped += 1
                 return None
         event = form.layout.event(row, stamp_us, deleted)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import BadEvent
-from streamd.events import Float32, Int64, Key, Schema
+from streamd.events import Bools, Float32, Int64, Key, Schema
 from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.shapes import Columns, Steps, kind_of
@@ -29,8 +29,8 @@ from streamd.settings_sources import (
     steps_of,
 )
 
-MAX_KEPT_KEYS = 1_000_000
-"""Most keys whose numbers a field remembers, as many as the key table has."""
+MAX_KEPT_KEYS = 200_000
+"""Most keys whose numbers a field remembers beside the key table, about 30 MB."""
 Place = Callable[[str], Steps]
 """Where in a record a path of the settings lies."""
 
@@ -215,21 +215,23 @@ class Layout:
         edge_keys = self._edges.keys if self._edges is not None else {}
         self._ends = [KeyColumn(source, keys) for source in edge_keys.values()]
 
-    def edge_mask(self, columns: Columns, count: int) -> NDArray[np.bool_] | None:
-        """Which of `count` records are edges, bool[count]; the others are to be skipped.
+    def split(self, columns: Columns, count: int) -> tuple[Bools, Bools]:
+        """Which of `count` records are edges, and which are other events: bool[count] each.
 
-        Returns: None where one of them is an event of another type.
+        Those that are neither are to be skipped.
         """
-        if self._edges is None:
-            return None
-        for rule in self.rules[:-1]:
-            met = np.logical_and.reduce([c.column(columns) for c in rule.conditions])
-            if met.any():
-                return None
-        chosen: NDArray[np.bool_] = np.ones(count, np.bool_)
-        for condition in self._edges.conditions:
-            chosen &= condition.column(columns)
-        return chosen
+        others = np.zeros(count, np.bool_)
+        edges = np.zeros(count, np.bool_)
+        for rule in self.rules:
+            met = np.ones(count, np.bool_)
+            for condition in rule.conditions:
+                met &= condition.column(columns)
+            # Edges have the last rule, so no other one is tried behind it.
+            if rule is self._edges:
+                edges = met & ~others
+            else:
+                others |= met
+        return edges, others
 
     def edges(self, columns: Columns, stamps: Int64) -> Edges | None:
         """The columns of n records that are all edges; None where one is not valid.

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from streamd.clock import SystemClock
 from streamd.errors import BadEvent, KafkaError
 from streamd.events import Schema
+from streamd.ingest.decode import Decoder
 from streamd.ingest.formats import JSON_FORMATS
 from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings import Settings, schema_of
@@ -41,6 +44,7 @@ class Forwarder:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._schema: Schema = schema_of(settings)
+        self._decoder: Decoder | None = None
         self._producer: Any = None
         self._lock = threading.Lock()
 
@@ -66,14 +70,17 @@ class Forwarder:
             raise BadEvent("unsupported", f"topic {self.topic} holds {source.format}, not JSON")
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
-        decoder = make_decoder(self._settings, self._schema)
-        block, rejected = decoder.decode(records, 0, now_us, self.topic)
+        with self._lock:
+            # One decoder for all requests: a mapping's types are made once.
+            decoder = self._decoder = self._decoder or make_decoder(self._settings, self._schema)
+            block, rejected = decoder.decode(records, 0, now_us, self.topic)
+            first = first_events(block, decoder.keys.keys)
+            decoder.keys.shrink(np.zeros(0, np.int64))
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
 
         # Keyed by source, a node's events stay in one partition. The client blocks, so it runs in
         # another thread.
-        first = first_events(block, decoder.keys.keys)
         keyed = [(first.get(i, ("", None))[0].encode(), value) for i, value in enumerate(values)]
         return await asyncio.to_thread(self.produce, keyed)
 

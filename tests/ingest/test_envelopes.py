@@ -108,7 +108,8 @@ def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
 
 @pytest.mark.parametrize(("value", "says"), [
     ({"u": 1}, "op is missing"), ({"op": None, "after": {}}, "op is missing"), ({"op": "c", "after": None}, "missing"), ({"op": "d", "before": None}, ""), ([], ""),
-    ({"op": "d", "before": {"ok": True, "u": 1}}, "dst (v) is missing"), ({"op": "c", "after": [1]}, ""), ({"payload": None}, "op is missing")])
+    ({"op": "d", "before": {"ok": True, "u": 1}}, "dst (v) is missing"), ({"op": "c", "after": [1]}, ""), ({"payload": None}, "op is missing"),
+    ({"op": ["c"]}, "op is a list")])
 def test_what_is_no_change_event(tmp_path, value, says):
     events, rejected = Topic(ROWS, tmp_path).decode(value)
     # A row that does not meet the condition is skipped, whatever else it lacks.

@@ -23,10 +23,11 @@ ARROW_HEADER = (("content-type", ARROW.encode()),)
 MOST_MEGABYTES = 250
 
 
-def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound():
-    run = subprocess.run([sys.executable, "-m", "tests.ingest.attacks"], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(("program", "count"), [("attacks", 20), ("mapped_attacks", 15)])
+def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound(program, count):
+    run = subprocess.run([sys.executable, "-m", f"tests.ingest.{program}"], capture_output=True, text=True, check=True)
     found = json.loads(run.stdout)
-    assert len(found) == 20
+    assert len(found) == count
     for name, (reasons, megabytes, taken) in found.items():
         assert len(reasons) == 1 and set(reasons) <= set(REASONS) - {"out_of_memory"} and not taken, name
         assert megabytes < MOST_MEGABYTES, name

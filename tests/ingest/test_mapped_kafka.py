@@ -6,6 +6,7 @@ import time
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
+from kafka.errors import CoordinatorLoadInProgressError
 
 from streamd.clock import SystemClock
 from streamd.events import Position
@@ -77,13 +78,24 @@ def test_compressed_rows_their_delete_and_its_tombstone(topic, tmp_path):
     assert [(x["offset"], x["reason"]) for x in told] == [(102, "bad_json")]
 
 
+def groups(admin):
+    """The groups that the broker knows, once it has loaded them."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            return sorted(str(group) for group in admin.list_groups())
+        except CoordinatorLoadInProgressError:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+
 def test_a_sample_joins_no_group_and_shows_what_becomes_of_the_newest(topic, tmp_path):
     s = mapped(tmp_path, topic)
     admin = KafkaAdminClient(bootstrap_servers=topic.bootstrap_servers)
     try:
-        before = sorted(str(g) for g in admin.list_groups())
+        before = groups(admin)
         sample = read_sample(s, "orders", 10, SystemClock())
-        after = sorted(str(g) for g in admin.list_groups())
+        after = groups(admin)
     finally:
         admin.close()
     verdict = judge(s, sample, SystemClock())
