@@ -225,28 +225,32 @@ def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
         return made.setdefault(kind.full_name, lambda message, left: message.value)
 
     # A type may contain itself, so it is known before its fields are.
-    always: list[tuple[str, Callable[[Any, list[int]], Any] | None]] = []
-    at_times: list[tuple[str, Callable[[Any, list[int]], Any] | None]] = []
+    fields: dict[int, tuple[str, Callable[[Any, list[int]], Any] | None]] = {}
+    defaults: dict[str, Any] = {}
     cost = 1 + len(kind.fields)
 
     def convert(message: Any, left: list[int]) -> dict[str, Any]:
         left[0] -= cost
         if left[0] < 0:
             raise BadEvent("bad_protobuf", f"more than {MAX_VALUES} values in one message")
-        out = {}
-        for name, inner in always:
-            value = getattr(message, name)
+        out = defaults.copy()
+        for field, value in message.ListFields():
+            # An extension is no field of the type.
+            if field.is_extension:
+                continue
+            name, inner = fields[field.number]
             out[name] = value if inner is None else inner(value, left)
-        for name, inner in at_times:
-            if message.HasField(name):
-                value = getattr(message, name)
-                out[name] = value if inner is None else inner(value, left)
         return out
 
     made[kind.full_name] = convert
+    nothing = message_factory.GetMessageClass(kind)()
     for field in kind.fields:
+        inner = _of_field(field, made)
+        fields[field.number] = field.name, inner
         # A field with presence that is not there reads as a missing one, any other as its default.
-        (at_times if field.has_presence else always).append((field.name, _of_field(field, made)))
+        if not field.has_presence:
+            value = getattr(nothing, field.name)
+            defaults[field.name] = value if inner is None else inner(value, [MAX_VALUES])
     return convert
 
 

@@ -140,6 +140,9 @@ class SchemaRegistry:
             raise self._failure
         try:
             status, kind, body = self._get(path)
+        except SettingsError as error:
+            # A secret's file that is being replaced is no reason to end.
+            raise self._failed(str(error).rstrip(".")) from None
         except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
             raise self._failed(f"{self._name} does not answer: {why}") from None

@@ -50,6 +50,15 @@ class Registry:
                 self.end_headers()
                 self.wfile.write(body)
 
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.dumps(registry.register(unquote(urlsplit(self.path).path.split("/")[2]), asked)).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
             def log_message(self, *args): ...
 
             def handle(self):
@@ -91,6 +100,16 @@ class Registry:
 
     def refer(self, subject, version, schema, kind="AVRO", references=()):
         self.versions[subject, version] = _entry(schema, kind, references)
+
+    def register(self, subject, asked):
+        """Register what a serializer sends, as the API does: the same schema has the same id."""
+        known = [n for n, schema in self.schemas.items() if schema == asked]
+        number = known[0] if known else len(self.schemas) + 1
+        self.schemas[number] = asked
+        versions = [v for (name, v), schema in self.versions.items() if name == subject and schema == asked]
+        version = versions[0] if versions else 1 + sum(name == subject for name, _ in self.versions)
+        self.versions[subject, version] = asked
+        return asked | {"id": number, "version": version, "subject": subject}
 
     def stop(self):
         self.server.shutdown()

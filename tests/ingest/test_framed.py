@@ -270,6 +270,22 @@ def test_a_protobuf_value_may_not_take_any_memory():
         read(b"\0" + value, 0)
 
 
+def test_extensions_groups_and_older_syntax_are_read():
+    file = descriptor_pb2.FileDescriptorProto(name="x", syntax="proto2")
+    kind = file.message_type.add(name="M")
+    kind.extension_range.add(start=100, end=200)
+    kind.field.add(name="x", number=1, type=F.TYPE_INT32, label=1, default_value="5")
+    kind.field.add(name="must", number=2, type=F.TYPE_STRING, label=2)
+    file.extension.add(name="more", number=100, type=F.TYPE_INT32, label=1, extendee=".M")
+    read = compile_protobuf(file_text(file), {})
+    assert read(b"\0" + proto_tag(100, 0) + b"\x07" + proto_tag(2, 2) + b"\x01a", 0) == {"must": "a"}
+    for bad in (b"", proto_tag(2, 2) + b"\x01\xff", proto_tag(7, 3), proto_tag(2, 2) + b"\x05a"):
+        try:
+            assert read(b"\0" + bad, 0) == {}
+        except BadEvent as error:
+            assert error.reason == "bad_protobuf"
+
+
 def proto_length(number):
     out = b""
     while number > 127:

@@ -152,6 +152,9 @@ def test_credentials_are_sent_as_basic_or_bearer_and_a_changed_file_counts(regis
     file.write_text("two\n")
     asked.schema(7)
     assert [h.get("Authorization") for h in registry.headers] == [None, "Basic bWU6cGFzcw==", "Bearer one", "Bearer two"]
+    file.unlink()
+    with pytest.raises(SchemaRegistryError, match="token cannot be read"):
+        asked.schema(7)
     for bad in ("a\r\nX: y", "é"):
         file.write_text(bad)
         with pytest.raises(SettingsError, match="one line of ASCII"):
