@@ -17,7 +17,7 @@ MAX_DEPTH = 32
 """Deepest nesting of a schema, its named types followed: twice the steps that a path may have."""
 MAX_PARTS = 20_000
 """Most parts of a schema, those of its references counted too."""
-MAX_MEMORY = 200_000_000
+MAX_MEMORY = 210_000_000
 """Most bytes that the objects of one record may take."""
 MAX_FIXED_MEMORY = 200_000
 """Most bytes that the objects of a value take without what is in its arrays, maps and text."""
@@ -30,15 +30,16 @@ DECIMAL = "streamd-decimal"
 MAX_DECIMAL_BYTES = 32
 """Longest decimal that is a number: 77 digits. A longer one stays bytes."""
 PRIMITIVES = {
-    # Name: least bytes, and memory: 24 to 64 bytes an object, text the same besides its length.
+    # Name: least bytes, and the memory of such a value. Python keeps text of up to one character;
+    # longer text takes less than the least rate for each of its bytes.
     "null": (0, 0),
     "boolean": (1, 0),
     "int": (1, 32),
     "long": (1, 32),
     "float": (4, 24),
     "double": (8, 24),
-    "bytes": (1, 64),
-    "string": (1, 64),
+    "bytes": (1, 0),
+    "string": (1, 0),
 }
 SLOT = 16
 """Bytes of a place in a list that is growing."""

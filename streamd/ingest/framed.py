@@ -68,6 +68,7 @@ class RegistryValues:
 
         Args: waiting: called before each question. Raises: SchemaRegistryError.
         """
+        self._registry.waiting = waiting
         heads = {value[:HEAD_BYTES] for value in values}
         ids = {_id_of(head) for head in heads if len(head) == HEAD_BYTES and not head[0]}
         missing = sorted(number for number in ids if self._needs_asking(number))
@@ -75,7 +76,6 @@ class RegistryValues:
             if turn and missing:
                 time.sleep(TRY_SECONDS)
             for number in missing:
-                waiting()
                 self._learn(number)
             missing = [number for number in missing if number in self._unknown]
 

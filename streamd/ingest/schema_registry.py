@@ -59,6 +59,8 @@ class RegisteredSchema:
 class SchemaRegistry:
     """One connection to a registry. Owner: the format that asks it; it caches nothing.
 
+    waiting: called before each question, which may take as long as the timeout.
+
     After a failure nothing is asked for a while that grows to MAX_PAUSE_SECONDS, and every question
     fails as the last one did.
     """
@@ -81,6 +83,7 @@ class SchemaRegistry:
             )
         else:
             self._link = http.client.HTTPConnection(host, url.port, timeout=timeout)
+        self.waiting: Callable[[], None] = lambda: None
         self._num_failures = 0
         self._ask_at = 0.0
         self._failure: SchemaRegistryError | None = None
@@ -138,6 +141,7 @@ class SchemaRegistry:
         """The JSON that a path answers. Raises: BadEvent, SchemaRegistryError."""
         if self._failure is not None and self._monotonic() < self._ask_at:
             raise self._failure
+        self.waiting()
         try:
             status, kind, body = self._get(path)
         except SettingsError as error:
