@@ -21,6 +21,8 @@ NUM_TRIES = 3
 not have it yet."""
 TRY_SECONDS = 0.25
 """Pause between them."""
+MAX_ASKED_AGAIN = 100
+"""Most ids of a poll that are asked more than once: only hostile records have so many."""
 UNKNOWN_SECONDS = 60.0
 """So long the registry is not asked again for an id that it does not know."""
 MAX_UNKNOWN = 100_000
@@ -77,7 +79,7 @@ class RegistryValues:
                 time.sleep(TRY_SECONDS)
             for number in missing:
                 self._learn(number)
-            missing = [number for number in missing if number in self._unknown]
+            missing = [number for number in missing if number in self._unknown][:MAX_ASKED_AGAIN]
 
     def decode(self, value: bytes) -> list[Any]:
         """The record in a value. Raises: BadEvent, SchemaRegistryError."""

@@ -36,6 +36,7 @@ class Registry:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_GET(self):
                 registry.asked.append(self.path)

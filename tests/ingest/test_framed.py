@@ -162,6 +162,16 @@ def test_an_unknown_id_is_asked_a_few_times_and_again_after_a_while(registry, mo
     assert values.decode(avro(5, CLICK, VALUE))[0]["user_id"] == 8
 
 
+def test_a_flood_of_unknown_ids_is_asked_once_each(registry, monkeypatch):
+    monkeypatch.setattr(framed, "MAX_ASKED_AGAIN", 5)
+    values, turns = values_of(registry), []
+    values.prepare([frame(n, b"") for n in range(200)], lambda: turns.append(1))
+    assert len(registry.asked) == len(turns) == 200 + 5 + 5
+    with pytest.raises(BadEvent, match="does not know schema 150"):
+        values.decode(frame(150, b""))
+    assert len(registry.asked) == 210
+
+
 def test_a_schema_of_another_format_and_one_in_text_are_told_apart(registry):
     registry.add(1, "{}", "JSON")
     with pytest.raises(BadEvent, match="of type JSON, not AVRO"):
