@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
 from streamd.settings_lines import line_of, nearest_name
-from streamd.settings_sources import Misplaced, check_sources
+from streamd.settings_sources import REGISTRY_FORMATS, Misplaced, check_sources
 from streamd.settings_tree import (
     LOOPBACK,
     PREFIX,
@@ -32,6 +32,7 @@ from streamd.settings_tree import (
     ModelSettings,
     RegistrySettings,
     RetentionSettings,
+    SchemaRegistrySettings,
     ServerSettings,
     Settings,
     StreamSettings,
@@ -57,6 +58,7 @@ __all__ = [
     "ModelSettings",
     "RegistrySettings",
     "RetentionSettings",
+    "SchemaRegistrySettings",
     "ServerSettings",
     "Settings",
     "StreamSettings",
@@ -218,6 +220,8 @@ def effective(settings: Settings) -> dict[str, Any]:
             }
         elif path[-1] in KEYS:
             value = ["***" for _ in value]
+        elif isinstance(value, SecretStr):
+            value = "***"
         out[".".join(path)] = str(value) if isinstance(value, Path) else value
     return out
 
@@ -236,6 +240,8 @@ def as_environment(settings: Settings) -> dict[str, str]:
             continue
         if path[-1] in KEYS:
             value = [k.get_secret_value() for k in value]
+        elif isinstance(value, SecretStr):
+            value = value.get_secret_value()
         elif path in DECLARATIONS:
             value = _plain(value)
         text = str(value) if isinstance(value, str | int | float | Path) else json.dumps(value)
@@ -276,6 +282,8 @@ def _check_together(s: Settings) -> None:
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
 
+    _check_schema_registry(s)
+
     # Kafka: settings that have a key of their own, and parts of the partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
@@ -286,6 +294,35 @@ def _check_together(s: Settings) -> None:
             raise SettingsError(
                 f"ingest.shard {s.ingest.shard} does not exist: "
                 f"shards are 1/{count} to {count}/{count}."
+            )
+
+
+def _check_schema_registry(s: Settings) -> None:
+    """Check how the schema registry is reached, and that it is where it is needed.
+
+    Raises: SettingsError.
+    """
+    r = s.schema_registry
+    for source in s.sources:
+        if source.format in REGISTRY_FORMATS and r.url is None:
+            raise SettingsError(
+                f"The source of {source.topic} is {source.format}, "
+                "but schema_registry.url is not set.",
+                "set it to the registry's address.",
+            )
+    if r.secret is not None and r.secret_file is not None:
+        raise SettingsError(
+            "schema_registry.secret and schema_registry.secret_file are both set.", "keep one."
+        )
+    if r.user is not None and r.secret is None and r.secret_file is None:
+        raise SettingsError("schema_registry.user needs schema_registry.secret.")
+    if r.key_file is not None and r.cert_file is None:
+        raise SettingsError("schema_registry.key_file needs schema_registry.cert_file.")
+    is_https = r.url is not None and r.url.startswith("https")
+    for name in ("ca_file", "cert_file"):
+        if getattr(r, name) is not None and not is_https:
+            raise SettingsError(
+                f"schema_registry.{name} means nothing unless schema_registry.url is https."
             )
 
 

@@ -14,6 +14,8 @@ DEFAULT_SET = "default"
 """The one node set and the one edge set that there are."""
 ROOTS = ("$envelope", "$key", "$headers")
 """First steps of paths that lead out of the record's own data."""
+REGISTRY_FORMATS = ("avro", "protobuf")
+"""Formats whose schemas are in the schema registry."""
 MAX_STEPS = 16
 """Most steps of a path: a deeper value is no field of an event."""
 MAX_WIDTH = 65_536
@@ -250,7 +252,9 @@ class SourceSettings(_Rule):
     and the source's own fields makes the event; a record of which none holds is skipped."""
 
     topic: str = Field(min_length=1, description="the topic")
-    format: Literal["json", "ndjson", "arrow"] = Field("json", description="how values are encoded")
+    format: Literal["json", "ndjson", "arrow", "avro", "protobuf", "json-schema"] = Field(
+        "json", description="how values are encoded"
+    )
     envelope: Literal["cloudevents", "debezium", "connect"] | None = Field(
         None, description="what is around the data"
     )

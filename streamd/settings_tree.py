@@ -7,6 +7,7 @@ description.
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -52,6 +53,42 @@ class KafkaSettings(Branch):
         description="YAML or JSON file with more of them, those that are secret: its "
         "values are never shown",
     )
+
+
+class SchemaRegistrySettings(Branch):
+    """How ingest reaches the schema registry of topics in Avro and Protobuf."""
+
+    url: str | None = Field(None, description="address of the registry: http or https")
+    user: str | None = Field(
+        None,
+        pattern="^[^:]+$",
+        description="user of basic authentication, whose password is the secret; without a user "
+        "the secret is a bearer token",
+    )
+    secret: SecretStr | None = Field(None, description="password or token")
+    secret_file: Path | None = Field(
+        None, description="file of one line with it instead; read again for each request"
+    )
+    ca_file: Path | None = Field(
+        None, description="certificates in PEM that may sign the registry's; the system's if absent"
+    )
+    cert_file: Path | None = Field(None, description="certificate in PEM that ingest shows")
+    key_file: Path | None = Field(None, description="its private key, without a password")
+    timeout_seconds: float = Field(5, gt=0, le=20, description="longest wait for one answer")
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError("an address begins with http:// or https:// and a host")
+        if "@" in parts.netloc:
+            raise ValueError("the address holds a user: set schema_registry.user and secret")
+        if parts.query or parts.fragment or not url.isascii() or " " in url:
+            raise ValueError("an address has no ?, no # and no spaces")
+        return url
 
 
 class StreamSettings(Branch):
@@ -377,6 +414,7 @@ class Settings(BaseSettings):
         (), description="how topics in a shape of their own become events, one entry a topic"
     )
     kafka: KafkaSettings = KafkaSettings()
+    schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
     retention: RetentionSettings = RetentionSettings()

@@ -5,13 +5,15 @@ a `Format`.
 """
 
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from streamd.errors import BadEvent
 from streamd.ingest.arrow_metadata import check_batches, check_head
+from streamd.ingest.framed import JSONValues, RegistryValues
 from streamd.ingest.notices import named
 from streamd.settings import Settings
-from streamd.settings_sources import SourceSettings
+from streamd.settings_sources import REGISTRY_FORMATS, SourceSettings
 
 MAX_VALUES = 2_000_000
 """Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""
@@ -22,6 +24,12 @@ JSON_FORMATS = ("json", "ndjson")
 class Format(Protocol):
     """Decodes values of one topic."""
 
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Get ready to decode these values.
+
+        Args: waiting: called where it takes time. Raises: SchemaRegistryError.
+        """
+
     def decode(self, value: bytes) -> list[dict[str, Any]]:
         """The records in a value, as objects of numbers, text, truth values, lists and objects.
 
@@ -31,8 +39,12 @@ class Format(Protocol):
 
 
 def make_format(source: SourceSettings, settings: Settings) -> Format:
-    """The format of a source that is not in `JSON_FORMATS`."""
-    return {"arrow": ArrowRows}[source.format](settings.ingest.max_record_events)
+    """The format of a source that is not in `JSON_FORMATS`. Raises: SettingsError."""
+    if source.format in REGISTRY_FORMATS:
+        return RegistryValues(source.format, settings.schema_registry)
+    if source.format == "json-schema":
+        return JSONValues()
+    return ArrowRows(settings.ingest.max_record_events)
 
 
 class ArrowRows:
@@ -40,6 +52,9 @@ class ArrowRows:
 
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
+
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Do nothing: a stream has its schema with it."""
 
     def decode(self, value: bytes) -> list[dict[str, Any]]:
         """The rows of a stream. Raises: BadEvent."""

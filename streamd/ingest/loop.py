@@ -4,7 +4,7 @@ It is the only writer of the log while a daemon runs.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -17,6 +17,7 @@ from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetters
 from streamd.ingest.event_log import Log
+from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger, not_yet_appended
@@ -43,9 +44,6 @@ RETRY_SECONDS = 0.5
 """Pause after the broker did not answer a poll; the client itself waits longer."""
 CONNECT_SECONDS = 1.0
 """Pause between attempts to find broker and topics, which takes several requests each."""
-PORTION_BYTES = 262_144
-"""Most bytes of records that are decoded between two heartbeats, unless one record is larger: two
-bytes may make a dead letter, so this many can take seconds."""
 REPEAT_SECONDS = 300.0
 """A warning about a lasting reason to wait is logged once, then at this interval."""
 
@@ -83,6 +81,7 @@ class IngestLoop:
         self._closed_until = 0
         self._stalled = False
         self._paused: list[int] = []
+        self._held: Mapping[int, Sequence[Any]] = {}
         self._resume: list[Position] = []
         self._warned_at: dict[str, float] = {}
         if log_writer.newest_us is not None:
@@ -185,6 +184,7 @@ class IngestLoop:
             metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
 
         # Make the buffers, one of each per partition.
+        self._held = {}
         dim = self._log.schema.edge_feature_dim
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
@@ -226,9 +226,9 @@ class IngestLoop:
             # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._clock.sleep(min(wait, POLL_SECONDS))
 
-        # Poll.
+        # Poll, unless records wait for their schemas.
         try:
-            polled = source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
+            polled = self._held or source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
         except OutOfRange:
             logger.warning("offset_out_of_range")
             return False
@@ -238,15 +238,18 @@ class IngestLoop:
             return True
 
         # Decode and buffer; partitions with full buffers are not polled next time.
-        now = self._clock.monotonic()
         try:
+            self._prepare(polled)
+            now = self._clock.monotonic()
             for number in range(len(source.partitions)):
                 self._take(source, number, polled.get(number, ()), now)
         except SchemaRegistryError as error:
-            # What was polled is read again from the stored positions.
-            self._warn_seldom("schema_registry_unavailable", str(error))
-            self._pause("schema registry unavailable", RETRY_SECONDS)
-            return False
+            metrics.schema_registry_away.set(1)
+            self._warn_seldom("schema_registry_away", str(error))
+            self._pause("schema registry away", RETRY_SECONDS)
+            # What is held is read on; where some of it was taken, all is read again.
+            return bool(self._held) and not source.changed
+        metrics.schema_registry_away.set(0)
         self._paused = self._merger.paused()
         source.pause(self._paused)
 
@@ -264,6 +267,16 @@ class IngestLoop:
             logger.info("topics_changed")
             return False
         return True
+
+    def _prepare(self, polled: Mapping[int, Sequence[Any]]) -> None:
+        """Learn schemas before a record is taken; all are held meanwhile. Raises:
+        SchemaRegistryError."""
+        self._held = polled
+        for number, records in polled.items():
+            mapped = self._decoder.mapped.get(self._topics[number])
+            if mapped is not None:
+                mapped.prepare(records, lambda: self._pause("asking for schemas", 0))
+        self._held = {}
 
     def _clock_is_behind(self) -> bool:
         """Whether the log is further ahead of the wall clock than an event may be.
@@ -485,16 +498,3 @@ class IngestLoop:
         state = {"edges": self._log.num_edges, "watermark": self._log.watermark, "lag": lag}
         refused = {"dead_letters": self._letters.num_letters}
         self._beat.touch("running", **state, **refused, clamped=int(metrics.clamped_total()))
-
-
-def portions(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Split records into runs of at most `PORTION_BYTES`; a larger record is a run of its own."""
-    first = 0
-    size = 0
-    for i, record in enumerate(records):
-        size += max(0, record.serialized_value_size)
-        if size > PORTION_BYTES and i > first:
-            yield records[first:i]
-            first = i
-            size = max(0, record.serialized_value_size)
-    yield records[first:]

@@ -1,7 +1,7 @@
 """Topics in a shape of their own: a source's mapping applied to Kafka records."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -93,6 +93,16 @@ class MappedTopic:
         self._deleted_key: dict[int, bytes | None] = {}
         self._num_skipped = 0
         metrics.begin_at_zero(metrics.skipped, (source.topic,))
+
+    def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
+        """Learn what decoding records needs. waiting: called where that takes time.
+
+        Raises: SchemaRegistryError.
+        """
+        if self._format is not None:
+            most = self._rules.max_record_bytes
+            values = (r.value for r in records if r.value is not None and len(r.value) <= most)
+            self._format.prepare(values, waiting)
 
     def feed(self, batch: Batch, records: Sequence[Any]) -> None:
         """Decode records of one partition into a batch. Raises: SchemaRegistryError."""

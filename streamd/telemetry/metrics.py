@@ -127,6 +127,14 @@ clock_behind = Gauge(
     "else 0",
     registry=INGEST,
 )
+schema_registry_away = Gauge(
+    "streamd_schema_registry_away",
+    "1 while ingest waits for the schema registry, else 0",
+    registry=INGEST,
+)
+schema_requests = Counter(
+    "streamd_schema_requests", "Schemas asked of the registry", ["outcome"], registry=INGEST
+)
 gaps = Counter(
     "streamd_data_gaps",
     "Gaps in a partition's offsets passed over by on_data_loss: continue",
@@ -353,6 +361,7 @@ def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
 
 
 begin_at_zero(events, ("edge", "label", "node", "delete"))
+begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))

@@ -2,7 +2,9 @@
 
 import datetime
 import gc
+import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,8 +13,11 @@ import threading
 import time
 from pathlib import Path
 
+import fastavro
+import msgspec
 import numpy as np
 import pyarrow as pa
+from google.protobuf.json_format import MessageToDict
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
@@ -20,14 +25,18 @@ from streamd.demo.broker import ApacheKafka
 from streamd.events import Schema
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
+from streamd.ingest.mapped import make_decoder
 from streamd.ingest.wire import ARROW
 from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter
 from streamd.segments.tail import JournalTail
-from streamd.settings import as_environment
+from streamd.settings import as_environment, schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
-from tests.builders import settings
+from tests.builders import Record, settings
+from tests.ingest.mapped import NOW
+from tests.ingest.registry import CLICK, Registry, add_proto, framed, proto, proto_class
+from tests.ingest.registry import avro as written_avro
 
 SINGLE, MANY, FLAT = 300_000, 1_000_000, 10_000_000
 DIMS = (2, 0, 16)
@@ -43,6 +52,7 @@ def run() -> list[Row]:
         try:
             rows = [row for dim in DIMS for form in FORMS for row in one(broker, Path(folder), dim, *form)]
             rows += [mapped(broker, Path(folder), *form) for form in FORMS[:2]]
+            rows += behind_ids(Path(folder))
             return rows + flat_memory(broker, Path(folder))
         finally:
             broker.close()
@@ -77,6 +87,42 @@ def mapped(broker: ApacheKafka, folder: Path, form: str, total: int, size: int) 
             took, _ = ingest_seconds(broker, f"{shape}-{size}", total, folder / f"{shape}-{size}-{turn}", 2, **declared)
             seconds[shape] = min(took, seconds.get(shape, took))
     return Row(f"ingest, {form}, 2 features, mapped", total / seconds["mapped"], "events/s", total / seconds["native"], "our own events")
+
+
+def behind_ids(folder: Path) -> list[Row]:
+    """Values behind a schema's id made events in memory, beside the library that only reads them, in turns, the best of five each."""
+    registry, total = Registry(), 20_000
+    registry.add(7, CLICK)
+    add_proto(registry, 9)
+    click, known = proto_class(), fastavro.parse_schema(json.loads(json.dumps(CLICK)))
+    start = NOW // 1000 - 100_000
+    rows = [{"user_id": i, "item": {"id": f"b{i % 997}"}, "ts": start + i, "kind": "view", "seconds": 1.5, "price": None, "tags": ["a"], "more": {"x": 1}} for i in range(total)]
+    # As message indexes the second type of the file takes two bytes.
+    values = {"avro": [written_avro(7, CLICK, row) for row in rows], "json-schema": [framed(1, json.dumps(row).encode()) for row in rows],
+              "protobuf": [proto(9, click(user_id=r["user_id"], item=r["item"], seconds=1.5, tags=["a"], more={"x": 1},
+                                          ts={"seconds": r["ts"] // 1000, "nanos": r["ts"] % 1000 * 10**6})) for r in rows]}
+    peers = {"avro": ("fastavro", lambda v: fastavro.schemaless_reader(io.BytesIO(v[5:]), known, None)), "protobuf": ("protobuf, MessageToDict", lambda v: MessageToDict(click.FromString(v[7:]))),
+             "json-schema": ("msgspec", lambda v: msgspec.json.decode(v[5:]))}
+    found = []
+    for form, sent in values.items():
+        fields = {"src": {"path": "user_id", "prefix": "user:"}, "dst": "item.id", "time": "ts", "features": {"seconds": "seconds"}}
+        s = settings(folder / form, schema_registry__url=registry.url, graph__edge_sets={"default": {"features": {"seconds": {"type": "number", "missing": 0}}}},
+                     sources=[{"topic": "clicks", "format": form, "time": "ms", "where": {"kind": "view"}, "fields": fields}])
+        decoder, records = make_decoder(s, schema_of(s)), [Record(v, i, timestamp=NOW // 1000) for i, v in enumerate(sent)]
+        name, read = peers[form]
+        ours = theirs = math.inf
+        for _ in range(5):
+            begun = time.perf_counter()
+            events, _ = decoder.decode(records, 0, NOW, "clicks")
+            ours = min(ours, time.perf_counter() - begun)
+            assert len(events) == total
+            begun = time.perf_counter()
+            for value in sent:
+                read(value)
+            theirs = min(theirs, time.perf_counter() - begun)
+        found.append(Row(f"decode, {form} behind a schema's id, to events", total / ours, "events/s", total / theirs, name))
+    registry.stop()
+    return found
 
 
 def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamd.errors import BadEvent
-from streamd.ingest import arrow, loop
+from streamd.ingest import arrow, kafka_records
 from streamd.ingest.arrow_metadata import check_head
 from streamd.ingest.deadletter import REASONS
 from streamd.ingest.decode import Decoder
@@ -124,7 +124,7 @@ def test_ingest_goes_on_behind_a_hostile_record(tmp_path):
 
 
 def test_a_poll_is_decoded_in_portions_and_its_letters_are_written_in_between(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "PORTION_BYTES", 100)
+    monkeypatch.setattr(kafka_records, "PORTION_BYTES", 100)
     most, decode_records = [], Decoder.decode
     monkeypatch.setattr(Decoder, "decode",
                         lambda self, records, *rest: most.append(len(records)) or decode_records(self, records, *rest))

@@ -88,6 +88,8 @@ class Away:
 
     answers = False
 
+    def prepare(self, values, waiting): ...
+
     def decode(self, value):
         if not self.answers:
             raise SchemaRegistryError("http://registry does not answer.", "check it.")
@@ -104,7 +106,7 @@ def test_ingest_waits_for_a_registry_and_loses_nothing(tmp_path, monkeypatch):
     # A step that returns False asks for a new assignment, as the role's loop does.
     for _ in range(3):
         assert not world.loop.step(world.source)
-        assert read_beat(tmp_path, "ingest").state == "schema registry unavailable"
+        assert read_beat(tmp_path, "ingest").state == "schema registry away"
         assert world.loop.begin(world.source)
     assert world.writer.num_edges == 0 and not world.dead_letters()
     registry.answers = True
