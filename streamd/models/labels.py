@@ -92,7 +92,8 @@ class LabelHead(nn.Module):
     def forward(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor) -> Tensor:
         """float32[L, T]: logits of classes, or standardised quantities. facts_LF: standardised."""
         correction: Tensor = self.net(torch.cat([z_LD, facts_LF], 1))
-        return correction + self.history[0] * self._as_output(history_LT)
+        weight_T: Tensor = self.history[0]
+        return correction + weight_T * self._as_output(history_LT)
 
     def _as_output(self, target_LT: Tensor) -> Tensor:
         """Targets as the outputs that would predict them."""
