@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
-CLIENTS ?= triton kserve openapi registry
+CLIENTS ?= triton kserve openapi registry producers
 RECORDS ?= 1000000
 
 .PHONY: demo test contract tgb slow fuzz mutants lint bench clean keys image pin-base
@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 
 # Clients that others wrote, and serializers of a schema registry; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
-	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py -k "$(CLIENTS:%=% or) none"
+	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_producers.py -k "$(CLIENTS:%=% or) none"
 
 # The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.
 tgb: $(VENV)/.bench $(VENV)-tgb/.made
