@@ -63,8 +63,8 @@ FORMS = {
     "debezium": ({"envelope": "debezium"}, [
         *((b'{"id": 1}', change("c", row), []) for row in rows()), (b'{"id": 1}', change("d", rows()[1]), []), (b'{"id": 1}', None, [])],
         [*EDGES, DELETE]),
-    "connect": ({"envelope": "connect"}, [(None, json.dumps({"schema": {"type": "struct"}, "payload": row}).encode(), []) for row in rows()],
-                EDGES),
+    "connect": ({"envelope": "connect"}, [
+        (None, json.dumps({"schema": {"type": "struct"}, "payload": row}).encode(), []) for row in rows()], EDGES),
 }
 
 
@@ -112,6 +112,7 @@ def test_what_clients_of_others_write_becomes_the_same_events_producers(tmp_path
     topic = f"{form}-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, 1)
     send(tmp_path, kafka.bootstrap_servers, topic, records)
-    s = settings(tmp_path, kafka__bootstrap_servers=kafka.bootstrap_servers, sources=[{"topic": topic, "time": "ms", "fields": FIELDS, **source}])
+    s = settings(tmp_path, kafka__bootstrap_servers=kafka.bootstrap_servers,
+                 sources=[{"topic": topic, "time": "ms", "fields": FIELDS, **source}])
     verdict = judge(s, read_sample(s, topic, 100, SystemClock()), SystemClock())
     assert [json.loads(j.event) if j.event else j.error for j in verdict.judged] == events
