@@ -7,10 +7,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.schema import DEFAULT_SET, Schema
+
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-Key = str | int
+
+
+class SetKey(NamedTuple):
+    """The key of a node of another node set than the first: the set's number, and the key."""
+
+    node_set: int
+    key: str | int
+
+
+Key = str | int | SetKey
+"""External key of a node. Keys are unique within a node set; those of the first stand as they
+are."""
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds in each unit of `stream.time_unit`."""
 MAX_TIME_US = 2**62
@@ -22,21 +35,23 @@ NODE = 1
 LABEL = 2
 DELETE = 3
 
-EDGE_SETS = ("default",)
-"""Names of the edge sets of a log; the index of each is its number."""
+EDGE_SETS = (DEFAULT_SET,)
+"""Names of the edge sets of a log that declares none."""
 DELETION = np.dtype(
     [
         ("seq", "<i8"),
-        ("row", "<i8"),
+        ("row", "<i4"),
+        ("edge_set", "<i4"),
         ("edge", "<i8"),
         ("src", "<i8"),
         ("dst", "<i8"),
         ("time", "<i8"),
     ]
 )
-"""Row of a delete: the commit, the row in it, and the number of edges in the log before it. It
-deletes the edges with these node ids and this event time in microseconds, or the node `src` where
-`dst` is -1."""
+"""Row of a delete: the commit, the row in it, the number of an edge set, and the number of edges in
+the log before it. It deletes the edges of that set with these node ids and this event time in
+microseconds, or the node `src` where `dst` is -1. Logs of one edge set have had 0 there always, as
+the upper half of `row`."""
 
 
 class NodeDeletes(NamedTuple):
@@ -54,15 +69,6 @@ class NodeDeletes(NamedTuple):
 
 
 NO_DELETES = NodeDeletes(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The widths of features and labels, which are fixed for the life of a log."""
-
-    edge_feature_dim: int = 0
-    node_feature_dim: int = 0
-    label_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,13 +115,14 @@ class EventBatch:
 
     Shapes: E edges, L labels, F feature rows, K new keys, X deletes.
 
-    src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32. label_*:
-    int64[L], float32[L, dim]. node_F: int64, node_row_F: int64 row of each feature update among all
-    rows of the commit, node_edge_F: int64 number of edges of this commit before it, node_values:
-    float32[F, dim]. new_keys: keys first seen here, in id order (None for a node that never has
-    one). late_*: edges that got the watermark as their time (index among this commit's edges) with
-    the time they came with. deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within
-    the commit, as in node_edge_F.
+    src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32 rows of edge
+    features, which say the edge set (`Schema`). label_*: int64[L], float32[L, dim]. node_F: int64,
+    node_row_F: int64 row of each feature update among all rows of the commit, node_edge_F: int64
+    number of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first
+    seen here, in id order (None for a node that never has one). late_*: edges that got the
+    watermark as their time (index among this commit's edges) with the time they came with.
+    deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within the commit, as in
+    node_edge_F.
     """
 
     src_E: Int64

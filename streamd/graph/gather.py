@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.jit import inner, kernel
-from streamd.segments.columns import EdgeColumns
+from streamd.segments.columns import ColumnArrays, EdgeColumns
+from streamd.segments.layout import ROW_BITS, SET_SHIFT
 
 
 @intrinsic
@@ -52,38 +53,46 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
 
 
 @inner
-def time_of(first: NDArray[Any], time: NDArray[Any], edge: int, near: int) -> Any:
+def place_of(c: ColumnArrays, edge: int, segment: int) -> Any:
+    """Return (file, row in it) of an event of a segment."""
+    row = edge - c.first[segment]
+    file = c.file[segment]
+    if c.order[segment] != 0:
+        code = _int64_at(c.order[segment] + np.uint64(8) * np.uint64(row))
+        file += code >> SET_SHIFT
+        row = code & ROW_BITS
+    return file, row
+
+
+@inner
+def time_of(c: ColumnArrays, edge: int, near: int) -> Any:
     """Return (time of an event, its segment)."""
-    segment = segment_of(first, edge, near)
-    return _int64_at(time[segment] + np.uint64(8) * np.uint64(edge - first[segment])), segment
+    segment = segment_of(c.first, edge, near)
+    file, row = place_of(c, edge, segment)
+    return _int64_at(c.time[file] + np.uint64(8) * np.uint64(row)), segment
 
 
 @kernel
 def gather_times(
-    first: NDArray[Any],
-    time: NDArray[Any],
-    end: int,
-    edge: NDArray[Any],
-    mask: NDArray[Any],
-    out: NDArray[Any],
+    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
     """Write out[i] = time of event edge[i] where mask[i], else 0. Returns: False where an event is
     not in the log."""
     # The segment of the event before, [low, high); none at first.
-    low = first[0]
-    high = first[0]
-    base = time[0]
+    low = c.first[0]
+    high = c.first[0]
+    segment = np.int64(0)
     for i in range(len(edge)):
         out[i] = 0
         if mask[i]:
             if edge[i] < low or edge[i] >= high:
-                if edge[i] < first[0] or edge[i] >= end:
+                if edge[i] < c.first[0] or edge[i] >= end:
                     return False
-                segment = segment_of(first, edge[i], np.int64(0))
-                low = first[segment]
-                base = time[segment]
-                high = first[segment + 1] if segment + 1 < len(first) else end
-            out[i] = _int64_at(base + np.uint64(8) * np.uint64(edge[i] - low))
+                segment = segment_of(c.first, edge[i], np.int64(0))
+                low = c.first[segment]
+                high = c.first[segment + 1] if segment + 1 < len(c.first) else end
+            file, row = place_of(c, edge[i], segment)
+            out[i] = _int64_at(c.time[file] + np.uint64(8) * np.uint64(row))
     return True
 
 
@@ -112,38 +121,39 @@ def next_roots(
 
 @kernel
 def gather_rows(
-    first: NDArray[Any],
-    msg: NDArray[Any],
-    end: int,
-    edge: NDArray[Any],
-    mask: NDArray[Any],
-    out: NDArray[Any],
+    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
-    """Write out[i] = features of event edge[i] where mask[i], else zeros. out: float32[n, dim].
-    Returns: False where an event is not in the log."""
+    """Write out[i] = row of features of event edge[i] where mask[i], else zeros. out: float32[n,
+    dim]. Returns: False where an event is not in the log."""
     segment = np.int64(0)
     dim = out.shape[1]
     for i in range(len(edge)):
+        filled = 0
         if mask[i]:
-            if edge[i] < first[0] or edge[i] >= end:
+            if edge[i] < c.first[0] or edge[i] >= end:
                 return False
-            segment = segment_of(first, edge[i], segment)
-            row = carray(
-                _floats_at(msg[segment] + np.uint64(4 * dim) * np.uint64(edge[i] - first[segment])),
-                (dim,),
-            )
-            for d in range(dim):
-                out[i, d] = row[d]
-        else:
-            for d in range(dim):
+            segment = segment_of(c.first, edge[i], segment)
+            file, at = place_of(c, edge[i], segment)
+            width = c.width[file]
+            start = c.place[file]
+            row = carray(_floats_at(c.msg[file] + np.uint64(4 * width) * np.uint64(at)), (width,))
+
+            # Places of other sets, and features that a file is too old for, are zero.
+            for d in range(start):
                 out[i, d] = 0.0
+            for d in range(width):
+                out[i, start + d] = row[d]
+            if c.edge_set[file] >= 0:
+                out[i, c.edge_set[file]] = 1.0
+            filled = start + width
+        for d in range(filled, dim):
+            out[i, d] = 0.0
     return True
 
 
 @kernel
 def cutoffs(
-    first: NDArray[Any],
-    time: NDArray[Any],
+    c: ColumnArrays,
     begin: int,
     end: int,
     query: NDArray[Any],
@@ -162,11 +172,11 @@ def cutoffs(
         low, high = begin, end
         step = 1
         if at < end and at >= begin:
-            here, segment = time_of(first, time, at, segment)
+            here, segment = time_of(c, at, segment)
             if here < wanted:
                 low = at + 1
                 while low + step < end:
-                    there, segment = time_of(first, time, low + step, segment)
+                    there, segment = time_of(c, low + step, segment)
                     if there >= wanted:
                         high = low + step
                         break
@@ -175,7 +185,7 @@ def cutoffs(
             else:
                 high = at
                 while high - step >= begin:
-                    there, segment = time_of(first, time, high - step, segment)
+                    there, segment = time_of(c, high - step, segment)
                     if there < wanted:
                         low = high - step + 1
                         break
@@ -185,7 +195,7 @@ def cutoffs(
         # Halve the bracket.
         while low < high:
             middle = (low + high) // 2
-            there, segment = time_of(first, time, middle, segment)
+            there, segment = time_of(c, middle, segment)
             if there < wanted:
                 low = middle + 1
             else:
@@ -204,15 +214,14 @@ def edge_features(
         out = np.empty((*edge.shape, columns.dim), np.float32)
 
     # A log without segments has no rows: only padding can be asked for.
-    if not len(columns.first_S):
+    if not columns.num_segments:
         _check(columns, not mask.any())
         out[:] = 0
     elif columns.dim:
         _check(
             columns,
             gather_rows(
-                columns.first_S,
-                columns.msg_S,
+                columns.arrays,
                 columns.end,
                 edge.reshape(-1),
                 mask.reshape(-1),
@@ -225,15 +234,14 @@ def edge_features(
 def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
     """Return the times of events, int64 microseconds, 0 where not mask. Raises: IndexError where an
     event is not in the log."""
-    if not len(columns.first_S):
+    if not columns.num_segments:
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
     out = np.empty(edge.shape, np.int64)
     _check(
         columns,
         gather_times(
-            columns.first_S,
-            columns.time_S,
+            columns.arrays,
             columns.end,
             edge.reshape(-1),
             mask.reshape(-1),
@@ -251,11 +259,10 @@ def _check(columns: EdgeColumns, inside: bool) -> None:
 def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
     """Return for each time the id of the first event that is not before it: int64, same shape."""
     out = np.full(time.shape, columns.end, np.int64)
-    if len(columns.first_S):
+    if columns.num_segments:
         cutoffs(
-            columns.first_S,
-            columns.time_S,
-            int(columns.first_S[0]),
+            columns.arrays,
+            int(columns.arrays.first[0]),
             columns.end,
             time.reshape(-1),
             out.reshape(-1),

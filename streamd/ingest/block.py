@@ -43,10 +43,11 @@ def has_time(rows: Rows) -> Bools:
 
 @dataclass
 class Block:
-    """A block of n events. rows: `ROW` [n]. values: edge features, float32[n, D].
+    """A block of n events. rows: `ROW` [n]. values: rows of edge features, float32[n, D], which say
+    the edge set (`streamd.schema.Schema`).
 
-    extras: features of a NODE, target of a LABEL, or (time of the edge in microseconds,) of a
-    DELETE of edges; rows refer to them by index.
+    extras: row of features of a NODE, target of a LABEL, or (time of the edge in microseconds,
+    number of its edge set) of a DELETE of edges; rows refer to them by index.
     """
 
     rows: Rows

@@ -195,7 +195,7 @@ class EventChecker:
         if e.time is None:
             raise BadEvent("missing_field", "a delete of an edge needs its time")
         time = self.checked_time(e.time, -1, MAX_TIME_US, scale)
-        return 0, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time,)
+        return 0, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time, 0)
 
     def checked_time(
         self, time: int | float | None, stamp_us: int, horizon: int, scale: int | None = None

@@ -29,7 +29,7 @@ UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""
 NONE = -1
 """No node id: the log does not hold the key, or the event has no second end."""
-HasEdges = Callable[[Int64, Int64, Int64], Bools]
+HasEdges = Callable[[Int64, Int64, Int64, Int64], Bools]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class BatchBuilder:
         late_policy: str,
         has_edges: HasEdges,
     ) -> None:
-        """has_edges: tells which edges the log holds, by node ids of their ends and event times."""
+        """has_edges: tells which edges the log holds, by node ids of their ends, event times and
+        numbers of their edge sets."""
         self._schema = schema
         self._ids = ids
         self._max_nodes = max_nodes
@@ -187,8 +188,8 @@ class BatchBuilder:
         deletes = np.flatnonzero(rows["kind"] == DELETE)
         of_edges = deletes[rows["b"][deletes] >= 0]
 
-        # Index the block's own edges, by the first row of each (src, dst, time).
-        first_row: dict[tuple[int, int, int], int] = {}
+        # Index the block's own edges, by the first row of each (src, dst, time, edge set).
+        first_row: dict[tuple[int, int, int, int], int] = {}
         if len(of_edges):
             edges = np.flatnonzero(kept & (rows["kind"] == EDGE))
             for row, *edge in zip(
@@ -196,14 +197,17 @@ class BatchBuilder:
                 a[edges].tolist(),
                 b[edges].tolist(),
                 rows["time"][edges].tolist(),
+                self._schema.edge_sets_of(block.values[edges]).tolist(),
                 strict=True,
             ):
-                first_row.setdefault((edge[0], edge[1], edge[2]), row)
+                first_row.setdefault((edge[0], edge[1], edge[2], edge[3]), row)
 
         # A delete of an edge matches one of the block before it, or one of the log.
         matched = a >= 0
-        time_X = np.array([block.extras[i][0] for i in rows["extra"][of_edges].tolist()], np.int64)
-        wanted = zip(a[of_edges].tolist(), b[of_edges].tolist(), time_X.tolist(), strict=True)
+        named = [block.extras[i] for i in rows["extra"][of_edges].tolist()]
+        time_X, set_X = np.array(named, np.int64).reshape(-1, 2).T
+        columns = a[of_edges], b[of_edges], time_X, set_X
+        wanted = zip(*(column.tolist() for column in columns), strict=True)
         in_block_X = np.array(
             [
                 first_row.get(w, len(rows)) < i
@@ -214,8 +218,8 @@ class BatchBuilder:
         asked_X = ~in_block_X & (a[of_edges] >= 0) & (b[of_edges] >= 0)
         matched[of_edges] = in_block_X
         if asked_X.any():
-            asked = of_edges[asked_X]
-            matched[asked] = self._has_edges(a[asked], b[asked], time_X[asked_X])
+            held = self._has_edges(*(np.ascontiguousarray(c[asked_X]) for c in columns))
+            matched[of_edges[asked_X]] = held
         for i in deletes[~matched[deletes]].tolist():
             what = "node" if rows["b"][i] < 0 else "edge"
             refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
@@ -246,9 +250,9 @@ class BatchBuilder:
         deletions["edge"] = edges_before[delete]
         deletions["src"] = a[delete]
         deletions["dst"] = np.where(single, NONE, b)[delete]
-        deletions["time"] = [
-            block.extras[x][0] if x >= 0 else NONE for x in rows["extra"][delete].tolist()
-        ]
+        named = [block.extras[x] if x >= 0 else (NONE, 0) for x in rows["extra"][delete].tolist()]
+        deletions["time"] = [n[0] for n in named]
+        deletions["edge_set"] = [n[1] for n in named]
         late_edges = np.flatnonzero(late & edge)
 
         def carried(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:

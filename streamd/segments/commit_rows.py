@@ -1,19 +1,19 @@
-"""The rows of one commit as they are stored: bytes for the append-only files, and the journal's
-entry for the segment. Keys and deletes are read back from them."""
+"""The rows of one commit as they are stored: bytes for the append-only files, and rows of the
+segment with the journal's entry for them. Keys and deletes are read back from them."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError
 from streamd.events import DELETION, EventBatch, Key, Schema
-from streamd.segments.journal import NOTHING, LogState, SegmentState
+from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.segments.nodekeys import decode_keys, encode_keys
-from streamd.segments.writer import TGUFWriter
+from streamd.segments.sets_writer import SetsWriter
+from streamd.segments.writer import TGUFWriter, columns_crc
 
 
 def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[tuple[str, bytes]]:
@@ -50,29 +50,22 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
     return out
 
 
-def segment_change(segment: TGUFWriter, first: int, batch: EventBatch) -> dict[str, Any]:
-    """The journal's entry for the rows that a batch is about to append to a segment.
+def append_rows(segment: TGUFWriter | SetsWriter, path: str, batch: EventBatch) -> dict[str, Any]:
+    """Append a batch's edges and labels to a segment, without making them durable.
 
-    first: event id of the segment's first edge. The CRC32C runs over the columns in the order of
-    the file's sections, as `streamd.segments.verify.rows_crc` reads them back.
+    path: of the segment, in the data directory. Returns: the journal's entry for the rows. Its
+    CRC32C runs over the columns as `SegmentFiles.rows_crc` reads them back.
     """
-    crc = 0
-    for column in (
-        batch.src_E,
-        batch.dst_E,
-        batch.time_E,
-        batch.msg_ED,
-        batch.label_node_L,
-        batch.label_time_L,
-        batch.label_target_L,
-    ):
-        if column.size:
-            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
+    rows = [segment.num_edges, segment.num_edges + batch.num_edges]
+    labels = [segment.num_labels, segment.num_labels + len(batch.label_node_L)]
+    crc = segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
+    label_columns = batch.label_node_L, batch.label_time_L, batch.label_target_L
+    segment.append_labels(*label_columns)
     return {
-        "path": SegmentState(first, 0, 0, 0).path,
-        "rows": [segment.num_edges, segment.num_edges + batch.num_edges],
-        "labels": [segment.num_labels, segment.num_labels + len(batch.label_node_L)],
-        "crc": crc,
+        "path": path,
+        "rows": rows,
+        "labels": labels,
+        "crc": columns_crc(label_columns, crc),
     }
 
 

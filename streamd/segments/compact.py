@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from streamd.events import Bools, Key, empty_batch
-from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import NOTHING, SegmentState
 from streamd.segments.layout import KEYS
 from streamd.segments.log import LogWriter
 from streamd.segments.nodekeys import decode_keys, reserved_node, without_keys
 from streamd.segments.prune import pruning
 from streamd.segments.reader import LogReader
-from streamd.segments.tguf import TGUFFile, open_tguf
-from streamd.segments.verify import rows_crc
-from streamd.segments.writer import TGUFWriter
+from streamd.segments.segment_files import SegmentFiles
+from streamd.segments.sets_writer import new_segment
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,12 @@ def _dead(
 ) -> tuple[Bools, Bools]:
     """Mark the edges and labels that are deleted but not overwritten yet: bool[num_edges],
     bool[num_labels]."""
-    file = open_tguf(log.data_dir / state.path, check_rows=False)
-    src, dst = file.column("src", state.num_edges), file.column("dst", state.num_edges)
+    files = SegmentFiles(log.data_dir, state, log.schema)
+    src, dst = (files.between(name, 0, state.num_edges) for name in ("src", "dst"))
     hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
     if not state.num_labels:
         return hidden, np.zeros(0, np.bool_)
-    label_node = file.column("label_n_id", state.num_labels)
+    label_node = files.label_columns(state.num_labels)[0]
     return hidden, reader.deletions.is_gone(label_node) & (label_node != reserved)
 
 
@@ -112,37 +110,31 @@ def _copy(
     log: LogWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int, path: Path
 ) -> int:
     """Write the compacted copy of a segment at a path. Returns: the CRC32C of its rows."""
-    old = open_tguf(log.data_dir / state.path, check_rows=False)
-    labels = max(state.num_labels, 1) if log.schema.label_dim else 0
-    schema = TGUFSchema(
-        max(state.num_edges, 1), log.schema.edge_feature_dim, labels, log.schema.label_dim
-    )
-    with TGUFWriter(path, schema, log.disk) as new:
-        _copy_rows(old, new, state, dead_E, dead_L, reserved)
+    old = SegmentFiles(log.data_dir, state, log.schema)
+    schema = old.schema(log.schema)
+    room = max(state.num_edges, 1), log.disk, max(state.num_labels, 1)
+    with new_segment(path, schema, *room) as new:
+        # Rows and times stay, so that event ids and order do: only ends and features are
+        # overwritten.
+        rows = np.arange(state.num_edges)
+        src, dst, time = (old.between(name, 0, len(rows)) for name in ("src", "dst", "time"))
+        msg = old.features(rows, schema)
+        first_feature = schema.num_edge_sets if schema.num_edge_sets > 1 else 0
+        msg[dead_E, first_feature:] = 0
+        new.append_edges(
+            np.where(dead_E, reserved, src), np.where(dead_E, reserved, dst), time, msg
+        )
+        if state.num_labels:
+            node, when, target = old.label_columns(state.num_labels)
+            new.append_labels(
+                np.where(dead_L, reserved, node),
+                when,
+                np.where(dead_L[:, None], np.float32(0), target),
+            )
         new.commit()
-    return rows_crc(open_tguf(path), (0, state.num_edges), (0, state.num_labels))
-
-
-def _copy_rows(
-    old: TGUFFile, new: TGUFWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int
-) -> None:
-    # Rows and times stay, so that event ids and order do: only ends and features are overwritten.
-    src, dst, time, msg = (
-        old.column(name, state.num_edges) for name in ("src", "dst", "time", "msg")
+    return SegmentFiles.at(path, state, schema).rows_crc(
+        (0, state.num_edges), (0, state.num_labels)
     )
-    new.append_edges(
-        np.where(dead_E, reserved, src),
-        np.where(dead_E, reserved, dst),
-        time,
-        np.where(dead_E[:, None], np.float32(0), msg),
-    )
-    if state.num_labels:
-        node, when, target = (
-            old.column(n, state.num_labels) for n in ("label_n_id", "label_time", "label_target")
-        )
-        new.append_labels(
-            np.where(dead_L, reserved, node), when, np.where(dead_L[:, None], np.float32(0), target)
-        )
 
 
 def _reserve(log: LogWriter) -> int:

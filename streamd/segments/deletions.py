@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from streamd.events import Bools, Int64, NodeDeletes
 from streamd.segments.growing import GrowingArray, SortedRuns
 
-FindEdges = Callable[[Int64, Int64, Int64, Int64], Int64]
-"""(src, dst, time, before event), int64 of one length each -> event ids of the edges that came with
-these ends and time and lie before that event, ascending and distinct."""
+FindEdges = Callable[[Int64, Int64, Int64, Int64, Int64], Int64]
+"""(src, dst, time, before event, edge set), int64 of one length each -> event ids of the edges of
+the set that came with these ends and time and lie before that event, ascending and distinct."""
 
 
 class Deletions:
@@ -61,8 +61,8 @@ class Deletions:
         # An edge is named by its ends and time; only edges before the delete are meant.
         singles = rows_X[rows_X["dst"] >= 0]
         if len(singles):
-            columns = (np.ascontiguousarray(singles[n]) for n in ("src", "dst", "time", "edge"))
-            found = find(*columns)
+            names = ("src", "dst", "time", "edge", "edge_set")
+            found = find(*(singles[name].astype(np.int64) for name in names))
             new = found[~self.hides_edges(found)]
             self._edge.append(new)
             self._edges.add(new, new)

@@ -19,15 +19,18 @@ import msgspec
 from crc32c import crc32c
 
 from streamd.errors import JournalError, LockedError
-from streamd.events import EDGE_SETS, Position, Progress, Schema
+from streamd.events import Position, Progress, Schema
+from streamd.segments.layout import segment_path
 from streamd.storage import DISK, SCRATCH, Disk
 
-FORMAT = 3
-"""Format of the checkpoint lines written. It rises when an older streamd could no longer read them
+FORMAT = 4
+"""Newest format of the checkpoint lines. It rises when an older streamd could no longer read them
 rightly."""
-READABLE = (2, 3)
+PLAIN_FORMAT = 3
+"""Format written for a log without declared sets, which older releases read too."""
+READABLE = (2, 3, 4)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
-one."""
+one. Format 4 has declared sets."""
 JOURNAL = ".journal"
 """Ending of a journal file's name."""
 FILE_LINES = 65_536
@@ -43,8 +46,9 @@ class SegmentState:
     """The committed part of a segment.
 
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
-    was allocated for. revision: the commit that last replaced its file, by a compacted or a larger
-    one, 0 for none; readers map the file again when this changes.
+    was allocated for. revision: the commit that last replaced its files, by compacted or larger
+    ones, 0 for none; readers map them again when this changes. rows_per_set: committed edges of
+    each edge set, where it was begun with several: it is a folder then, of a file for each set.
     """
 
     first_edge: int
@@ -52,22 +56,24 @@ class SegmentState:
     num_labels: int
     capacity: int
     revision: int = 0
+    rows_per_set: tuple[int, ...] = ()
 
     @classmethod
     def restored(cls, entry: list[Any]) -> "SegmentState":
         """Decode an entry of the journal. Raises: JournalError."""
         # An entry of format 2 has no rows per edge set: they are the rows of the only set.
-        *fields, rows_per_set = entry if len(entry) == 6 else [*entry, [entry[1]]]
-        if rows_per_set != [fields[1]]:
+        *fields, rows = entry if len(entry) == 6 else [*entry, [entry[1]]]
+        if sum(rows) != fields[1]:
             raise JournalError(
-                f"The segment at event {fields[0]} has rows {rows_per_set} of several edge sets.",
-                OTHER,
+                f"The segment at event {fields[0]} has {fields[1]} edges, its sets have {rows}.",
+                "restore the data_dir.",
             )
-        return cls(*fields)
+        return cls(*fields, rows_per_set=tuple(rows) if len(rows) > 1 else ())
 
     def entry(self) -> list[Any]:
         """Encode the state as an entry of the journal, with its rows per edge set at the end."""
-        return [*astuple(self), [self.num_edges]]
+        rows = self.rows_per_set or (self.num_edges,)
+        return [*astuple(self)[:-1], list(rows)]
 
     @property
     def end(self) -> int:
@@ -76,7 +82,10 @@ class SegmentState:
 
     @property
     def path(self) -> str:
-        return f"edges/default/{self.first_edge:020d}.tguf"
+        """Its file, or its folder where there are several edge sets, in the data directory."""
+        path = segment_path(self.first_edge, len(self.rows_per_set) or 1)
+        # A folder cannot take the place of another: a rewritten one has a name of its own.
+        return f"{path}-{self.revision}" if self.rows_per_set and self.revision else path
 
 
 @dataclass(frozen=True)
@@ -135,11 +144,7 @@ class LogState:
 
     def after(self, line: dict[str, Any]) -> "LogState":
         """Apply one more commit line. Raises: JournalError where it does not follow."""
-        # Refuse what cannot be interpreted: a schema of a newer release, or a missing commit.
-        if "schema" in line:
-            raise JournalError(
-                f"Commit {line['seq']} changes the schema, which this streamd does not know.", OTHER
-            )
+        # Refuse what does not follow.
         if line["seq"] != self.seq + 1:
             raise JournalError(
                 f"The journal jumps from commit {self.seq} to {line['seq']}.",
@@ -171,7 +176,7 @@ class LogState:
                 grown = FileState(change["bytes"][1], change["total"], revision)
                 files = files | {change["path"]: grown}
         return LogState(
-            schema=self.schema,
+            schema=Schema.restored(line["schema"]) if "schema" in line else self.schema,
             seq=line["seq"],
             sealed=sealed,
             last=last,
@@ -184,12 +189,13 @@ class LogState:
 
     def checkpoint(self) -> dict[str, Any]:
         """Encode the state as the fields of a journal file's first line."""
+        s = self.schema
         return {
-            "format": FORMAT,
+            "format": FORMAT if s.edge_sets or s.node_sets else PLAIN_FORMAT,
             "checkpoint": self.seq,
             "term": self.term,
-            "schema": msgspec.to_builtins(self.schema),
-            "sets": [{"name": name} for name in EDGE_SETS],
+            "schema": s.fields(),
+            "sets": [{"name": name} for name in s.edge_set_names],
             "segments": [s.entry() for s in self.segments],
             "nodes": self.num_nodes,
             "watermark": self.watermark,
@@ -205,17 +211,11 @@ class LogState:
                 f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.",
                 OTHER,
             )
-        sets = tuple(s["name"] for s in line["sets"]) if "sets" in line else EDGE_SETS
-        if sets != EDGE_SETS:
-            raise JournalError(
-                f"The log has edge sets {', '.join(sets)}; this streamd knows {EDGE_SETS[0]} only.",
-                OTHER,
-            )
 
         # Format 2 has neither sets nor terms, and the defaults are what it means.
         segments = tuple(SegmentState.restored(s) for s in line["segments"])
         return cls(
-            schema=Schema(**line["schema"]),
+            schema=Schema.restored(line["schema"]),
             seq=line["checkpoint"],
             sealed=segments[:-1],
             last=segments[-1] if segments else None,

@@ -6,6 +6,7 @@ import numpy as np
 
 # Paths relative to the data directory.
 EDGES = "edges/default"
+EDGE_FOLDERS = "edges"
 KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"
 LATE = f"{EDGES}/late.rows"
@@ -13,8 +14,22 @@ DELETIONS = "deletions.log"
 APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
 """The files that commits append to, besides the segments."""
 
+ORDER = "_order"
+LABELS = "_labels.tguf"
+"""Files of a segment of several edge sets, beside one TGUF file for each set; names of sets begin
+with a letter. `_order` holds 8 bytes an event: number of the set << 48 | row in the set's file."""
+SET_SHIFT = 48
+ROW_BITS = (1 << SET_SHIFT) - 1
+
 LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
 """Row of a late edge: its event id, and the event time it came with in microseconds."""
+
+
+def segment_path(first_edge: int, num_edge_sets: int) -> str:
+    """Path of a segment in the data directory: a file, or of several edge sets a folder."""
+    if num_edge_sets == 1:
+        return f"{EDGES}/{first_edge:020d}.tguf"
+    return f"{EDGE_FOLDERS}/{first_edge:020d}"
 
 
 def feature_row(dim: int) -> np.dtype[Any]:

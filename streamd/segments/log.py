@@ -13,8 +13,7 @@ from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, DiskError, JournalError
 from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
-from streamd.segments.commit_rows import appended_bytes, read_keys, segment_change
-from streamd.segments.format import TGUFSchema
+from streamd.segments.commit_rows import append_rows, appended_bytes, read_keys
 from streamd.segments.journal import (
     NOTHING,
     FileState,
@@ -23,7 +22,7 @@ from streamd.segments.journal import (
     changed_progress,
     encode_line,
 )
-from streamd.segments.layout import APPENDED, EDGES
+from streamd.segments.layout import APPENDED, EDGES, segment_path
 from streamd.segments.lookup import EdgeLookup
 from streamd.segments.recovery import (
     drop_journals,
@@ -34,8 +33,8 @@ from streamd.segments.recovery import (
     settle,
     sweep,
 )
-from streamd.segments.tguf import open_tguf
-from streamd.segments.verify import rows_crc
+from streamd.segments.segment_files import SegmentFiles
+from streamd.segments.sets_writer import SetsWriter, new_segment
 from streamd.segments.writer import TGUFWriter
 from streamd.storage import DISK, Disk, FileWithHoles
 
@@ -86,8 +85,8 @@ class LogWriter:
         if state.schema != self.schema:
             raise JournalError(
                 f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
-                "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, "
-                "or use a new data_dir.",
+                "set graph.node_sets, graph.edge_sets, stream.edge_feature_dim, "
+                "stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
             )
 
         # A new journal file makes the recovered state durable before any other file is changed.
@@ -96,7 +95,7 @@ class LogWriter:
         settle(self.data_dir, state, self.disk)
 
         # Open what is appended to, and cut off what a crash left behind the committed ends.
-        self._segment: TGUFWriter | None = None
+        self._segment: TGUFWriter | SetsWriter | None = None
         self._segment_first = self._segment_revision = 0
         self._files: dict[str, int] = {}
         self._open_files()
@@ -113,14 +112,13 @@ class LogWriter:
     def _newest_time(self) -> int | None:
         for segment in reversed(self.state.segments):
             if segment.num_edges:
-                file = open_tguf(self.data_dir / segment.path, check_rows=False)
-                return int(file.column("time", segment.num_edges)[-1])
+                return SegmentFiles(self.data_dir, segment, self.schema).newest_us(segment)
         return None
 
-    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
-        """Whether the log holds an edge between two node ids that came at an event time, deleted or
-        not: bool[X]."""
-        return self._lookup.holds(self.state, src_X, dst_X, time_X)
+    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
+        """Whether the log holds an edge of a set between two node ids that came at an event time,
+        deleted or not: bool[X]."""
+        return self._lookup.holds(self.state, src_X, dst_X, time_X, set_X)
 
     @property
     def watermark(self) -> int:
@@ -176,21 +174,10 @@ class LogWriter:
         touched: list[int] = []
         if batch.num_edges or len(batch.label_node_L):
             segment = self._segment_for(batch)
-            first = self._segment_first
-            changes.append(segment_change(segment, first, batch))
 
             # Step 1: write the rows, of the segment first and then of the append-only files.
-            segment.append_edges(batch.src_E, batch.dst_E, batch.time_E, batch.msg_ED)
-            segment.append_labels(batch.label_node_L, batch.label_time_L, batch.label_target_L)
-            segments.append(
-                SegmentState(
-                    first,
-                    segment.num_edges,
-                    segment.num_labels,
-                    segment.edge_capacity,
-                    self._segment_revision,
-                )
-            )
+            changes.append(append_rows(segment, self._state_of(segment).path, batch))
+            segments.append(self._state_of(segment))
         for path, data in appended_bytes(self.schema, self.state, batch):
             old = self._committed(path)
             self.disk.write(self._files[path], data, old.num_bytes)
@@ -276,9 +263,7 @@ class LogWriter:
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
                 self._begin_segment()
-                self._line(
-                    [SegmentState(self._segment_first, 0, 0, self._segment.edge_capacity)], {}
-                )
+                self._line([self._state_of(self._segment)], {})
 
     def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
         """Replace a segment by a rewritten copy; nothing may be appended to it meanwhile.
@@ -287,7 +272,9 @@ class LogWriter:
         """
         with self._steps():
             new = replace(old, revision=self.state.seq + 1)
-            crc = write(replacement(self.data_dir / new.path, new.revision))
+            # A file takes the name of the old one later; a folder has a name of its own.
+            path = self.data_dir / new.path
+            crc = write(path if new.rows_per_set else replacement(path, new.revision))
             change = {
                 "path": new.path,
                 "rows": [0, new.num_edges],
@@ -296,6 +283,8 @@ class LogWriter:
                 "revision": new.revision,
             }
             self._line([new], {"files": [change]}, replaces=True)
+            if new.rows_per_set:
+                sweep(self.data_dir, self.state, self.disk)
 
     def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
         """Replace the committed bytes of an append-only file by others of the same length, given
@@ -372,7 +361,18 @@ class LogWriter:
             self._failed = str(error)
             raise
 
-    def _segment_for(self, batch: EventBatch) -> TGUFWriter:
+    def _state_of(self, segment: TGUFWriter | SetsWriter) -> SegmentState:
+        """The state of the segment in progress, with the rows written so far."""
+        return SegmentState(
+            self._segment_first,
+            segment.num_edges,
+            segment.num_labels,
+            segment.edge_capacity,
+            self._segment_revision,
+            segment.rows_per_set if isinstance(segment, SetsWriter) else (),
+        )
+
+    def _segment_for(self, batch: EventBatch) -> TGUFWriter | SetsWriter:
         segment = self._segment
         if (
             segment is None
@@ -385,7 +385,9 @@ class LogWriter:
             segment = self._begin_segment()
         return segment
 
-    def _larger_segment(self, full: TGUFWriter, num_labels: int) -> TGUFWriter:
+    def _larger_segment(
+        self, full: TGUFWriter | SetsWriter, num_labels: int
+    ) -> TGUFWriter | SetsWriter:
         """Move a segment whose labels are full, and that has no edge yet, to a file of at least
         twice the capacity.
 
@@ -397,43 +399,27 @@ class LogWriter:
         full.close()
 
         def write(path: Path) -> int:
-            schema = TGUFSchema(
-                capacity, self.schema.edge_feature_dim, capacity, self.schema.label_dim
-            )
-            file = open_tguf(self.data_dir / old.path, check_rows=False)
-            with TGUFWriter(path, schema, self.disk) as new:
-                new.append_labels(
-                    *(
-                        file.column(n, old.num_labels)
-                        for n in ("label_n_id", "label_time", "label_target")
-                    )
-                )
+            files = SegmentFiles(self.data_dir, old, self.schema)
+            with new_segment(path, self.schema, capacity, self.disk) as new:
+                new.append_labels(*files.label_columns(old.num_labels))
                 new.commit()
-            return rows_crc(open_tguf(path), (0, 0), (0, old.num_labels))
+            copy = replace(old, revision=self.state.seq + 1)
+            return SegmentFiles.at(path, copy, self.schema).rows_crc((0, 0), (0, old.num_labels))
+
+        self.replace_segment(replace(old, capacity=capacity), write)
 
         # Go on appending to the copy.
-        self.replace_segment(replace(old, capacity=capacity), write)
         self._open_segment()
         assert self._segment is not None
         return self._segment
 
-    def _begin_segment(self) -> TGUFWriter:
+    def _begin_segment(self) -> TGUFWriter | SetsWriter:
         first = self.state.num_edges
-        label_capacity = self.segment_edges if self.schema.label_dim else 0
-        path = self.data_dir / SegmentState(first, 0, 0, 0).path
+        path = self.data_dir / segment_path(first, self.schema.num_edge_sets)
 
         # A file that has this name already was begun for a commit whose line was never written.
-        self.disk.unlink(path)
-        new = TGUFWriter(
-            path,
-            TGUFSchema(
-                self.segment_edges,
-                self.schema.edge_feature_dim,
-                label_capacity,
-                self.schema.label_dim,
-            ),
-            self.disk,
-        )
+        self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
+        new = new_segment(path, self.schema, self.segment_edges, self.disk)
 
         # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
         # together.
@@ -471,15 +457,17 @@ class LogWriter:
             raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
         self._segment_first = last.first_edge
         self._segment_revision = last.revision
-        label_capacity = last.capacity if self.schema.label_dim else 0
-        self._segment = TGUFWriter.reopen(
-            self.data_dir / last.path,
-            last.num_edges,
-            last.num_labels,
-            last.capacity,
-            label_capacity,
-            self.disk,
-        )
+        path = self.data_dir / last.path
+        labels = last.num_labels
+        if last.rows_per_set:
+            self._segment = SetsWriter.reopen(
+                path, self.schema, last.rows_per_set, labels, last.capacity, self.disk
+            )
+        else:
+            room = last.capacity if self.schema.label_dim else 0
+            self._segment = TGUFWriter.reopen(
+                path, last.num_edges, labels, last.capacity, room, self.disk
+            )
         # A crash may have left rows of a commit whose line was never written.
         self._segment.clear_behind(MAX_COMMIT_ROWS)
         self._segment.raise_counts()

@@ -1,4 +1,4 @@
-"""Finds edges by their ends and event time, which is how a delete names them."""
+"""Finds edges by their edge set, ends and event time, which is how a delete names them."""
 
 import os
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class LateEdges:
 @dataclass(frozen=True)
 class _Names:
     """K distinct names of edges: key_K, int64 ascending, is made of the places of time, src and dst
-    in the distinct values of each."""
+    in the distinct values of each. A dst counts as another one in another edge set."""
 
     time_T: Int64
     src_S: Int64
@@ -97,13 +97,15 @@ def find_edges(
     dst_X: Int64,
     time_X: Int64,
     before_X: Int64,
+    set_X: Int64 | int = 0,
 ) -> Int64:
-    """Find all edges that came with the ends and the time of a name and lie below its
-    `before_X`.
+    """Find all edges of an edge set that came with the ends and the time of a name and lie below
+    its `before_X`.
 
     Returns: their event ids, int64, ascending.
     """
     found = [np.zeros(0, np.int64)]
+    dst_X = segments.in_sets(dst_X, set_X)
     for a in range(0, len(src_X), SLICE):
         part = slice(a, a + SLICE)
         names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
@@ -153,7 +155,9 @@ def _named(
     segments: MappedSegments, names: _Names, event_ids: Int64, time_place: Int64
 ) -> tuple[Int64, Int64]:
     """Of ascending event ids those with one of the names, and the index of each one's name."""
-    name = places_in(names.key_K, names.keys(time_place, *segments.ends(event_ids)))
+    src, dst = segments.ends(event_ids)
+    dst = segments.in_sets(dst, segments.edge_sets_of(event_ids))
+    name = places_in(names.key_K, names.keys(time_place, src, dst))
     kept = name >= 0
     return event_ids[kept], name[kept]
 
@@ -165,14 +169,18 @@ class EdgeLookup:
         self._segments = MappedSegments(data_dir)
         self._late = LateEdges(data_dir)
 
-    def holds(self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64) -> Bools:
-        """Whether an edge came with the ends and the time of each name, deleted or not: bool[X].
+    def holds(
+        self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
+    ) -> Bools:
+        """Whether an edge of an edge set came with the ends and the time of each name, deleted or
+        not: bool[X].
 
         state: the log's, whose commits are looked at.
         """
         self._segments.take(state)
         self._late.take(state)
         held = np.zeros(len(src_X), np.bool_)
+        dst_X = self._segments.in_sets(dst_X, set_X)
         for a in range(0, len(src_X), SLICE):
             part = slice(a, a + SLICE)
             names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])

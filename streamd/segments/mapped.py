@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.schema import Schema
 from streamd.segments.columns import EdgeColumns
 from streamd.segments.journal import LogState, SegmentState
-from streamd.segments.tguf import TGUFFile, open_tguf
+from streamd.segments.segment_files import SegmentFiles
 
 
 class MappedSegments:
@@ -23,11 +24,11 @@ class MappedSegments:
         self._data_dir = data_dir
         self._sealed: tuple[SegmentState, ...] = ()
         self._last: SegmentState | None = None
-        self._files: list[TGUFFile] = []
+        self._files: list[SegmentFiles] = []
         self._first_S = np.zeros(0, np.int64)
         self._newest_S: Int64 | None = None
         self._labels_S: tuple[Int64, Int64] | None = None
-        self._dim = 0
+        self._schema = Schema()
         self._columns: EdgeColumns | None = None
 
     def take(self, state: LogState) -> None:
@@ -37,26 +38,30 @@ class MappedSegments:
             known = {_name(s): f for (s, f) in self.each()}
             segments = state.segments
             self._files = [
-                known.get(_name(s)) or open_tguf(self._data_dir / s.path, check_rows=False)
+                known.get(_name(s)) or SegmentFiles(self._data_dir, s, state.schema)
                 for s in segments
             ]
             self._first_S = np.array([s.first_edge for s in segments], np.int64)
             self._newest_S = self._labels_S = self._columns = None
         self._sealed = state.sealed
         self._last = state.last
-        self._dim = state.schema.edge_feature_dim
+        if state.schema != self._schema:
+            self._schema = state.schema
+            self._columns = None
 
-    def each(self) -> Iterator[tuple[SegmentState, TGUFFile]]:
+    def each(self) -> Iterator[tuple[SegmentState, SegmentFiles]]:
         """Yield every segment with its file, oldest first."""
         segments = self._sealed if self._last is None else (*self._sealed, self._last)
         return zip(segments, self._files, strict=True)
 
-    def with_labels(self, after_us: int, until_us: int) -> Iterator[tuple[SegmentState, TGUFFile]]:
+    def with_labels(
+        self, after_us: int, until_us: int
+    ) -> Iterator[tuple[SegmentState, SegmentFiles]]:
         """Yield the segments that may have labels with times in (after_us, until_us]."""
         # Times of the first and last label of each sealed segment; the last one still grows.
         if self._labels_S is None:
             times = [
-                f.column("label_time", s.num_labels)[[0, -1]] if s.num_labels else (2**63 - 1, -1)
+                f.label_columns(s.num_labels)[1][[0, -1]] if s.num_labels else (2**63 - 1, -1)
                 for s, f in self.each()
                 if s is not self._last
             ]
@@ -96,13 +101,13 @@ class MappedSegments:
         parts = list(self._pieces(first, end))
         columns = []
         for name in ("src", "dst", "time"):
-            pieces = [file.column(name, b)[a:] for file, a, b in parts]
+            pieces = [file.between(name, a, b) for file, a, b in parts]
             columns.append(
                 pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces])
             )
         return columns[0], columns[1], columns[2]
 
-    def _pieces(self, first: int, end: int) -> Iterator[tuple[TGUFFile, int, int]]:
+    def _pieces(self, first: int, end: int) -> Iterator[tuple[SegmentFiles, int, int]]:
         """Yield the pieces (file, from row, to row) that cover the event ids [first, end)."""
         number = int(np.searchsorted(self._first_S, first, side="right")) - 1
         while first < end:
@@ -118,13 +123,9 @@ class MappedSegments:
         """The mapped time and feature columns for kernels; good until a `take` of a newer state."""
         # A growing segment keeps its addresses; only a further segment or a new file changes them.
         filled = len(self._sealed) + bool(self._last is not None and self._last.num_edges)
-        if self._columns is None or len(self._columns.first_S) != filled:
-            parts = [
-                (s.first_edge, f.column("time"), f.column("msg"))
-                for s, f in self.each()
-                if s.num_edges
-            ]
-            self._columns = EdgeColumns.of(parts, self.num_edges, self._dim)
+        if self._columns is None or self._columns.num_segments != filled:
+            parts = [(s.first_edge, f) for s, f in self.each() if s.num_edges]
+            self._columns = EdgeColumns.of_segments(parts, self.num_edges, self._schema)
         if self._columns.end != self.num_edges:
             self._columns = replace(self._columns, end=self.num_edges)
         return self._columns
@@ -134,21 +135,22 @@ class MappedSegments:
         log's first edge get any value."""
         out = np.zeros(event_ids.shape, np.int64)
         for file, inside, rows in self._located(event_ids):
-            out[inside] = file.column(name)[rows]
+            out[inside] = file.gather(name, rows)
         return out
 
     def features_of(self, event_ids: Int64) -> Float32:
         """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
         first edge get any value."""
-        out = np.zeros((*event_ids.shape, self._dim), np.float32)
-        if self._dim:
+        dim = self._schema.edge_feature_dim
+        out = np.zeros((*event_ids.shape, dim), np.float32)
+        if dim:
             for file, inside, rows in self._located(event_ids):
-                out[inside] = file.column("msg")[rows]
+                out[inside] = file.features(rows, self._schema)
         return out
 
     def _located(
         self, event_ids: Int64
-    ) -> list[tuple[TGUFFile, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
+    ) -> list[tuple[SegmentFiles, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
         """Split event ids by segment into (file, mask of those inside it, their rows)."""
         if not event_ids.size:
             return []
@@ -164,6 +166,20 @@ class MappedSegments:
             out.append((self._files[i], inside, event_ids[inside] - self._first_S[i]))
         return out
 
+    def edge_sets_of(self, event_ids: Int64) -> Int64:
+        """Number of the edge set of each event id, int64 of the same shape; ids before the log's
+        first edge get any value."""
+        out = np.zeros(event_ids.shape, np.int64)
+        if self._schema.num_edge_sets > 1:
+            for file, inside, rows in self._located(event_ids):
+                out[inside] = file.places(rows)[0]
+        return out
+
+    def in_sets(self, node_X: Int64, set_X: Int64 | int) -> Int64:
+        """Numbers that differ wherever node or edge set do, int64[X]; the nodes in a log of one
+        set."""
+        return node_X * self._schema.num_edge_sets + set_X
+
     def ends(self, event_ids: Int64) -> tuple[Int64, Int64]:
         """Read src and dst of ascending event ids of the log, int64 each."""
         src = np.zeros(len(event_ids), np.int64)
@@ -172,8 +188,8 @@ class MappedSegments:
         for i in np.flatnonzero(np.diff(cut_S)).tolist():
             part = slice(cut_S[i], cut_S[i + 1])
             rows = event_ids[part] - self._first_S[i]
-            src[part] = self._files[i].column("src")[rows]
-            dst[part] = self._files[i].column("dst")[rows]
+            src[part] = self._files[i].gather("src", rows)
+            dst[part] = self._files[i].gather("dst", rows)
         return src, dst
 
     def lower_bound(self, time_us: int) -> int:
@@ -186,7 +202,7 @@ class MappedSegments:
         # Event ids are in order of time, so the first segment that ends late enough holds it.
         if self._newest_S is None:
             self._newest_S = np.array(
-                [f.column("time", s.num_edges)[-1] for s, f in self.each() if s is not self._last],
+                [f.newest_us(s) for s, f in self.each() if s is not self._last],
                 np.int64,
             )
         side: Literal["left", "right"] = "right" if after else "left"
@@ -195,8 +211,8 @@ class MappedSegments:
         for i in np.unique(number_T).tolist() if self._files else ():
             segment = self._segment(i)
             own = number_T == i
-            times = self._files[i].column("time", segment.num_edges)
-            out[own] = segment.first_edge + np.searchsorted(times, time_T[own], side=side)
+            before = self._files[i].rows_before(time_T[own], segment, side)
+            out[own] = segment.first_edge + before
         return out
 
 

@@ -163,11 +163,7 @@ class LogReader:
     def labels(self) -> tuple[Int64, Int64, Float32]:
         """Read all labels in log order: nodes and times int64[L], targets float32[L, label_dim]."""
         dim = self.state.schema.label_dim
-        parts = [
-            [f.column(n, s.num_labels) for n in ("label_n_id", "label_time", "label_target")]
-            for s, f in self._segments.each()
-            if s.num_labels
-        ]
+        parts = [f.label_columns(s.num_labels) for s, f in self._segments.each() if s.num_labels]
         empty = [np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, dim), np.float32)]
         node, time, target = (
             np.concatenate(columns) for columns in zip(empty, *parts, strict=True)
@@ -187,13 +183,10 @@ class LogReader:
 
         # Label times ascend within a segment.
         for segment, file in self._segments.with_labels(after_us, until_us):
-            time = file.column("label_time", segment.num_labels)
+            node, time, target = file.label_columns(segment.num_labels)
             a, b = (int(np.searchsorted(time, t, side="right")) for t in (after_us, until_us))
             if a < b:
-                node, target = (
-                    file.column(n, segment.num_labels)[a:b] for n in ("label_n_id", "label_target")
-                )
-                out.append((node, time[a:b], target))
+                out.append((node[a:b], time[a:b], target[a:b]))
 
         node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
         return node, time, target
@@ -212,6 +205,11 @@ class LogReader:
         """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
         first edge get any value."""
         return self._segments.features_of(event_ids)
+
+    def edge_sets_of(self, event_ids: Int64) -> Int64:
+        """Number of the edge set of each event id, int64 of the same shape; ids before the log's
+        first edge get any value."""
+        return self._segments.edge_sets_of(event_ids)
 
     def lower_bound(self, time_us: int) -> int:
         """First event id whose time is not before `time_us`; one past the newest where none is."""

@@ -10,7 +10,7 @@ import structlog
 from streamd.errors import DataDirectoryError, JournalError, LockedError
 from streamd.events import Schema
 from streamd.segments.journal import LogState, journal_files, read_lines
-from streamd.segments.layout import APPENDED, EDGES
+from streamd.segments.layout import APPENDED, EDGE_FOLDERS, EDGES
 from streamd.storage import DISK, SCRATCH, Disk
 
 logger = structlog.get_logger()
@@ -77,7 +77,7 @@ def replacement(path: Path, revision: int) -> Path:
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
     """Rename every replacement whose commit is in the journal onto the file it replaces. Recovery
     repeats this, for a crash between line and rename."""
-    named = {s.path: s.revision for s in state.segments} | {
+    named = {s.path: s.revision for s in state.segments if not s.rows_per_set} | {
         p: f.revision for p, f in state.files.items()
     }
     for path, revision in named.items():
@@ -98,6 +98,9 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
     strays += (data_dir / "journal").glob(f"*{SCRATCH}")
     for path in strays:
         disk.unlink(path)
+    for path in (data_dir / EDGE_FOLDERS).glob("[0-9]*"):
+        if f"{EDGE_FOLDERS}/{path.name}" not in named:
+            disk.remove_folder(path)
 
 
 def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:

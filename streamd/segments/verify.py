@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
 from streamd.errors import JournalError, TGUFError
 from streamd.segments.journal import LogState, journal_files, read_lines
 from streamd.segments.layout import EDGES
-from streamd.segments.tguf import TGUFFile, open_tguf
+from streamd.segments.segment_files import SegmentFiles
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,18 @@ def verify_log(
             survey.num_claims += claim.crc is not None
         state = line.state
         commits += line.is_commit
-    present = set() if state is None else {s.path for s in state.segments} | set(state.files)
+    states = {s.path: s for s in state.segments} if state else {}
+    present = {*states, *(state.files if state else ())}
     surveys = {path: survey for path, survey in surveys.items() if path in present}
 
     # A segment whose header is damaged is damaged as a whole.
     damage: list[Damage] = []
-    segments: dict[str, TGUFFile] = {}
+    segments: dict[str, SegmentFiles] = {}
     wanted = {path for path in surveys if only in (None, path)}
-    for path in [p for p in surveys if p in wanted and p.endswith(".tguf")]:
+    for path in [p for p in surveys if p in wanted and p in states]:
+        assert state is not None
         try:
-            segments[path] = open_tguf(data_dir / path, check_rows=False)
+            segments[path] = SegmentFiles(data_dir, states[path], state.schema)
         except TGUFError as error:
             damage.append(Damage(path, f"all of it: {error}", surveys[path].newest))
             wanted.remove(path)
@@ -207,21 +208,10 @@ def _bytes_crc(path: Path, claim: _Claim) -> tuple[int, str]:
     return crc, f"bytes [{claim.rows[0]}, {b})"
 
 
-def _segment_crc(file: TGUFFile, claim: _Claim) -> tuple[int, str]:
+def _segment_crc(files: SegmentFiles, claim: _Claim) -> tuple[int, str]:
     """CRC32C of a segment's rows, and the rows in words."""
     assert claim.labels is not None
-    crc = rows_crc(file, claim.rows, claim.labels)
     (a, b) = claim.rows
     (c, d) = claim.labels
-    return crc, f"edges [{a}, {b}) and labels [{c}, {d})"
-
-
-def rows_crc(file: TGUFFile, rows: tuple[int, int], labels: tuple[int, int]) -> int:
-    """CRC32C of the edge rows [a, b), column by column, and then of the label rows."""
-    crc = 0
-    for name in file.sections:
-        a, b = labels if name.startswith("label") else rows
-        column = np.ascontiguousarray(file.column(name, b)[a:b])
-        if column.size:
-            crc = crc32c(column.view(np.uint8).data, crc)
-    return crc
+    what = f"edges [{a}, {b}) and labels [{c}, {d})"
+    return files.rows_crc(claim.rows, claim.labels), what

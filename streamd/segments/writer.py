@@ -1,12 +1,14 @@
 """Writes one TGUF file, which other tools can read at any moment."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.errors import CapacityError
@@ -24,14 +26,22 @@ class TGUFWriter:
     `commit` makes what was appended durable and then visible in the header's counts.
     """
 
-    def __init__(self, path: str | Path, schema: TGUFSchema, disk: Disk = DISK) -> None:
-        """Create and allocate the file, and sync it together with its directory. Raises:
-        FileExistsError, OSError."""
+    def __init__(
+        self, path: str | Path, schema: TGUFSchema, disk: Disk = DISK, sparse: bool = False
+    ) -> None:
+        """Create and allocate the file, and sync it together with its directory.
+
+        sparse: blocks that are not written take no room; a full disk then shows in a later write.
+        Raises: FileExistsError, OSError.
+        """
         self.path = Path(path)
         self._disk = disk
         self.header, size = lay_out(schema)
         self._fd = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        disk.allocate(self._fd, size)
+        if sparse:
+            disk.truncate(self._fd, size)
+        else:
+            disk.allocate(self._fd, size)
         self._start(schema.edge_capacity, schema.label_capacity, schema.node_capacity)
         disk.write(self._fd, self.header.pack(), 0)
         disk.sync(self._fd)
@@ -80,13 +90,14 @@ class TGUFWriter:
         time_E: Int64,
         msg_ED: Float32,
         neg_dst: Int64 | None = None,
-    ) -> None:
+    ) -> int:
         """Write edge rows behind the last ones.
 
         Args: src_E, dst_E: int64 node ids; time_E: int64, ascending; msg_ED: float32 features;
         neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row for
         each of these edges (rows before `negatives_start` are left out) or only for those from
         `negatives_start` on.
+        Returns: the CRC32C of src, dst, time and msg, one behind the other.
         Raises: ValueError on a wrong column, CapacityError when full; nothing is written then.
         """
         # Check shapes and types first, then room, then values.
@@ -97,7 +108,7 @@ class TGUFWriter:
         _check("msg", msg_ED, np.float32, (n, self.header.msg_dim))
         negatives = self._negatives(n, neg_dst)
         if not n:
-            return
+            return 0
         if self.num_edges + n > self.edge_capacity:
             raise CapacityError(
                 f"{self.path} holds {self.num_edges} of {self.edge_capacity} edges, "
@@ -117,6 +128,7 @@ class TGUFWriter:
             )
         self._last_time = int(time_E[-1])
         self.num_edges += n
+        return columns_crc((src_E, dst_E, time_E, msg_ED))
 
     def _negatives(self, n: int, neg_dst: Int64 | None) -> Int64:
         """Select the rows of `neg_dst` to be stored for the next `n` edges. Raises: ValueError."""
@@ -241,6 +253,14 @@ class TGUFWriter:
         at: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def columns_crc(columns: Iterable[NDArray[Any]], crc: int = 0) -> int:
+    """Continue a CRC32C over the bytes of columns, one behind the other."""
+    for column in columns:
+        if column.size:
+            crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)
+    return crc
 
 
 def _check(name: str, column: NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:

@@ -150,7 +150,7 @@ def test_times_and_features_come_from_the_mapped_segments(tmp_path):
     writer.drop_before(64)
     writer.close()
     log = LogReader.open(tmp_path)
-    assert log.first_edge == 64 and len(log.columns.first_S) == 4 and log.columns is log.columns
+    assert log.first_edge == 64 and log.columns.num_segments == 4 and log.columns is log.columns
     rng = np.random.default_rng(0)
     edge, mask = rng.integers(64, 300, (20, 7)), rng.random((20, 7)) < 0.7
     assert (edge_times(log.columns, edge, mask) == np.where(mask, time[edge], 0)).all()

@@ -68,8 +68,8 @@ def test_rows_remember_their_order_among_one_another():
 
 def test_a_deleted_key_comes_back_under_a_new_id():
     keys = {}
-    events = [edge(1, "a", "b"), (1, 1, DELETE, "a", None, ()), edge(2, "a", "b", 2), (2, 3, DELETE, "b", "a", [7]),
-              (2, 4, DELETE, "nobody", None, ()), (2, 5, DELETE, "a", "nobody", [7]), edge(3, "b", "a", 6)]
+    events = [edge(1, "a", "b"), (1, 1, DELETE, "a", None, ()), edge(2, "a", "b", 2), (2, 3, DELETE, "b", "a", [7, 0]),
+              (2, 4, DELETE, "nobody", None, ()), (2, 5, DELETE, "a", "nobody", [7, 0]), edge(3, "b", "a", 6)]
     batch, _, refused = build(events, keys)
     assert batch.src_E.tolist() == [0, 2, 1] and batch.dst_E.tolist() == [1, 1, 2]
     assert [(r.row, r.reason) for r in refused] == [(4, "unmatched_delete"), (5, "unmatched_delete")]
@@ -82,12 +82,12 @@ def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds
 
     def has_edges(*columns):
         asked.extend(zip(*(c.tolist() for c in columns), strict=True))
-        return np.array([edge == (1, 0, 3) for edge in asked])
+        return np.array([edge == (1, 0, 3, 0) for edge in asked])
 
-    events = [edge(5, "a", "b"), (0, 1, DELETE, "a", "b", [5]), (0, 2, DELETE, "a", "b", [6]), edge(6, "a", "b", 3),
-              (0, 4, DELETE, "b", "a", [3])]
+    events = [edge(5, "a", "b"), (0, 1, DELETE, "a", "b", [5, 0]), (0, 2, DELETE, "a", "b", [6, 0]), edge(6, "a", "b", 3),
+              (0, 4, DELETE, "b", "a", [3, 0])]
     batch, _, refused = build(events, {"a": 0, "b": 1}, has_edges=has_edges)
-    assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6), (1, 0, 3)]
+    assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6, 0), (1, 0, 3, 0)]
     assert batch.deletions_X[["src", "dst", "time"]].tolist() == [(0, 1, 5), (1, 0, 3)]
     table = KeyTable(256)
     assert as_json(block_of(events, table), 2, table.keys, "us") == b'{"type":"delete","src":"a","dst":"b","time":6}'

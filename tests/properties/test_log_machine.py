@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.schema import EdgeSet, NodeSet
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
@@ -38,6 +39,8 @@ class LogMachine(RuleBasedStateMachine):
     commits[i]: what commit i added, as it was acknowledged, or nearly: the one in flight may stand or not.
     """
 
+    schema = SCHEMA
+
     @initialize()
     def begin(self):
         self.path = Path(tempfile.mkdtemp(prefix="log-machine-"))
@@ -52,7 +55,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self, disk=None):
         self.disk = disk or FaultyDisk()
-        self.log = LogWriter(self.path, SCHEMA, SEGMENT_EDGES, self.disk)
+        self.log = LogWriter(self.path, self.schema, SEGMENT_EDGES, self.disk)
         done = self.log.progress.positions.get("t", {0: Position(0)})[0].offset
         if self.pending is not None:
             assert done in (len(self.commits), len(self.commits) + 1), "the commit in flight stands or does not"
@@ -94,21 +97,26 @@ class LogMachine(RuleBasedStateMachine):
         if delete == "node":
             deletions["src"], deletions["dst"], deletions["edge"] = one, -1, edges
         elif delete == "edge" and everything:
-            u, v, t = everything[int(rng.integers(len(everything)))][:3]
+            u, v, t, *_, number = everything[int(rng.integers(len(everything)))]
             deletions["src"], deletions["dst"], deletions["time"], deletions["edge"] = u, v, t, 0
+            deletions["edge_set"] = number
         else:
             deletions = deletions[:0]
-        msg = rng.normal(size=(edges, 1)).astype(np.float32)
+        value = rng.normal(size=(edges, 1)).astype(np.float32)
+        sets = rng.integers(0, self.schema.num_edge_sets, edges)
+        msg = np.concatenate([np.zeros((0, self.schema.edge_feature_dim), np.float32), *(
+            self.schema.edge_rows(n, v[None]) for n, v in zip(sets.tolist(), value, strict=True))])
         batch = dataclasses.replace(
-            empty_batch(SCHEMA), src_E=src, dst_E=dst, time_E=np.full(edges, when), msg_ED=msg,
+            empty_batch(self.schema), src_E=src, dst_E=dst, time_E=np.full(edges, when), msg_ED=msg,
             label_node_L=rng.choice(alive, labels), label_time_L=np.full(labels, when),
             label_target_L=np.ones((labels, 1), np.float32), node_F=one, node_row_F=np.array([edges]),
             node_edge_F=np.array([edges]), node_values_F=np.full((1, 1), seed, np.float32), new_keys=tuple(new),
             late_edge=(0,) if late and edges else (), late_time=(when - 7,) if late and edges else (), deletions_X=deletions)
         times = [when - 7 if late and i == 0 else when for i in range(edges)]
         self.pending = {
-            "edges": [(int(u), int(v), t, when, float(m[0])) for u, v, t, m in zip(src, dst, times, msg, strict=True)],
-            "keys": new, "deletes": [(int(d["src"]), int(d["dst"]), int(d["time"])) for d in deletions]}
+            "edges": [(int(u), int(v), t, when, float(m[0]), int(n))
+                      for u, v, t, m, n in zip(src, dst, times, value, sets, strict=True)],
+            "keys": new, "deletes": [tuple(int(d[n]) for n in ("src", "dst", "time", "edge_set")) for d in deletions]}
         progress = Progress("c", {"t": "id"}, {"t": {0: Position(len(self.commits) + 1)}})
 
         def run():
@@ -184,10 +192,10 @@ class LogMachine(RuleBasedStateMachine):
         """The reader shows what was acknowledged, less what was deleted or dropped."""
         everything, hidden, at = self.everything(), set(), 0
         for c in self.commits:
-            for u, v, t in c["deletes"]:
+            for u, v, t, n in c["deletes"]:
                 before = at + (len(c["edges"]) if v < 0 else 0)
                 hidden |= {i for i, e in enumerate(everything)
-                           if (v < 0 and u in e[:2]) or (v >= 0 and i < before and e[:3] == (u, v, t))}
+                           if (v < 0 and u in e[:2]) or (v >= 0 and i < before and e[:3] == (u, v, t) and e[5] == n)}
             at += len(c["edges"])
         first, end = reader.first_edge, reader.num_edges
         assert end == len(everything)
@@ -197,17 +205,29 @@ class LogMachine(RuleBasedStateMachine):
         assert time.tolist() == [e[3] for e in everything[first:]]
         msg = reader.features_of(shown)
         for i, m in zip(shown.tolist(), msg, strict=True):
-            assert (src[i - first], dst[i - first]) == everything[i][:2] and m[0] == np.float32(everything[i][4])
-        gone = {u for c in self.commits for u, v, _ in c["deletes"] if v < 0}
+            value, number = everything[i][4:]
+            want = self.schema.edge_rows(number, np.full((1, 1), value, np.float32))
+            assert (src[i - first], dst[i - first]) == everything[i][:2] and m.tolist() == want[0].tolist()
+        assert reader.edge_sets_of(shown).tolist() == [everything[i][5] for i in shown]
+        gone = {u for c in self.commits for u, v, *_ in c["deletes"] if v < 0}
         keys = [k for c in self.commits for k in c["keys"]]
         assert gone.isdisjoint(reader.ids.values()) and set(reader.ids) <= set(keys)
         assert len(reader.ids) >= len(keys) - len(gone)
 
 
+class SetsMachine(LogMachine):
+    """The same with a log of three edge sets."""
+
+    schema = Schema.declared((NodeSet("n", 1),), [EdgeSet(n, "n", "n", 1) for n in "abc"], 1)
+
+
 TestLogMachine = LogMachine.TestCase
+TestSetsMachine = SetsMachine.TestCase
+TestSetsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 TestLogMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 
 
 @pytest.mark.slow
-def test_the_machine_for_a_long_time():
-    run_state_machine_as_test(LogMachine, settings=settings(TestLogMachine.settings, max_examples=3000, stateful_step_count=60))
+@pytest.mark.parametrize("machine", [LogMachine, SetsMachine])
+def test_the_machine_for_a_long_time(machine):
+    run_state_machine_as_test(machine, settings=settings(TestLogMachine.settings, max_examples=3000, stateful_step_count=60))

@@ -8,7 +8,8 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError
-from streamd.events import DELETION, Position, Progress, Schema, empty_batch
+from streamd.events import DELETION, Position, Progress, Schema, SetKey, empty_batch
+from streamd.schema import EdgeSet, NodeSet
 from streamd.segments import features, journal
 from streamd.segments.log import LogWriter
 from streamd.segments.prune import pruning
@@ -17,7 +18,9 @@ from streamd.segments.verify import verify_log
 from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 
-SCHEMA = Schema(2, 1, 1)
+SCHEMA = ONE_SET = Schema(2, 1, 1)
+THREE_SETS = Schema.declared(
+    (NodeSet("user", 1), NodeSet("item")), (EdgeSet("views", "user", "item", 2), EdgeSet("buys", "user", "item"), EdgeSet("rates", "user", "item", 1)), 1)
 SEGMENT_EDGES = 8
 NUM_COMMITS = 16
 
@@ -32,13 +35,23 @@ def commit_number(i):
     if len(deletions):
         deletions["src"], deletions["dst"] = (2 * i - 7, -1) if i % 2 else (2 * i - 1, 2 * i)
         deletions["time"], deletions["edge"] = (i - 1) * 10, n
+        deletions["edge_set"] = i % SCHEMA.num_edge_sets
     return dataclasses.replace(
         empty_batch(SCHEMA), src_E=np.full(n, first_node), dst_E=np.full(n, first_node + 1), time_E=np.full(n, i * 10),
-        msg_ED=np.full((n, 2), i + 1, np.float32), label_node_L=np.full(labels, first_node),
+        msg_ED=rows_of(i, n), label_node_L=np.full(labels, first_node),
         label_time_L=np.full(labels, i * 10), label_target_L=np.full((labels, 1), i, np.float32),
         node_F=np.array([first_node, i % 3 + 1]), node_row_F=np.array([n, n]), node_edge_F=np.array([n, n]),
-        node_values_F=np.full((2, 1), i + 1, np.float32), new_keys=(*(() if i else (None,)), f"key{first_node}", first_node + 1),
+        node_values_F=SCHEMA.node_rows(0, np.full((2, 1), i + 1, np.float32)), new_keys=(
+            *(() if i else (None,)), f"key{first_node}", first_node + 1 if SCHEMA is ONE_SET else SetKey(1, first_node + 1)),
         late_edge=(0,) if n and i % 3 == 0 else (), late_time=(i,) if n and i % 3 == 0 else (), deletions_X=deletions)
+
+
+def rows_of(i, n):
+    """Rows of features of n edges: commits are of one edge set or of all in turn."""
+    sets = [(i + (row if i % 3 == 0 else 0)) % SCHEMA.num_edge_sets for row in range(n)]
+    rows = [SCHEMA.edge_rows(s, np.full((1, dim), i + 1, np.float32)) for s in sets
+            for dim in [SCHEMA.edge_columns(s).stop - SCHEMA.edge_columns(s).start]]
+    return np.concatenate([np.zeros((0, SCHEMA.edge_feature_dim), np.float32), *rows])
 
 
 def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
@@ -81,8 +94,17 @@ def short_journals_and_holes(monkeypatch):
     monkeypatch.setattr(storage, "HOLE_BYTES", 16)
 
 
+@pytest.fixture(scope="module", autouse=True, params=[ONE_SET, THREE_SETS], ids=["one set", "three sets"])
+def schema(request):
+    """All of it with a log of one edge set, and with one of several, whose segments are folders."""
+    global SCHEMA
+    SCHEMA = request.param
+    yield SCHEMA
+    SCHEMA = ONE_SET
+
+
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected(tmp_path_factory, schema):
     """Contents after each number of commits, from a life without faults and without housekeeping."""
     out = {0: {}}
     path = tmp_path_factory.mktemp("expected")
@@ -102,6 +124,11 @@ def agrees(got, want):
     if not got["ids"]:
         kept = []
     return all(got[n] == ([want[n][k] for k in kept] if n in ("ids", "src", "dst", "time", "msg") else want[n]) for n in want)
+
+
+def stride_of(stride):
+    """Folders take four times the calls, of which a quick run tries a share."""
+    return stride if stride == 1 or SCHEMA is ONE_SET else 5 * stride + 2
 
 
 def calls_of_a_life(path):
@@ -131,7 +158,7 @@ class Watcher:
 def test_a_stop_at_any_system_call_keeps_what_was_acknowledged(tmp_path, expected, mode, stride):
     total = calls_of_a_life(tmp_path / "calls")
     assert total > 150
-    for at in range(len(mode) % stride, total, stride):
+    for at in range(len(mode) % stride, total, stride_of(stride)):
         path = tmp_path / f"{at}"
         watcher, acknowledged, log = Watcher(path), [0], None
         disk = FaultyDisk(at, mode, on_call=watcher if mode == "kill" else None)
@@ -160,7 +187,7 @@ def recover_and_finish(path: Path, expected, acknowledged, watcher, where):
 @pytest.mark.parametrize("mode", ["full", "broken"])
 def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expected, mode, stride):
     total = calls_of_a_life(tmp_path / "calls")
-    for at in range(len(mode) % stride, total, stride):
+    for at in range(len(mode) % stride, total, stride_of(stride)):
         path = tmp_path / f"{at}"
         acknowledged, log = [0], None
         with pytest.raises(DiskError, match="could not be written"):
@@ -181,7 +208,7 @@ def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, exp
     log = LogWriter(tmp_path / "calls", SCHEMA, SEGMENT_EDGES, trial)
     live(log)
     log.close()
-    for number, at in enumerate(trial.syncs[::stride]):
+    for number, at in enumerate(trial.syncs[::stride_of(stride)]):
         path, acknowledged, log = tmp_path / f"{at}", [0], None
         disk = FaultyDisk(at, "unsynced", seed=number)
         with pytest.raises(DiskError):

@@ -8,6 +8,7 @@ import pytest
 
 from streamd.errors import CorruptionError, JournalError, LockedError
 from streamd.events import Progress, Schema
+from streamd.schema import EdgeSet, NodeSet
 from streamd.segments import journal
 from streamd.segments.journal import (
     LogState,
@@ -50,19 +51,28 @@ def test_format_2_has_no_terms_and_one_set():
 
 
 @pytest.mark.parametrize(("changed", "says"), [
-    ({"format": 4}, "format 4, this streamd reads up to 3"),
+    ({"format": 5}, "format 5, this streamd reads up to 4"),
     ({"format": 1}, "format 1"),
-    ({"sets": [{"name": "default"}, {"name": "views"}]}, "edge sets default, views"),
-    ({"segments": [[0, 5, 1, 10, 0, [3, 2]]]}, "several edge sets")])
+    ({"segments": [[0, 5, 1, 10, 0, [3, 1]]]}, "has 5 edges, its sets have")])
 def test_a_checkpoint_of_what_is_not_known_is_refused_by_name(changed, says):
     with pytest.raises(JournalError, match=says):
         LogState.restored(STATE.checkpoint() | changed)
 
 
-def test_a_commit_keeps_the_term_unless_it_says_another_and_a_schema_change_is_refused():
+def test_a_commit_keeps_the_term_and_the_schema_unless_it_says_another():
     assert STATE.after(commit()).term == 3 and STATE.after(commit(term=4)).term == 4
-    with pytest.raises(JournalError, match="Commit 8 changes the schema"):
-        STATE.after(commit(schema={"set": "views"}))
+    wider = Schema.declared((), (EdgeSet("default", feature_dim=2), EdgeSet("views", feature_dim=1)))
+    changed = STATE.after(commit(schema=wider.fields()))
+    assert STATE.after(commit()).schema == STATE.schema and changed.schema == wider
+
+
+def test_a_state_of_several_sets_is_format_4_and_says_the_rows_of_each():
+    schema = Schema.declared((NodeSet("user", 2), NodeSet("item")), (EdgeSet("views", "user", "item", 1), EdgeSet("buys", "user", "item")), 3)
+    state = LogState(schema, 7, (SegmentState(0, 5, 1, 10, 0, (3, 2)),), SegmentState(5, 1, 0, 10, 6, (0, 1)))
+    line = state.checkpoint()
+    assert LogState.restored(line) == state and line["format"] == 4
+    assert line["sets"] == [{"name": "views"}, {"name": "buys"}] and line["segments"][1] == [5, 1, 0, 10, 6, [0, 1]]
+    assert [s.path for s in state.segments] == ["edges/" + "0" * 20, "edges/" + "0" * 19 + "5-6"]
 
 
 def test_a_directory_of_format_2_is_read_on_and_the_next_writer_begins_format_3(tmp_path):

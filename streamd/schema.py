@@ -1,0 +1,155 @@
+"""What the events of a log hold: the declared sets of nodes and edges, and how their features lie
+in rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DEFAULT_SET = "default"
+"""Name of the node set and of the edge set of a log that declares none."""
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """A declared kind of nodes. feature_dim: width of its features."""
+
+    name: str
+    feature_dim: int = 0
+
+
+@dataclass(frozen=True)
+class EdgeSet:
+    """A declared kind of edges. source, target: names of the node sets of its ends. feature_dim:
+    width of its features."""
+
+    name: str
+    source: str = DEFAULT_SET
+    target: str = DEFAULT_SET
+    feature_dim: int = 0
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the events of a log hold: widths of rows of features and labels, and the declared sets.
+
+    node_sets, edge_sets: empty where there is only the set `default`. A set's number is its place.
+
+    With several edge sets, a row of edge features says of which set it is, and has a place for the
+    features of each: one-hot of the set, then the features of all sets, of which those of other
+    sets are 0. So is a row of node features. A linear map of such rows is one map per set with a
+    bias of its own.
+    """
+
+    edge_feature_dim: int = 0
+    node_feature_dim: int = 0
+    label_dim: int = 0
+    node_sets: tuple[NodeSet, ...] = ()
+    edge_sets: tuple[EdgeSet, ...] = ()
+
+    @classmethod
+    def declared(
+        cls, node_sets: Sequence[NodeSet], edge_sets: Sequence[EdgeSet], label_dim: int = 0
+    ) -> "Schema":
+        """The schema of declared sets, with the widths that follow from them."""
+        nodes, edges = tuple(node_sets), tuple(edge_sets)
+        return cls(_row_dim(edges), _row_dim(nodes), label_dim, nodes, edges)
+
+    @classmethod
+    def restored(cls, fields: Mapping[str, Any]) -> "Schema":
+        """Decode what `fields` gave."""
+        rest = dict(fields)
+        nodes = tuple(NodeSet(**s) for s in rest.pop("node_sets", ()))
+        edges = tuple(EdgeSet(**s) for s in rest.pop("edge_sets", ()))
+        return cls(**rest, node_sets=nodes, edge_sets=edges)
+
+    def fields(self) -> dict[str, Any]:
+        """The schema as JSON fields; sets only where they are declared."""
+        return {k: v for k, v in asdict(self).items() if v != ()}
+
+    @property
+    def edge_set_names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.edge_sets) or (DEFAULT_SET,)
+
+    @property
+    def node_set_names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.node_sets) or (DEFAULT_SET,)
+
+    @property
+    def num_edge_sets(self) -> int:
+        return len(self.edge_sets) or 1
+
+    @property
+    def num_node_sets(self) -> int:
+        return len(self.node_sets) or 1
+
+    def ends_of(self, edge_set: int) -> tuple[int, int]:
+        """Numbers of the node sets of an edge set's sources and targets."""
+        if not self.edge_sets:
+            return 0, 0
+        one = self.edge_sets[edge_set]
+        names = self.node_set_names
+        return names.index(one.source), names.index(one.target)
+
+    def edge_columns(self, edge_set: int) -> slice:
+        """Where the features of an edge set lie in a row of edge features."""
+        return _columns(self.edge_sets, edge_set, self.edge_feature_dim)
+
+    def node_columns(self, node_set: int) -> slice:
+        """Where the features of a node set lie in a row of node features."""
+        return _columns(self.node_sets, node_set, self.node_feature_dim)
+
+    def edge_sets_of(self, rows_ED: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Number of the edge set that each row of edge features is of: int64[E]."""
+        if self.num_edge_sets == 1:
+            return np.zeros(len(rows_ED), np.int64)
+        numbers: NDArray[np.int64] = rows_ED[:, : self.num_edge_sets].argmax(1).astype(np.int64)
+        return numbers
+
+    def edge_rows(self, edge_set: int, features_ED: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of edge features from the features of edges of one set, float32[E, its width]."""
+        return _rows(
+            features_ED,
+            self.edge_columns(edge_set),
+            edge_set,
+            self.edge_sets,
+            self.edge_feature_dim,
+        )
+
+    def node_rows(self, node_set: int, features_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of node features from the features of nodes of one set, float32[N, its width]."""
+        return _rows(
+            features_ND,
+            self.node_columns(node_set),
+            node_set,
+            self.node_sets,
+            self.node_feature_dim,
+        )
+
+
+Sets = tuple[NodeSet, ...] | tuple[EdgeSet, ...]
+
+
+def _row_dim(sets: Sets) -> int:
+    """Width of a row that has a place for each set, and one for the features of each."""
+    return sum(s.feature_dim for s in sets) + (len(sets) if len(sets) > 1 else 0)
+
+
+def _columns(sets: Sets, number: int, dim: int) -> slice:
+    if not sets:
+        return slice(0, dim)
+    start = sum(s.feature_dim for s in sets[:number]) + (len(sets) if len(sets) > 1 else 0)
+    return slice(start, start + sets[number].feature_dim)
+
+
+def _rows(
+    features: NDArray[np.float32], columns: slice, number: int, sets: Sets, dim: int
+) -> NDArray[np.float32]:
+    if len(sets) <= 1:
+        return features
+    rows = np.zeros((len(features), dim), np.float32)
+    rows[:, number] = 1.0
+    rows[:, columns] = features
+    return rows
