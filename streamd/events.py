@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.schema import DEFAULT_SET, Schema
+from streamd.schema import DEFAULT_SET
+from streamd.schema import Schema as Schema
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import Int64, Key
+from streamd.events import Int64, Key, SetKey
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 INT64_MAX = 2**63 - 1
@@ -59,16 +59,17 @@ class KeyTable:
             raise BadEvent("missing_field", f"{name} is missing")
 
         # Check a new key, once.
-        if isinstance(key, str):
-            if not key or CONTROL.search(key):
+        plain = key.key if isinstance(key, SetKey) else key
+        if isinstance(plain, str):
+            if not plain or CONTROL.search(plain):
                 raise BadEvent("bad_key", f"{name} is empty or holds a control character")
             try:
-                size = len(key.encode())
+                size = len(plain.encode())
             except UnicodeEncodeError:
                 raise BadEvent("bad_key", f"{name} is not valid unicode") from None
             if size > self._max_bytes:
                 raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self._max_bytes}")
-        elif not -INT64_MAX <= key <= INT64_MAX:
+        elif not -INT64_MAX <= plain <= INT64_MAX:
             raise BadEvent("bad_key", f"{name} does not fit int64")
 
         # Give it the next number.

@@ -35,7 +35,7 @@ class Manifest:
     memory_us: int
     parent: str
     model: dict[str, Any]
-    schema: dict[str, int]
+    schema: dict[str, Any]
     window_seconds: int
     training: dict[str, Any]
     scores: dict[str, dict[str, float]]
@@ -63,7 +63,7 @@ class Manifest:
             ) from None
 
     def log_schema(self) -> Schema:
-        return Schema(**self.schema)
+        return Schema.restored(self.schema)
 
     @property
     def fixed_settings(self) -> dict[str, Any]:

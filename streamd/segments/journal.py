@@ -68,7 +68,8 @@ class SegmentState:
                 f"The segment at event {fields[0]} has {fields[1]} edges, its sets have {rows}.",
                 "restore the data_dir.",
             )
-        return cls(*fields, rows_per_set=tuple(rows) if len(rows) > 1 else ())
+        revision = fields[4] if len(fields) > 4 else 0
+        return cls(*fields[:4], revision, tuple(rows) if len(rows) > 1 else ())
 
     def entry(self) -> list[Any]:
         """Encode the state as an entry of the journal, with its rows per edge set at the end."""
