@@ -172,6 +172,15 @@ def test_a_flood_of_unknown_ids_is_asked_once_each(registry, monkeypatch):
     assert len(registry.asked) == 210
 
 
+def test_an_id_that_no_registry_gives_is_not_asked_since_the_answer_would_be_no_answer(registry, tmp_path):
+    registry.add(1, CLICK)
+    clicks = topic(registry, tmp_path, "avro")
+    records = [record(frame(2**31, b""), 0), record(avro(1, CLICK, VALUE), 1), record(frame(2**32 - 1, b""), 2)]
+    clicks.decoder.mapped["clicks"].prepare(records, lambda: None)
+    events, rejected = clicks.of(records)
+    assert [e.offset for e in events] == [1] and [(r.offset, r.reason) for r in rejected] == [(0, "bad_frame"), (2, "bad_frame")]
+
+
 def test_a_schema_of_another_format_and_one_in_text_are_told_apart(registry):
     registry.add(1, "{}", "JSON")
     with pytest.raises(BadEvent, match="of type JSON, not AVRO"):
