@@ -92,6 +92,13 @@ def test_rows_of_nodes_are_features_and_their_deletes_delete_the_node(tmp_path):
     assert [(e.kind, e.a, e.values) for e in events] == [(NODE, "user:1", [30]), (NODE, "user:1", [31]), (DELETE, "user:1", [])] and not rejected
 
 
+def test_the_delete_of_a_row_that_was_a_label_or_a_delete_deletes_no_edge(tmp_path):
+    others = "labels: {where: {kind: rate}, fields: {node: u, time: t, target: stars}}, deletes: {where: {gone: true}, fields: {node: u}}"
+    topic = Topic(source(f"{{envelope: debezium, time: ms, fields: {{src: u, dst: v, time: t}}, {others}}}", stream={"label_dim": 1}), tmp_path)
+    events, rejected = topic.decode(change("d", kind="rate", stars=3), change("u", gone=True), change("d", gone=True), change("d"))
+    assert [(e.offset, e.kind, e.b) for e in events] == [(1, DELETE, None), (3, DELETE, 5)] and not rejected
+
+
 def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     topic = Topic(USERS, tmp_path)
     gone = {"op": "d", "before": {"id": 1}, "after": None}
