@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 DEFAULT_SET = "default"
 """The one node set and the one edge set that there are."""
+NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+"""What no step of a path holds: msgspec reads no fields with such names."""
 ROOTS = ("$envelope", "$key", "$headers")
 """First steps of paths that lead out of the record's own data."""
 REGISTRY_FORMATS = ("avro", "protobuf")
@@ -129,6 +131,8 @@ def steps_of(path: str) -> tuple[str, ...]:
     steps = tuple(s.replace("\\.", ".") for s in re.split(r"(?<!\\)\.", path))
     if not all(steps) or len(steps) > MAX_STEPS:
         raise ValueError(f"a path is 1 to {MAX_STEPS} names with dots between them")
+    if any(map(NO_NAME.search, steps)):
+        raise ValueError("a name in a path holds no quotation mark, backslash or control character")
     if steps[0].startswith("$") and steps[0] not in ROOTS:
         raise ValueError(f"a path begins with a field's name or one of {', '.join(ROOTS)}")
     if steps[0] in ("$envelope", "$headers") and len(steps) == 1:
