@@ -91,6 +91,8 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("{node: u}", "{src: u}", r"src, dst and time"),
     ("number", "numbr", r"features\.seconds\.type .*line 5\): .*'number' or 'bool'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
     ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
+    ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
+    ("number", "{type: number, missing: .nan}", r"line 5\): missing is not a value of number"), ("src: u", "src: {constant: ''}", r"src\.constant .*a key is .*not empty"),
     ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("default:", "views:", r"there is one set so far"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),
     ("sources:", "kafka: {topics: [own]}\nsources:", r"sources\.0\.topic .*clicks is not in kafka\.topics"), ("sources:", "sources:\n  - {topic: clicks, time: record, nodes: {fields: {id: x}}}", "one source"),
     ("deletes: {where: {kind: forget}", "labels: {where: {kind: forget}", r"labels\.fields\.target"), ("graph:", "stream: {edge_feature_dim: 4}\nxgraph:", "xgraph"),
