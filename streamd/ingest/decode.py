@@ -23,6 +23,7 @@ from streamd.ingest.notices import Notices
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
+    TOO_DEEP,
     EventReader,
     WireEdge,
     WireEvent,
@@ -32,6 +33,7 @@ from streamd.ingest.wire import (
     unknown_fields,
 )
 
+NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
 NUM_SINGLES = 512
 """Most records of one event each that are decoded in one call."""
 NUM_ONE_BY_ONE = 8
@@ -226,11 +228,8 @@ class Batch:
         )
 
     def record(self, record: Any, decode: Callable[[Any], None] | None = None) -> None:
-        """Decode a record of any kind; one that does not fit, or does not fit into memory, is
-        rejected as a whole.
-
-        decode: as in `singles`.
-        """
+        """Decode a record of any kind by `decode`, which is as in `singles`; one that does not fit,
+        or does not fit into memory, is rejected as a whole."""
         num_blocks = len(self._blocks)
         num_rejected = len(self._rejected)
         try:
@@ -244,11 +243,12 @@ class Batch:
             (decode or self._decode_record)(record)
         except BadEvent as bad:
             self.reject(record, bad)
-        except MemoryError:
+        except (MemoryError, RecursionError) as error:
             del self._blocks[num_blocks:], self._rejected[num_rejected:]
-            self.reject(
-                record, BadEvent("out_of_memory", "there is not enough memory to decode it")
-            )
+            # What could just be read may be too deep to be written into a letter.
+            is_deep = isinstance(error, RecursionError)
+            why = ("too_deep", TOO_DEEP) if is_deep else NO_MEMORY
+            self.reject(record, BadEvent(*why))
 
     def reject(self, record: Any, bad: BadEvent) -> None:
         """Reject a whole record."""
