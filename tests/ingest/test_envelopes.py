@@ -76,6 +76,13 @@ def test_the_letter_of_a_binary_cloudevent_keeps_its_attributes(tmp_path, value)
     assert topic.one(letter | {"data": {"u": "b", "v": 5}}, headers=(("content-type", OWN_ROW.encode()),)).a == "b"
 
 
+def test_the_letter_of_a_binary_cloudevent_in_another_format_keeps_its_attributes_too(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: json-schema\n  envelope:"), tmp_path)
+    _, (bad,) = topic.decode(b"\0\0\0\0\1" + json.dumps({"u": None, "v": 5}).encode(), headers=binary()["headers"])
+    letter = json.loads(bad.raw) | {"data": {"u": "b", "v": 5}}
+    assert told([topic.one(letter, headers=(("content-type", bad.content_type.encode()),))]) == [(0, EDGE, 5_000_000, "b", 5)]
+
+
 @pytest.mark.parametrize("wrap", [dict, wrapped])
 def test_changed_rows_are_edges_and_deleted_ones_deletes(tmp_path, wrap):
     topic = Topic(ROWS, tmp_path)
