@@ -19,20 +19,19 @@ from streamd.ingest.decode import (
     SINGLES_BYTES,
     Batch,
     Decoder,
-    content_header,
     timestamp_us,
 )
 from streamd.ingest.encoding import Times
 from streamd.ingest.explain import MAX_TEXT, foreign
 from streamd.ingest.formats import JSON_FORMATS, Format, make_format
 from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
-from streamd.ingest.headers import content_of
+from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets, features_of
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
-from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
+from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
 from streamd.settings import Settings, edge_set, node_set
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry import metrics
@@ -82,6 +81,8 @@ class MappedTopic:
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
         self.checker = EventChecker(self._rules, self.notices, keys)
+        own_rules = replace(rules, time_unit="us", unit_setting="")
+        self._own_checker = EventChecker(own_rules, self.notices, keys)
         self._source = source
         self._times = Times(form)
         sets = FeatureSets(features_of(edge_set(settings)), features_of(node_set(settings)))
@@ -316,7 +317,8 @@ class MappedTopic:
             return
         name = self._form_name(record)
         if name == SPECIAL:
-            batch.native().record(record)
+            is_finer = content_header(record) == OWN_EVENT_US
+            batch.native(self._own_checker if is_finer else None).record(record)
             return
 
         # Values of other formats are rows; a dead letter that was one comes back as JSON.
