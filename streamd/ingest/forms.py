@@ -119,8 +119,16 @@ class FormMaker:
         operation = leaves.number((*base, "op"))
         after = RuleMaker(leaves, absolute((*base, "after"), base))
         before = RuleMaker(leaves, absolute((*base, "before"), base))
+        # The row of a label, or of a delete, was neither a node nor an edge.
+        no_rows = [rule for rule in (self._source.deletes, self._source.labels) if rule is not None]
         of_nodes = self._source.nodes.where if self._source.nodes is not None else {}
-        deletes = self._row_deletes(before, of_nodes, self._source.where)
+        deletes = [
+            *(
+                Rule(type="delete", conditions=before.conditions(r.where), skips=True)
+                for r in no_rows
+            ),
+            *self._row_deletes(before, of_nodes, self._source.where),
+        ]
         rules = plain_rules(self._source, after, self._sets)
         return self._form([*deletes, *rules], leaves, operation=operation, num_first=len(deletes))
 

@@ -19,19 +19,19 @@ from streamd.ingest.decode import (
     SINGLES_BYTES,
     Batch,
     Decoder,
-    content_header,
     timestamp_us,
 )
+from streamd.ingest.encoding import Times
 from streamd.ingest.explain import MAX_TEXT, foreign
 from streamd.ingest.formats import JSON_FORMATS, Format, make_format
 from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
-from streamd.ingest.headers import content_of
+from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets, features_of
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
-from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
+from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
 from streamd.settings import Settings, edge_set, node_set
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry import metrics
@@ -81,7 +81,10 @@ class MappedTopic:
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
         self.checker = EventChecker(self._rules, self.notices, keys)
+        own_rules = replace(rules, time_unit="us", unit_setting="")
+        self._own_checker = EventChecker(own_rules, self.notices, keys)
         self._source = source
+        self._times = Times(form)
         sets = FeatureSets(features_of(edge_set(settings)), features_of(node_set(settings)))
         maker = FormMaker(source, sets, keys, rules.schema, rules.max_feature, form)
         self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
@@ -314,7 +317,8 @@ class MappedTopic:
             return
         name = self._form_name(record)
         if name == SPECIAL:
-            batch.native().record(record)
+            is_finer = content_header(record) == OWN_EVENT_US
+            batch.native(self._own_checker if is_finer else None).record(record)
             return
 
         # Values of other formats are rows; a dead letter that was one comes back as JSON.
@@ -366,16 +370,25 @@ class MappedTopic:
         are_objects = all(type(row) is dict for row in rows)
         if are_objects and self._take_record(batch, form, record, form.shape.of_rows(rows)):
             return
-        # One row is sent again as it came, one of several as JSON.
-        is_single = len(rows) == 1
+        # One row is sent again as it came, one of several as JSON, and so is one whose attributes
+        # are in headers, which a letter does not hold.
+        is_binary = form is self._forms.get("binary")
+        as_it_came = len(rows) == 1 and not is_binary
         stamp = timestamp_us(record)
+
+        def raw(row: Any) -> bytes:
+            if as_it_came:
+                return bytes(record.value)
+            of_row = self._times.as_json(row)
+            return as_structured(record.headers, of_row) if is_binary else of_row
+
         batch.events(
             rows,
             lambda row: self._event(batch, form, record, form.shape.of_row(row), stamp),
             record,
-            lambda row: record.value if is_single else msgspec.json.encode(row, enc_hook=str),
+            raw,
             scale=1,
-            content_type=content_header(record) if is_single else OWN_ROW,
+            content_type=content_header(record) if as_it_came else OWN_ROW,
         )
 
     def _one_by_one(

@@ -76,6 +76,13 @@ def test_the_letter_of_a_binary_cloudevent_keeps_its_attributes(tmp_path, value)
     assert topic.one(letter | {"data": {"u": "b", "v": 5}}, headers=(("content-type", OWN_ROW.encode()),)).a == "b"
 
 
+def test_the_letter_of_a_binary_cloudevent_in_another_format_keeps_its_attributes_too(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: json-schema\n  envelope:"), tmp_path)
+    _, (bad,) = topic.decode(b"\0\0\0\0\1" + json.dumps({"u": None, "v": 5}).encode(), headers=binary()["headers"])
+    letter = json.loads(bad.raw) | {"data": {"u": "b", "v": 5}}
+    assert told([topic.one(letter, headers=(("content-type", bad.content_type.encode()),))]) == [(0, EDGE, 5_000_000, "b", 5)]
+
+
 @pytest.mark.parametrize("wrap", [dict, wrapped])
 def test_changed_rows_are_edges_and_deleted_ones_deletes(tmp_path, wrap):
     topic = Topic(ROWS, tmp_path)
@@ -90,6 +97,13 @@ def test_rows_of_nodes_are_features_and_their_deletes_delete_the_node(tmp_path):
     events, rejected = topic.decode({"op": "c", "before": None, "after": {"id": 1, "age": 30}}, {"op": "u", "after": {"id": 1, "age": 31}},
                                     wrapped({"op": "d", "before": {"id": 1, "age": None}, "after": None}))
     assert [(e.kind, e.a, e.values) for e in events] == [(NODE, "user:1", [30]), (NODE, "user:1", [31]), (DELETE, "user:1", [])] and not rejected
+
+
+def test_the_delete_of_a_row_that_was_a_label_or_a_delete_deletes_no_edge(tmp_path):
+    others = "labels: {where: {kind: rate}, fields: {node: u, time: t, target: stars}}, deletes: {where: {gone: true}, fields: {node: u}}"
+    topic = Topic(source(f"{{envelope: debezium, time: ms, fields: {{src: u, dst: v, time: t}}, {others}}}", stream={"label_dim": 1}), tmp_path)
+    events, rejected = topic.decode(change("d", kind="rate", stars=3), change("u", gone=True), change("d", gone=True), change("d"))
+    assert [(e.offset, e.kind, e.b) for e in events] == [(1, DELETE, None), (3, DELETE, 5)] and not rejected
 
 
 def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):

@@ -108,6 +108,14 @@ def test_json_behind_an_id_needs_no_registry(tmp_path):
     assert one.refused(rows[0])[0] == "bad_frame" and one.refused(frame(1, b"{"))[0] == "bad_json" and one.refused(frame(1, b"[" * 9000))[0] == "too_deep"
 
 
+def test_json_as_deep_as_can_just_be_read_costs_no_other_record(tmp_path):
+    topic = Topic(source("{format: json-schema, time: record, fields: {src: u, dst: v}}"), tmp_path)
+    for depth in (400, *range(880, 1000)):
+        deep = b'[{"u": null, "x": ' + b"[" * depth + b"1" + b"]" * depth + b'}, {"u": 1, "v": 2}]'
+        events, rejected = topic.decode(frame(1, deep), frame(1, b'{"u": 3, "v": 4}'))
+        assert events[-1].a == 3 and [(r.offset, r.reason) for r in rejected] == [(0, "missing_field" if depth == 400 else "too_deep")]
+
+
 def test_references_are_resolved(registry):
     inner = {"type": "record", "name": "Inner", "namespace": "a", "fields": [{"name": "x", "type": "int"}]}
     outer = {"type": "record", "name": "Outer", "namespace": "a", "fields": [{"name": "one", "type": "a.Inner"}, {"name": "two", "type": "Inner"}]}
@@ -170,6 +178,15 @@ def test_a_flood_of_unknown_ids_is_asked_once_each(registry, monkeypatch):
     with pytest.raises(BadEvent, match="does not know schema 150"):
         values.decode(frame(150, b""))
     assert len(registry.asked) == 210
+
+
+def test_an_id_that_no_registry_gives_is_not_asked_since_the_answer_would_be_no_answer(registry, tmp_path):
+    registry.add(1, CLICK)
+    clicks = topic(registry, tmp_path, "avro")
+    records = [record(frame(2**31, b""), 0), record(avro(1, CLICK, VALUE), 1), record(frame(2**32 - 1, b""), 2)]
+    clicks.decoder.mapped["clicks"].prepare(records, lambda: None)
+    events, rejected = clicks.of(records)
+    assert [e.offset for e in events] == [1] and [(r.offset, r.reason) for r in rejected] == [(0, "bad_frame"), (2, "bad_frame")]
 
 
 def test_a_schema_of_another_format_and_one_in_text_are_told_apart(registry):
