@@ -18,7 +18,8 @@ from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
 from streamd.settings_lines import line_of, nearest_name
-from streamd.settings_sources import REGISTRY_FORMATS, Misplaced, check_sources
+from streamd.settings_sets import Misplaced, check_sets
+from streamd.settings_sources import REGISTRY_FORMATS, check_sources
 from streamd.settings_tree import (
     LOOPBACK,
     PREFIX,
@@ -39,10 +40,10 @@ from streamd.settings_tree import (
     TelemetrySettings,
     TrainingSettings,
     WindowSettings,
-    edge_set,
+    edge_sets,
     has_keys,
     leaves,
-    node_set,
+    node_sets,
     schema_of,
 )
 
@@ -66,12 +67,12 @@ __all__ = [
     "TrainingSettings",
     "WindowSettings",
     "as_environment",
-    "edge_set",
+    "edge_sets",
     "effective",
     "has_keys",
     "leaves",
     "load_settings",
-    "node_set",
+    "node_sets",
     "schema_of",
 ]
 
@@ -170,19 +171,21 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
     Raises: Misplaced where a declaration contradicts another setting.
     """
     # A width that is set must be the declared one.
-    widths = {}
-    for name, declared in (("edge_feature_dim", edge_set(s)), ("node_feature_dim", node_set(s))):
-        given = getattr(s.stream, name)
-        if not declared.features:
-            continue
-        if origin[f"stream.{name}"] != "default" and given != declared.width:
-            kind = name.partition("_")[0]
+    check_sets(s.graph.node_sets, s.graph.edge_sets)
+    schema = schema_of(s)
+    for kind in ("edge", "node"):
+        name = f"{kind}_feature_dim"
+        given, follows = getattr(s.stream, name), getattr(schema, name)
+        if origin[f"stream.{name}"] != "default" and given != follows:
             raise Misplaced(
                 ("stream", name),
-                f"it is {given}, but the features in graph.{kind}_sets.default "
-                f"are {declared.width} wide; leave it out",
+                f"it is {given}, but what graph.{kind}_sets declares is {follows} wide; "
+                "leave it out",
             )
-        widths[name] = declared.width
+    widths = {
+        "edge_feature_dim": schema.edge_feature_dim,
+        "node_feature_dim": schema.node_feature_dim,
+    }
     stream = s.stream.model_copy(update=widths)
 
     # Topics of sources are read without being named twice.
@@ -194,12 +197,7 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
         if topic not in kafka.topics:
             raise Misplaced(("sources", i, "topic"), f"{topic} is not in kafka.topics")
 
-    check_sources(
-        s.sources,
-        edge_set(s),
-        node_set(s),
-        (stream.edge_feature_dim, stream.node_feature_dim, stream.label_dim),
-    )
+    check_sources(s.sources, node_sets(s), edge_sets(s), schema)
     return s.model_copy(update={"stream": stream, "kafka": kafka})
 
 

@@ -1,17 +1,18 @@
-"""The settings that say how topics which exist already become events, and what features mean.
+"""The settings that say how topics which exist already become events.
 
-`graph.node_sets` and `graph.edge_sets` declare features; `sources` says where in a topic's records
-they are (docs/sources.md).
+`graph.node_sets` and `graph.edge_sets` declare features (`streamd.settings_sets`); `sources` says
+where in a topic's records they are (docs/sources.md).
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
-DEFAULT_SET = "default"
-"""The one node set and the one edge set that there are."""
+from streamd.schema import Schema
+from streamd.settings_sets import Misplaced, Part, SetSettings, as_tuple, nearest_of, shown
+
 NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """What no step of a path holds: msgspec reads no fields with such names."""
 ROOTS = ("$envelope", "$key", "$headers")
@@ -20,115 +21,7 @@ REGISTRY_FORMATS = ("avro", "protobuf")
 """Formats whose schemas are in the schema registry."""
 MAX_STEPS = 16
 """Most steps of a path: a deeper value is no field of an event."""
-MAX_WIDTH = 65_536
-"""Most numbers of one feature."""
-MAX_FLOAT32 = (2 - 2**-23) * 2**127
-"""Largest number of the log."""
 Scalar = str | int | float | bool | None
-
-
-class Part(BaseModel):
-    """A part of a declaration: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-def _is_number(value: Any) -> bool:
-    # No comparison holds for NaN.
-    return type(value) in (int, float) and abs(value) <= MAX_FLOAT32
-
-
-def _as_tuple(value: Any) -> Any:
-    """A list as a tuple; one value stands for a list of it."""
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-class FeatureSettings(Part):
-    """What a feature of a set is: how many numbers it takes, and what a missing value counts as.
-
-    Exactly one of type, categories, hash and vector is given; `number` alone stands for a type.
-    """
-
-    type: Literal["number", "bool"] | None = Field(None, description="one number, or 0 and 1")
-    categories: Annotated[tuple[str | int | bool, ...], BeforeValidator(_as_tuple)] | None = Field(
-        None, min_length=1, max_length=MAX_WIDTH - 1, description="one place each, one for others"
-    )
-    hash: int | None = Field(
-        None, gt=0, le=MAX_WIDTH, description="so many places, chosen by a hash of the text"
-    )
-    vector: int | None = Field(None, gt=0, le=MAX_WIDTH, description="a list of so many numbers")
-    missing: Any = Field(
-        None, description="the value taken where there is none; without it, that is a dead letter"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> "FeatureSettings":
-        given = [
-            n for n in ("type", "categories", "hash", "vector") if getattr(self, n) is not None
-        ]
-        if len(given) != 1:
-            raise ValueError("a feature is number, bool, categories: [...], hash: N or vector: N")
-        if self.categories is not None:
-            texts = [text_of(c) for c in self.categories]
-            for text in texts:
-                if texts.count(text) > 1:
-                    raise ValueError(f"categories has {text!r} twice")
-
-        # What stands for a missing value must itself be one.
-        if self.missing is not None and not self.takes(self.missing):
-            raise ValueError(f"missing is not a value of {self.words}")
-        return self
-
-    def takes(self, value: Any) -> bool:
-        """Whether settings may say this value, for records that have none of their own."""
-        if self.vector is not None:
-            return (
-                isinstance(value, list)
-                and len(value) == self.vector
-                and all(map(_is_number, value))
-            )
-        if self.type == "number":
-            return _is_number(value)
-        if self.type == "bool":
-            return type(value) is bool or (type(value) is int and value in (0, 1))
-        return type(value) in (str, bool) or (type(value) is int and abs(value) < 2**63)
-
-    @property
-    def width(self) -> int:
-        """How many numbers the feature takes in an event."""
-        if self.categories is not None:
-            return len(self.categories) + 1
-        return self.hash or self.vector or 1
-
-    @property
-    def words(self) -> str:
-        """The kind in words, for errors."""
-        if self.categories is not None:
-            return "categories"
-        if self.hash is not None:
-            return f"hash: {self.hash}"
-        return f"vector: {self.vector}" if self.vector else str(self.type)
-
-
-class SetSettings(Part):
-    """A set of nodes or edges: its features by name, in the order in which they lie in the log."""
-
-    features: dict[str, FeatureSettings] = Field({}, description="features by name")
-
-    @property
-    def width(self) -> int:
-        """The width of the set's features."""
-        return sum(f.width for f in self.features.values())
-
-
-def text_of(value: str | int | bool) -> str:
-    """A category as text: 1 and "1" are one category, true is `true`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def steps_of(path: str) -> tuple[str, ...]:
@@ -175,7 +68,7 @@ class FieldSettings(Part):
 
 
 Fields = dict[str, FieldSettings]
-Where = dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_as_tuple)]]
+Where = dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(as_tuple)]]
 
 
 class EdgeFields(Part):
@@ -192,7 +85,7 @@ class LabelFields(Part):
 
     node: FieldSettings = Field(description="key of the node")
     time: FieldSettings | None = Field(None, description="time at which the label became known")
-    target: Annotated[tuple[FieldSettings, ...], BeforeValidator(_as_tuple)] = Field(
+    target: Annotated[tuple[FieldSettings, ...], BeforeValidator(as_tuple)] = Field(
         min_length=1, description="numbers, or one list of them"
     )
 
@@ -241,18 +134,24 @@ class _Rule(Part):
 class LabelRule(_Rule):
     """Which records are labels."""
 
+    node_set: str | None = Field(None, description="set of the nodes, where there are several")
     fields: LabelFields
 
 
 class NodeRule(_Rule):
     """Which records are node features."""
 
+    node_set: str | None = Field(None, description="set of the nodes, where there are several")
     fields: NodeFields
 
 
 class DeleteRule(_Rule):
     """Which records are deletes."""
 
+    node_set: str | None = Field(None, description="set of deleted nodes, where there are several")
+    edge_set: str | None = Field(
+        None, description="set of deleted edges; that of the source where absent"
+    )
     fields: DeleteFields
 
 
@@ -270,6 +169,7 @@ class SourceSettings(_Rule):
     envelope: Literal["cloudevents", "debezium", "connect"] | None = Field(
         None, description="what is around the data"
     )
+    edge_set: str | None = Field(None, description="set of the edges, where there are several")
     time: TimeForm | None = Field(
         None, description="how times are written; stream.time_unit where absent"
     )
@@ -350,45 +250,83 @@ def fields_of(part: BaseModel) -> Iterator[tuple[tuple[str | int, ...], FieldSet
             yield from (((name, i), field) for i, field in enumerate(value))
 
 
-class Misplaced(ValueError):
-    """When parts of the settings contradict one another. place: the key, step by step."""
-
-    def __init__(self, place: tuple[str | int, ...], what: str) -> None:
-        super().__init__(what)
-        self.place = place
-
-
 def check_sources(
     sources: tuple[SourceSettings, ...],
-    edges: SetSettings,
-    nodes: SetSettings,
-    widths: tuple[int, int, int],
+    node_sets: Mapping[str, SetSettings],
+    edge_sets: Mapping[str, SetSettings],
+    schema: Schema,
 ) -> None:
-    """Check sources against the declared features.
+    """Check sources against the declared sets and their features.
 
-    widths: of edge features, node features and labels, as the log has them.
-    Raises: Misplaced.
+    schema: of the log under these declarations. Raises: Misplaced.
     """
     topics: set[str] = set()
     for i, source in enumerate(sources):
-        if source.topic in topics:
-            raise Misplaced(("sources", i, "topic"), "a topic has one source")
-        topics.add(source.topic)
         here = ("sources", i)
+        if source.topic in topics:
+            raise Misplaced((*here, "topic"), "a topic has one source")
+        topics.add(source.topic)
+        if source.labels is not None and not schema.label_dim:
+            raise Misplaced((*here, "labels"), "labels have no place while stream.label_dim is 0")
+
+        # Each rule is of a declared set; edges and node features have that set's features.
+        of_edges = source.deletes is not None and source.deletes.fields.node is None
+        if source.edge_set is not None and source.fields is None and not of_edges:
+            raise Misplaced((*here, "edge_set"), "the source makes no edges and deletes none")
         if source.fields is not None:
+            name = _chosen(source.edge_set, edge_sets, (*here, "edge_set"))
+            columns = schema.edge_columns(list(edge_sets).index(name))
+            declared = _Declared(f"graph.edge_sets.{name}.features", edge_sets[name], columns)
             _check_fields(source.fields, (*here, "fields"))
-            _check_features(source.fields.features, edges, "edge", widths[0], (*here, "fields"))
+            _check_features(source.fields.features, declared, (*here, "fields"))
         if source.nodes is not None:
+            name = _chosen(source.nodes.node_set, node_sets, (*here, "nodes", "node_set"))
+            columns = schema.node_columns(list(node_sets).index(name))
+            declared = _Declared(f"graph.node_sets.{name}.features", node_sets[name], columns)
             of_nodes = (*here, "nodes", "fields")
             _check_fields(source.nodes.fields, of_nodes)
-            _check_features(source.nodes.fields.features, nodes, "node", widths[1], of_nodes)
-        for name, rule in (("labels", source.labels), ("deletes", source.deletes)):
-            if rule is not None:
-                _check_fields(rule.fields, ("sources", i, name, "fields"))
-        if source.labels is not None and not widths[2]:
-            raise Misplaced(
-                ("sources", i, "labels"), "labels have no place while stream.label_dim is 0"
-            )
+            _check_features(source.nodes.fields.features, declared, of_nodes)
+        if source.labels is not None:
+            _chosen(source.labels.node_set, node_sets, (*here, "labels", "node_set"))
+            _check_fields(source.labels.fields, (*here, "labels", "fields"))
+        if source.deletes is not None:
+            _check_deletes(source, source.deletes, node_sets, edge_sets, (*here, "deletes"))
+
+
+def _check_deletes(
+    source: SourceSettings,
+    rule: DeleteRule,
+    node_sets: Mapping[str, SetSettings],
+    edge_sets: Mapping[str, SetSettings],
+    at: tuple[str | int, ...],
+) -> None:
+    """Check that deletes are of a declared set. Raises: Misplaced."""
+    _check_fields(rule.fields, (*at, "fields"))
+    if rule.fields.node is None:
+        if rule.node_set is not None:
+            raise Misplaced((*at, "node_set"), "they delete edges, which have an edge_set")
+        _chosen(rule.edge_set or source.edge_set, edge_sets, (*at, "edge_set"))
+    else:
+        if rule.edge_set is not None:
+            raise Misplaced((*at, "edge_set"), "they delete nodes, which have a node_set")
+        _chosen(rule.node_set, node_sets, (*at, "node_set"))
+
+
+def _chosen(name: str | None, sets: Mapping[str, SetSettings], at: tuple[str | int, ...]) -> str:
+    """The set that a rule names, the only one where it names none. Raises: Misplaced."""
+    if name is None and len(sets) > 1:
+        raise Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
+    if name is not None and name not in sets:
+        raise Misplaced(at, f"{name} is not in graph.{at[-1]}s{nearest_of(name, list(sets))}")
+    return name or next(iter(sets))
+
+
+class _Declared(NamedTuple):
+    """A declared set. key: where its features are declared. columns: where they lie in rows."""
+
+    key: str
+    settings: SetSettings
+    columns: slice
 
 
 def _check_fields(fields: BaseModel, at: tuple[str | int, ...]) -> None:
@@ -405,20 +343,20 @@ def _check_fields(fields: BaseModel, at: tuple[str | int, ...]) -> None:
             raise Misplaced((*at, *place), f"{place[0]} cannot be a constant")
 
 
-def _check_features(
-    given: Fields, declared: SetSettings, kind: str, width: int, at: tuple[str | int, ...]
-) -> None:
+def _check_features(given: Fields, declared: _Declared, at: tuple[str | int, ...]) -> None:
     """Compare a source's features with the declared ones. Raises: Misplaced."""
-    key = f"graph.{kind}_sets.{DEFAULT_SET}.features"
+    key, features = declared.key, declared.settings.features
     for name, field in given.items():
-        if name not in declared.features:
+        if name not in features:
             raise Misplaced((*at, "features", name), f"{name} is not declared in {key}")
-        feature = declared.features[name]
+        feature = features[name]
         for word, value in (("default", field.default), ("constant", field.constant)):
             if value is not None and not feature.takes(value):
                 raise Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
-    for name, feature in declared.features.items():
+    for name, feature in features.items():
         if name not in given and feature.missing is None:
             raise Misplaced(at, f"{name} of {key} has no path here, and no `missing` stands for it")
-    if width and not declared.features:
+    width = declared.columns.stop - declared.columns.start
+    if width and not features:
+        kind = key.split(".")[1].removesuffix("_sets")
         raise Misplaced(at, f"{kind} features are {width} wide; declare them in {key}")

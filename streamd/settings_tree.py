@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamd.events import Schema
-from streamd.settings_sources import DEFAULT_SET, SetSettings, SourceSettings
+from streamd.schema import DEFAULT_SET
+from streamd.settings_sets import EdgeSetSettings, SetSettings, declared_schema
+from streamd.settings_sources import SourceSettings
 
 PREFIX = "STREAMD_"
 """Every variable that begins so must be a setting, so that a misspelt one is an error."""
@@ -190,10 +192,10 @@ class GraphSettings(Branch):
     """What nodes and edges carry, and how the graph lies in memory."""
 
     node_sets: dict[str, SetSettings] = Field(
-        {}, description="features of nodes by name, under `default`"
+        {}, description="kinds of nodes by name, each with its features; one, `default`, if absent"
     )
-    edge_sets: dict[str, SetSettings] = Field(
-        {}, description="features of edges by name, under `default`"
+    edge_sets: dict[str, EdgeSetSettings] = Field(
+        {}, description="kinds of edges likewise, each with the node sets of its ends"
     )
 
     max_block_entries: Positive = Field(
@@ -204,14 +206,6 @@ class GraphSettings(Branch):
         description="event time whose events stay in the memory of trainer and server; what a "
         "query needs of older ones is read back from the log; 0: all stay",
     )
-
-    @field_validator("node_sets", "edge_sets")
-    @classmethod
-    def _is_one_set(cls, sets: dict[str, SetSettings]) -> dict[str, SetSettings]:
-        for name in sets:
-            if name != DEFAULT_SET:
-                raise ValueError(f"there is one set so far, {DEFAULT_SET}, not {name}")
-        return sets
 
 
 class GpuSettings(Branch):
@@ -448,20 +442,21 @@ def has_keys(server: ServerSettings) -> bool:
     )
 
 
-def edge_set(settings: Settings) -> SetSettings:
-    """The declared features of edges."""
-    return settings.graph.edge_sets.get(DEFAULT_SET, SetSettings())
+def node_sets(settings: Settings) -> dict[str, SetSettings]:
+    """The node sets by name, in the order of their numbers: `default` where none is declared."""
+    return settings.graph.node_sets or {DEFAULT_SET: SetSettings()}
 
 
-def node_set(settings: Settings) -> SetSettings:
-    """The declared features of nodes."""
-    return settings.graph.node_sets.get(DEFAULT_SET, SetSettings())
+def edge_sets(settings: Settings) -> dict[str, EdgeSetSettings]:
+    """The edge sets by name, in the order of their numbers: `default` where none is declared."""
+    return settings.graph.edge_sets or {DEFAULT_SET: EdgeSetSettings()}
 
 
 def schema_of(settings: Settings) -> Schema:
     """The schema of a log under these settings."""
     s = settings.stream
-    return Schema(s.edge_feature_dim, s.node_feature_dim, s.label_dim)
+    widths = s.edge_feature_dim, s.node_feature_dim, s.label_dim
+    return declared_schema(settings.graph.node_sets, settings.graph.edge_sets, widths)
 
 
 def leaves(

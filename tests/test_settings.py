@@ -1,7 +1,8 @@
 import pytest
 
 from streamd.errors import SettingsError
-from streamd.settings import as_environment, effective, leaves, load_settings
+from streamd.schema import EdgeSet, NodeSet, Schema
+from streamd.settings import as_environment, effective, leaves, load_settings, schema_of
 
 
 def test_sources_override_one_another_and_are_named(tmp_path):
@@ -93,7 +94,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
     ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
     ("number", "{type: number, missing: .nan}", r"line 5\): missing is not a value of number"), ("src: u", "src: {constant: ''}", r"src\.constant .*a key is .*not empty"),
-    ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("default:", "views:", r"there is one set so far"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),
+    ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),
     ("sources:", "kafka: {topics: [own]}\nsources:", r"sources\.0\.topic .*clicks is not in kafka\.topics"), ("sources:", "sources:\n  - {topic: clicks, time: record, nodes: {fields: {id: x}}}", "one source"),
     ("deletes: {where: {kind: forget}", "labels: {where: {kind: forget}", r"labels\.fields\.target"), ("graph:", "stream: {edge_feature_dim: 4}\nxgraph:", "xgraph"),
     ("deletes: {where: {kind: forget}, fields: {node: u}}", "labels: {where: {kind: x}, fields: {node: u, time: t, target: y}}", "stream.label_dim is 0"),
@@ -108,3 +109,76 @@ def test_a_wrong_source_is_one_line_that_names_key_and_line(tmp_path, old, new, 
 def test_features_that_are_wide_but_not_declared_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="edge features are 4 wide; declare them in graph.edge_sets.default.features"):
         of_sources(tmp_path, "sources: [{topic: x, time: record, fields: {src: a, dst: b}}]", **{"stream.edge_feature_dim": 4})
+
+
+SETS = """
+graph:
+  node_sets:
+    user: {features: {age: number, country: {categories: [de, fr, us]}}}
+    item: {}
+  edge_sets:
+    views: {source: user, target: item, features: {seconds: number}}
+    buys: {source: user, target: item, features: {price: number, how: {categories: [card, cash]}}}
+sources:
+  - topic: clicks
+    edge_set: views
+    time: record
+    fields: {src: u, dst: v, features: {seconds: s}}
+    where: {kind: view}
+    deletes: {where: {kind: forget}, node_set: user, fields: {node: u}}
+    nodes: {where: {kind: user}, node_set: user, fields: {id: u, features: {age: a, country: c}}}
+"""
+
+
+def test_the_schema_follows_from_the_declared_sets(tmp_path):
+    s = of_sources(tmp_path, SETS)
+    assert schema_of(s) == Schema.declared(
+        [NodeSet("user", 5), NodeSet("item", 0)], [EdgeSet("views", "user", "item", 1), EdgeSet("buys", "user", "item", 4)])
+    # The widths are those of rows: a place for each set, then the features of all.
+    assert (s.stream.edge_feature_dim, s.stream.node_feature_dim) == (2 + 1 + 4, 2 + 5)
+    again = load_settings(environ=as_environment(s))[0]
+    assert again == s and schema_of(again) == schema_of(s)
+    assert effective(s)["graph.edge_sets"]["buys"]["target"] == "item" and list(effective(s)["graph.node_sets"]) == ["user", "item"]
+
+
+@pytest.mark.parametrize(("graph", "want"), [
+    ("{}", Schema(3, 2)), ("{edge_sets: {default: {}}, node_sets: {default: {}}}", Schema(3, 2)),
+    ("{edge_sets: {default: {features: {a: {vector: 3}}}}}", Schema(3, 2)),
+    ("{edge_sets: {rides: {features: {a: {vector: 3}}}}}", Schema.declared([NodeSet("default", 2)], [EdgeSet("rides", feature_dim=3)])),
+    ("{node_sets: {user: {features: {a: {vector: 2}}}}}", Schema.declared([NodeSet("user", 2)], [EdgeSet("default", "user", "user", 3)])),
+])
+def test_a_set_that_declares_no_features_has_the_width_of_the_stream(tmp_path, graph, want):
+    s = of_sources(tmp_path, f"graph: {graph}", **{"stream.edge_feature_dim": 3, "stream.node_feature_dim": 2})
+    assert schema_of(s) == want
+    assert schema_of(load_settings(environ=as_environment(s))[0]) == want
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("buys:", "2buys:", r"graph\.edge_sets\.2buys \(file .*line 8\): the name of a set is a letter"), ("buys:", "a/b:", "the name of a set"),
+    ("buys: {source: user", "buys: {source: usr", r"edge_sets\.buys\.source .*line 8\): usr is not in graph.node_sets; did you mean 'user'"),
+    ("buys: {source: user, target: item", "buys: {source: user", r"edge_sets\.buys .*line 8\): it needs a target: one of user, item"),
+    ("buys: {source", "buys: {sorce", r"buys\.sorce .*line 8\) is unknown; did you mean 'source'"),
+    ("    item: {}", "    item: {}\n" + "\n".join(f"    n{i}: {{}}" for i in range(60)), r"graph\.node_sets .*line 3\): 62 sets, at most 60"),
+    ("sources:", "stream: {edge_feature_dim: 6}\nsources:", "it is 6, but what graph.edge_sets declares is 7 wide"),
+    ("edge_set: views", "edge_set: vews", r"sources\.0\.edge_set .*line 11\): vews is not in graph.edge_sets; did you mean 'views'"),
+    ("    edge_set: views\n", "", r"sources\.0\.edge_set .*: it is not set, and there are several: views, buys"),
+    ("edge_set: views", "edge_set: buys", r"seconds is not declared in graph\.edge_sets\.buys\.features"),
+    ("node_set: user, fields: {node", "fields: {node", r"sources\.0\.deletes\.node_set .*: it is not set, and there are several: user, item"),
+    ("node_set: user, fields: {node", "edge_set: views, fields: {node", r"deletes\.edge_set .*they delete nodes"),
+    ("node_set: user, fields: {node: u}", "node_set: user, fields: {src: u, dst: v, time: t}", "time is record"),
+    ("node_set: user, fields: {id", "node_set: item, fields: {id", r"age is not declared in graph\.node_sets\.item\.features"),
+])
+def test_a_wrong_set_is_one_line_that_names_key_and_line(tmp_path, old, new, says):
+    assert old in SETS
+    with pytest.raises(SettingsError, match=says) as caught:
+        of_sources(tmp_path, SETS.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("graph", "says"), [
+    ("{node_sets: {a: {}, b: {}}}", r"graph\.node_sets .*several node sets need graph.edge_sets"),
+    ("{edge_sets: {a: {source: user}}}", r"a\.source .*user is not in graph.node_sets; known are default"),
+])
+def test_edges_are_between_declared_sets(tmp_path, graph, says):
+    with pytest.raises(SettingsError, match=says):
+        of_sources(tmp_path, f"graph: {graph}")

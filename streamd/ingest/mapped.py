@@ -32,7 +32,7 @@ from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
-from streamd.settings import Settings, edge_set, node_set
+from streamd.settings import Settings, edge_sets, node_sets
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry import metrics
 
@@ -85,7 +85,13 @@ class MappedTopic:
         self._own_checker = EventChecker(own_rules, self.notices, keys)
         self._source = source
         self._times = Times(form)
-        sets = FeatureSets(features_of(edge_set(settings)), features_of(node_set(settings)))
+        edges = edge_sets(settings)
+        nodes = node_sets(settings)
+        of_nodes = source.nodes.node_set if source.nodes is not None else None
+        sets = FeatureSets(
+            features_of(edges[source.edge_set or next(iter(edges))]),
+            features_of(nodes[of_nodes or next(iter(nodes))]),
+        )
         maker = FormMaker(source, sets, keys, rules.schema, rules.max_feature, form)
         self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
         self._tombstone = maker.tombstone()

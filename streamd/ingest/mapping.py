@@ -16,6 +16,7 @@ from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.shapes import Columns, Steps, kind_of
 from streamd.ingest.wire import EventType, WireEvent
+from streamd.settings_sets import SetSettings
 from streamd.settings_sources import (
     DeleteFields,
     EdgeFields,
@@ -23,7 +24,6 @@ from streamd.settings_sources import (
     LabelFields,
     NodeFields,
     Scalar,
-    SetSettings,
     SourceSettings,
     Where,
     steps_of,

@@ -11,6 +11,7 @@ from streamd.registry.journal import Move
 from streamd.registry.registry import read_manifests
 from streamd.server.direct import DirectRoute
 from streamd.server.requests import Answer, Embedding, Label, Recommend, Score
+from streamd.server.schema_response import schema_response
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
@@ -25,6 +26,7 @@ from streamd.server.schemas import (
     Produced,
     RecommendBatch,
     RecommendRequest,
+    SchemaResponse,
     ScoreBatch,
     ScoreRequest,
     ScoreResponse,
@@ -137,6 +139,12 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         topic=state.forwarder.topic,
         events=[Produced(partition=p, offset=o) for p, o in places],
     )
+
+
+@router.get("/schema", tags=["events"])
+def schema(state: State) -> SchemaResponse:
+    """The declared sets of nodes and edges, and what their features are."""
+    return schema_response(state.settings)
 
 
 # Versions

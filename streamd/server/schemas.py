@@ -110,6 +110,42 @@ class EventsResponse(BaseModel):
     events: list[Produced]
 
 
+class Feature(BaseModel):
+    """A declared feature. kind: number, bool, categories, hash or vector. width: how many numbers
+    it takes in the log. missing: what stands for it where it is absent; without, it is needed."""
+
+    name: str
+    kind: str
+    width: int
+    categories: list[str | int | bool] | None = None
+    missing: Any = None
+
+
+class NodeSetInfo(BaseModel):
+    """A kind of nodes. width: of its features in the log; they have no names where `features` is
+    empty."""
+
+    name: str
+    width: int
+    features: list[Feature]
+
+
+class EdgeSetInfo(NodeSetInfo):
+    """A kind of edges. source, target: node sets of its ends."""
+
+    source: str
+    target: str
+
+
+class SchemaResponse(BaseModel):
+    """What events hold: the sets of nodes and edges in the order of their numbers."""
+
+    node_sets: list[NodeSetInfo]
+    edge_sets: list[EdgeSetInfo]
+    label_dim: int
+    time_unit: str
+
+
 class MoveRequest(Body):
     """Why the champion is moved."""
 

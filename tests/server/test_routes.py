@@ -15,7 +15,9 @@ import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.listening import web_config
-from streamd.settings_sources import FeatureSettings, SetSettings, SourceSettings
+from streamd.settings import load_settings
+from streamd.settings_sets import EdgeSetSettings, FeatureSettings
+from streamd.settings_sources import SourceSettings
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -211,7 +213,7 @@ def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
     feature = FeatureSettings(vector=2)
     mapping = {"topic": "events", "fields": {"src": {"path": "u", "prefix": "n:"}, "dst": "v", "time": "t", "features": {"both": "f"}}, "where": {"v": 30}}
     s = world.state.settings
-    graph = s.graph.model_copy(update={"edge_sets": {"default": SetSettings(features={"both": feature})}})
+    graph = s.graph.model_copy(update={"edge_sets": {"default": EdgeSetSettings(features={"both": feature})}})
     monkeypatch.setattr(world.state.forwarder, "_settings", s.model_copy(update={"graph": graph, "sources": (SourceSettings(**mapping),)}))
     monkeypatch.setattr(world.state.forwarder, "_decoder", None)
     # One that is skipped belongs to the topic too.
@@ -223,6 +225,20 @@ def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
     for wrong in ({}, {"events": [{"src": 1, "dst": 2}], "records": [record]}, {"records": []}, {"records": [5]}, {"records": [record | {"u": 10**30}]}):
         post(world, "/v1/events", wrong, 422)
     assert len(sent) == 2
+
+
+def test_the_schema_names_sets_and_features(world, tmp_path, monkeypatch):
+    told = world.client.get("/v1/schema").json()
+    assert told == {"node_sets": [{"name": "default", "width": 0, "features": []}], "label_dim": 0, "time_unit": "us",
+                    "edge_sets": [{"name": "default", "width": 2, "features": [], "source": "default", "target": "default"}]}
+    sets = {"graph.node_sets": {"user": {}, "item": {"features": {"price": {"type": "number", "missing": 1}}}},
+            "graph.edge_sets": {"buys": {"source": "user", "target": "item", "features": {"how": {"categories": ["card", "cash"]}, "v": {"vector": 2}}}}}
+    monkeypatch.setattr(world.state, "settings", load_settings(None, {"data_dir": tmp_path} | sets, {})[0])
+    told = world.client.get("/v1/schema").json()
+    plain = {"categories": None, "missing": None}
+    assert told["node_sets"][1] == {"name": "item", "width": 1, "features": [{"name": "price", "kind": "number", "width": 1, "categories": None, "missing": 1}]}
+    assert told["edge_sets"] == [{"name": "buys", "source": "user", "target": "item", "width": 5, "features": [
+        {"name": "how", "kind": "categories", "width": 3} | plain | {"categories": ["card", "cash"]}, {"name": "v", "kind": "vector", "width": 2} | plain]}]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,219 @@
+"""The settings that declare the sets of nodes and edges, and their features by name."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from streamd.schema import DEFAULT_SET, EdgeSet, NodeSet, Schema
+
+SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+"""Names of sets, which are names of folders too."""
+MAX_SETS = 60
+"""Most sets of either kind: a key of the log has six bits for its node set."""
+MAX_NAMES = 10
+"""Most names that an error lists."""
+MAX_WIDTH = 65_536
+"""Most numbers of one feature."""
+MAX_FLOAT32 = (2 - 2**-23) * 2**127
+"""Largest number of the log."""
+
+
+class Part(BaseModel):
+    """A part of a declaration: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _is_number(value: Any) -> bool:
+    # No comparison holds for NaN.
+    return type(value) in (int, float) and abs(value) <= MAX_FLOAT32
+
+
+def as_tuple(value: Any) -> Any:
+    """A list as a tuple; one value stands for a list of it."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+class FeatureSettings(Part):
+    """What a feature of a set is: how many numbers it takes, and what a missing value counts as.
+
+    Exactly one of type, categories, hash and vector is given; `number` alone stands for a type.
+    """
+
+    type: Literal["number", "bool"] | None = Field(None, description="one number, or 0 and 1")
+    categories: Annotated[tuple[str | int | bool, ...], BeforeValidator(as_tuple)] | None = Field(
+        None, min_length=1, max_length=MAX_WIDTH - 1, description="one place each, one for others"
+    )
+    hash: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="so many places, chosen by a hash of the text"
+    )
+    vector: int | None = Field(None, gt=0, le=MAX_WIDTH, description="a list of so many numbers")
+    missing: Any = Field(
+        None, description="the value taken where there is none; without it, that is a dead letter"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> "FeatureSettings":
+        given = [
+            n for n in ("type", "categories", "hash", "vector") if getattr(self, n) is not None
+        ]
+        if len(given) != 1:
+            raise ValueError("a feature is number, bool, categories: [...], hash: N or vector: N")
+        if self.categories is not None:
+            texts = [text_of(c) for c in self.categories]
+            for text in texts:
+                if texts.count(text) > 1:
+                    raise ValueError(f"categories has {text!r} twice")
+
+        # What stands for a missing value must itself be one.
+        if self.missing is not None and not self.takes(self.missing):
+            raise ValueError(f"missing is not a value of {self.words}")
+        return self
+
+    def takes(self, value: Any) -> bool:
+        """Whether settings may say this value, for records that have none of their own."""
+        if self.vector is not None:
+            return (
+                isinstance(value, list)
+                and len(value) == self.vector
+                and all(map(_is_number, value))
+            )
+        if self.type == "number":
+            return _is_number(value)
+        if self.type == "bool":
+            return type(value) is bool or (type(value) is int and value in (0, 1))
+        return type(value) in (str, bool) or (type(value) is int and abs(value) < 2**63)
+
+    @property
+    def width(self) -> int:
+        """How many numbers the feature takes in an event."""
+        if self.categories is not None:
+            return len(self.categories) + 1
+        return self.hash or self.vector or 1
+
+    @property
+    def words(self) -> str:
+        """The kind in words, for errors."""
+        if self.categories is not None:
+            return "categories"
+        if self.hash is not None:
+            return f"hash: {self.hash}"
+        return f"vector: {self.vector}" if self.vector else str(self.type)
+
+
+class SetSettings(Part):
+    """A set of nodes or edges: its features by name, in the order in which they lie in the log."""
+
+    features: dict[str, FeatureSettings] = Field({}, description="features by name")
+
+    @property
+    def width(self) -> int:
+        """The width of the set's features."""
+        return sum(f.width for f in self.features.values())
+
+
+class EdgeSetSettings(SetSettings):
+    """A set of edges; its ends are named where there are several node sets."""
+
+    source: str | None = Field(None, description="node set of the sources")
+    target: str | None = Field(None, description="node set of the targets")
+
+
+def text_of(value: str | int | bool) -> str:
+    """A category as text: 1 and "1" are one category, true is `true`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Misplaced(ValueError):
+    """When parts of the settings contradict one another. place: the key, step by step."""
+
+    def __init__(self, place: tuple[str | int, ...], what: str) -> None:
+        super().__init__(what)
+        self.place = place
+
+
+NodeSets = Mapping[str, SetSettings]
+EdgeSets = Mapping[str, EdgeSetSettings]
+
+
+def declared_schema(
+    node_sets: NodeSets, edge_sets: EdgeSets, widths: tuple[int, int, int]
+) -> Schema:
+    """The schema of declared sets.
+
+    Args: widths: of edge features, node features and labels; the first two count where the set
+    `default` has no declared features.
+    """
+    nodes = node_sets or {DEFAULT_SET: SetSettings()}
+    edges = edge_sets or {DEFAULT_SET: EdgeSetSettings()}
+    of_edges = [_width(edges, name, widths[0]) for name in edges]
+    of_nodes = [_width(nodes, name, widths[1]) for name in nodes]
+    if list(nodes) == list(edges) == [DEFAULT_SET]:
+        return Schema(of_edges[0], of_nodes[0], widths[2])
+    # An end that is not named is the only node set there is.
+    only = next(iter(nodes))
+    ends = [(one.source or only, one.target or only) for one in edges.values()]
+    return Schema.declared(
+        [NodeSet(*pair) for pair in zip(nodes, of_nodes, strict=True)],
+        [EdgeSet(n, *of, w) for n, of, w in zip(edges, ends, of_edges, strict=True)],
+        widths[2],
+    )
+
+
+def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:
+    """The width of a set's features; that of the log where `default` alone declares none."""
+    is_undeclared = list(sets) == [DEFAULT_SET] and not sets[name].features
+    return width if is_undeclared else sets[name].width
+
+
+def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> None:
+    """Check the names of sets, and that the ends of edge sets are node sets. Raises: Misplaced."""
+    for key, sets in (("node_sets", node_sets), ("edge_sets", edge_sets)):
+        for name in sets:
+            if not SET_NAME.fullmatch(name):
+                raise Misplaced(
+                    ("graph", key, name),
+                    "the name of a set is a letter and up to 62 letters, digits, _ and -",
+                )
+        if len(sets) > MAX_SETS:
+            raise Misplaced(("graph", key), f"{len(sets)} sets, at most {MAX_SETS} are taken")
+
+    # An end may be left out where there is one node set.
+    if len(node_sets) > 1 and not edge_sets:
+        raise Misplaced(
+            ("graph", "node_sets"),
+            "several node sets need graph.edge_sets that say which of them edges join",
+        )
+    ends = list(node_sets) or [DEFAULT_SET]
+    for name, one in edge_sets.items():
+        for word, end in (("source", one.source), ("target", one.target)):
+            if end is None and len(ends) > 1:
+                raise Misplaced(
+                    ("graph", "edge_sets", name),
+                    f"it needs a {word}: one of {shown(ends)}",
+                )
+            if end is not None and end not in ends:
+                raise Misplaced(
+                    ("graph", "edge_sets", name, word),
+                    f"{end} is not in graph.node_sets{nearest_of(end, ends)}",
+                )
+
+
+def shown(names: Sequence[str]) -> str:
+    """Some names for an error, the first ten where there are more."""
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def nearest_of(name: str, known: Sequence[str]) -> str:
+    """Complete an error by the known name that is nearest to an unknown one, or by all."""
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {shown(known)}"
