@@ -101,6 +101,16 @@ class Schema:
         """Where the features of a node set lie in a row of node features."""
         return _columns(self.node_sets, node_set, self.node_feature_dim)
 
+    @property
+    def all_edge_columns(self) -> list[slice]:
+        """`edge_columns` of each edge set."""
+        return [self.edge_columns(n) for n in range(self.num_edge_sets)]
+
+    @property
+    def all_node_columns(self) -> list[slice]:
+        """`node_columns` of each node set."""
+        return [self.node_columns(n) for n in range(self.num_node_sets)]
+
     def edge_sets_of(self, rows_ED: NDArray[np.float32]) -> NDArray[np.int64]:
         """Number of the edge set that each row of edge features is of: int64[E]."""
         if self.num_edge_sets == 1:

@@ -144,7 +144,7 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
                 got = rows(recorder.live.graph.sample(roots, 0, before, draw))
                 assert got == wanted(life.src, life.dst, roots, 0, before, draw, hidden)
         if not compacted:
-            facts = [r.live.facts.compute(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
+            facts = [r.live.facts.all.compute(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
             np.testing.assert_array_equal(*facts)
             ask_to_compact(life.path, 500)
             Housekeeper(life.writer, life.settings.retention, lambda _: None).compact()
@@ -241,7 +241,7 @@ def test_after_compact_not_a_byte_of_key_or_features_is_left(life, monkeypatch):
     again = life.trainer()
     assert again.edge == trainer.edge, "a trainer that starts now goes on from its checkpoint"
     np.testing.assert_array_equal(
-        *(t.recorder.live.facts.compute(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
+        *(t.recorder.live.facts.all.compute(np.arange(40), np.full(40, life.time[-1] + 1), np.tile(np.arange(40), (40, 1)))
           for t in (trainer, again)))
     life.writer.close()
     done = runner.invoke(app, options)
@@ -266,7 +266,7 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     for name, tensor in trainer.learner.memory.tensors().items():
         assert torch.equal(tensor, again.learner.memory.tensors()[name]), name
     everyone = np.arange(40)
-    np.testing.assert_array_equal(*(t.recorder.live.facts.compute(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
+    np.testing.assert_array_equal(*(t.recorder.live.facts.all.compute(everyone, np.full(40, life.time[-1]), np.tile(everyone, (40, 1)))
                                     for t in (trainer, again)))
     a, b = (t.recorder.live.graph.sample(everyone, 0, 900, Draw(fanout=4)) for t in (trainer, again))
     assert rows(a) == rows(b), "what was dropped is not answered with"

@@ -9,7 +9,7 @@ from torch import Tensor
 from streamd.events import Float32, Int64, NodeDeletes
 from streamd.graph.live import LiveGraph
 from streamd.models import EdgeRows, LinkModel, Memory
-from streamd.training.negatives import Pool
+from streamd.training.negatives import Pools
 from streamd.training.recorder import FreshSight
 from streamd.windows import Window
 
@@ -26,7 +26,7 @@ class StaleSight:
         self._live = live
         self._every = every
 
-    def pool_of(self, window: Window) -> Pool:
+    def pool_of(self, window: Window) -> Pools:
         return self._fresh.pool_of(window)
 
     def enter(self, window: Window) -> None:
@@ -37,15 +37,14 @@ class StaleSight:
 
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         """Facts as of the first event of each group of `every` events, or of the window."""
-        facts = self._live.facts
         if self._every is None:
-            return facts.compute(part.src_E[asked], part.time_E[asked], candidates)
+            return part.facts_now(self._live, asked, candidates)
         out = []
         for a in range(self._live.edge - part.first_edge, until, self._every):
             b = min(a + self._every, len(part.src_E))
             group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
             at = asked[group]
-            out.append(facts.compute(part.src_E[at], part.time_E[at], candidates[group]))
+            out.append(part.facts_now(self._live, at, candidates[group]))
             # The next slice goes on in a group that this one cuts.
             if b <= until:
                 self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
@@ -59,13 +58,13 @@ class StaleSight:
 class NightlySight:
     """Facts, neighbours and features stay as of midnight, as a nightly model sees its day."""
 
-    def __init__(self, live: LiveGraph, pool: Pool) -> None:
+    def __init__(self, live: LiveGraph, pool: Pools) -> None:
         """pool: of the window, from a recorder whose facts advance, so that all regimes draw the
         same negatives."""
         self._live = live
         self._pool = pool
 
-    def pool_of(self, window: Window) -> Pool:
+    def pool_of(self, window: Window) -> Pools:
         return self._pool
 
     def enter(self, window: Window) -> None:
@@ -75,7 +74,7 @@ class NightlySight:
         return self._live.edge
 
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
-        return self._live.facts.compute(part.src_E[asked], part.time_E[asked], candidates)
+        return part.facts_now(self._live, asked, candidates)
 
     def leave(self, rows: EdgeRows) -> None:
         pass

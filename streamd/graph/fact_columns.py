@@ -3,6 +3,8 @@ which order."""
 
 from enum import IntEnum
 
+from streamd.schema import Schema
+
 
 class FactColumn(IntEnum):
     """Place of a fact in its row. words: what it says; "the source" and "the candidate" are the
@@ -105,3 +107,10 @@ PAIR_WEIGHTS = slice(FactColumn.PAIR_WEIGHT_50, FactColumn.PAIR_WEIGHT_99 + 1)
 CANDIDATE_WEIGHTS = slice(FactColumn.CANDIDATE_WEIGHT_50, FactColumn.CANDIDATE_WEIGHT_99 + 1)
 LOG_SHARES = slice(FactColumn.LOG_SHARE_1, FactColumn.LOG_SHARE_5 + 1)
 NUM_HALF_LIVES = LOG_SHARES.stop - LOG_SHARES.start
+
+
+def num_facts(schema: Schema) -> int:
+    """Columns of a row of facts: with several edge sets those of the asked set, those of all sets
+    together, and one-hot of the asked set."""
+    sets = schema.num_edge_sets
+    return NUM_FACTS if sets == 1 else 2 * NUM_FACTS + sets

@@ -9,9 +9,9 @@ import structlog
 from streamd.errors import CorruptionError
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import ReadBack
-from streamd.graph.facts import PairFacts
 from streamd.graph.label_history import LabelHistory
 from streamd.graph.node_features import NodeFeatures
+from streamd.graph.set_facts import SetFacts
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings
@@ -42,9 +42,15 @@ class LiveGraph:
         stay in memory, 0 for all."""
         self.log = reader
         self.graph = graph
-        self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
+        self.facts = SetFacts(
+            reader.state.schema,
+            model.half_lives_seconds,
+            model.max_pairs,
+            reader.first_edge,
+            reader.node_sets_of,
+        )
         self.labels = LabelHistory(reader)
-        self.features = NodeFeatures(reader.state.schema.node_feature_dim)
+        self.features = NodeFeatures(reader.state.schema, reader.node_sets_of)
         self._feature_updates = reader.feature_updates()
 
         # How many of the log's deletes the graph has taken in.
@@ -110,15 +116,29 @@ class LiveGraph:
 
     def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> None:
         """Move the facts over the next edges."""
-        self.facts.advance(src_E, dst_E, time_E, self.log.deletions.of_nodes)
+        sets = self._next_sets(len(src_E))
+        self.facts.advance(src_E, dst_E, time_E, sets, self.log.deletions.of_nodes)
+
+    def _next_sets(self, count: int) -> Int64:
+        """Edge sets of the next events that the facts take in."""
+        return self.log.edge_sets_of(np.arange(self.edge, self.edge + count))
 
     def advance_scoring(
         self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
     ) -> Float32:
-        """Move the facts over the next edges, as `PairFacts.advance_scoring` does."""
+        """Move the facts over the next edges, as `SetFacts.advance_scoring` does."""
+        sets = self._next_sets(len(src_E))
         return self.facts.advance_scoring(
-            src_E, dst_E, time_E, asked_R, candidates_RC, self.log.deletions.of_nodes
+            src_E, dst_E, time_E, sets, asked_R, candidates_RC, self.log.deletions.of_nodes
         )
+
+    def facts_now(
+        self, event_R: Int64, src_R: Int64, time_R: Int64, candidates_RC: Int64
+    ) -> Float32:
+        """The facts on the present state of what events of the log ask, each in its edge set:
+        float32[R, C, F]."""
+        sets = self.log.edge_sets_of(event_R)
+        return self.facts.compute(src_R, time_R, candidates_RC, sets)
 
     def take_features(self, until_event: int) -> None:
         """Put the node features in force that were updated before an edge."""
@@ -143,10 +163,12 @@ class LiveGraph:
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
         return True
 
-    def destinations(self) -> Int64:
-        """Ids of all nodes that were a destination and are not deleted, ascending."""
-        nodes = self.facts.destinations()
-        return nodes[~self.log.deletions.is_gone(nodes)]
+    def destinations(self, node_set: int = 0) -> Int64:
+        """Ids of the nodes of a node set that were a destination and are not deleted, ascending."""
+        nodes = self.facts.all.destinations()
+        nodes = nodes[self.facts.node_set_of(nodes) == node_set]
+        alive: Int64 = nodes[~self.log.deletions.is_gone(nodes)]
+        return alive
 
     def restore_facts(self, folder: Path, until_event: int) -> int:
         """Take over the newest stored facts at or before an edge. Returns: the id of the next
@@ -175,7 +197,7 @@ def read_back(reader: LogReader) -> ReadBack:
     return read
 
 
-def take_stored(facts: PairFacts, folder: Path, until_event: int) -> bool:
+def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
     """Put facts that took in nothing at the newest place stored, from their own edge up to
     `until_event`. Returns: whether there was any. A file that cannot be taken is logged."""
     for path in _stored_facts(folder):
@@ -196,7 +218,7 @@ def take_stored(facts: PairFacts, folder: Path, until_event: int) -> bool:
     return False
 
 
-def save_facts(facts: PairFacts, folder: Path) -> None:
+def save_facts(facts: SetFacts, folder: Path) -> None:
     """Write facts durably as `folder/<edge>.safetensors`, then drop older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_scratch(folder)
@@ -207,6 +229,8 @@ def save_facts(facts: PairFacts, folder: Path) -> None:
     for old in _stored_facts(folder):
         if old.name < path.name:
             old.unlink()
+            for one in folder.glob(f"{old.stem}-*.safetensors"):
+                one.unlink()
 
 
 def _stored_facts(folder: Path) -> list[Path]:

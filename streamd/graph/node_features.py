@@ -1,15 +1,25 @@
 """Node features in force at a place in the log."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.schema import Schema
 
 
 class NodeFeatures:
-    """The newest feature row per node among the updates taken in. Owner: one thread per role."""
+    """The newest feature row per node among the updates taken in. Owner: one thread per role.
 
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
+    With several node sets every node has a row, which says its set.
+    """
+
+    def __init__(
+        self, schema: Schema, node_sets_of: Callable[[Int64], Int64] = np.zeros_like
+    ) -> None:
+        self.dim = dim = schema.node_feature_dim
+        self._num_sets = schema.num_node_sets
+        self._node_sets_of = node_sets_of
         self._values = np.zeros((0, dim), np.float32)
 
     @property
@@ -31,8 +41,12 @@ class NodeFeatures:
         self._values[node_U] = values_UD
 
     def of(self, node_N: Int64) -> Float32:
-        """float32[N, dim]; zeros for a node without features."""
+        """float32[N, dim]; zeros for a node without features, but for its node set."""
         out = np.zeros((len(node_N), self.dim), np.float32)
         inside = (node_N >= 0) & (node_N < len(self._values))
         out[inside] = self._values[node_N[inside]]
+        if self._num_sets > 1:
+            # Nobody knows the set of a node that was never seen.
+            known = np.flatnonzero(node_N >= 0)
+            out[known, self._node_sets_of(node_N[known])] = 1.0
         return out

@@ -4,8 +4,10 @@ on."""
 from collections.abc import Callable
 from pathlib import Path
 
-from streamd.graph.facts import PairFacts
+import numpy as np
+
 from streamd.graph.live import LiveGraph, save_facts, take_stored
+from streamd.graph.set_facts import SetFacts
 from streamd.roles import FACTS, folder_of, take_over
 from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
 
@@ -40,7 +42,7 @@ class RestartPoint:
         behind = max(self._live.log.sealed_until(edge), min(self.compaction_request() or 0, edge))
         return self._facts_edge < behind
 
-    def store(self, facts: PairFacts) -> None:
+    def store(self, facts: SetFacts) -> None:
         """Store facts that nobody changes meanwhile durably. Raises: OSError."""
         save_facts(facts, self._folder)
         self._facts_edge = facts.edge
@@ -54,11 +56,12 @@ class RestartPoint:
         # Views of the mapped segments, which stay readable whatever the reader does.
         log = self._live.log
         begin, first_edge, deletes = self._facts_edge, log.first_edge, log.deletions.of_nodes
-        parts = [
-            log.edges(max(begin, s.first_edge), min(edge, s.first_edge + s.num_edges))
+        ranges = [
+            (max(begin, s.first_edge), min(edge, s.first_edge + s.num_edges))
             for s in log.state.segments
             if s.first_edge < edge and begin < s.first_edge + s.num_edges
         ]
+        parts = [(*log.edges(a, b), log.edge_sets_of(np.arange(a, b))) for a, b in ranges]
         facts = self._live.facts.fresh(first_edge)
 
         def store() -> None:
@@ -66,8 +69,8 @@ class RestartPoint:
             if facts.edge != begin:
                 self._facts_edge = facts.edge  # what was stored is lost: the next try begins there
                 return
-            for src_E, dst_E, time_E in parts:
-                facts.advance(src_E, dst_E, time_E, deletes)
+            for src_E, dst_E, time_E, set_E in parts:
+                facts.advance(src_E, dst_E, time_E, set_E, deletes)
             self.store(facts)
 
         return store

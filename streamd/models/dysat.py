@@ -10,7 +10,6 @@ from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.attention import NeighborAttention
 from streamd.models.encoder import Encoder, LayerKind
 from streamd.models.inputs import HopInputs
-from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
 
 
@@ -39,7 +38,7 @@ class DySATEncoder(Encoder):
         self,
         h_MD: Tensor,
         hops: tuple[HopInputs, ...],
-        edge_stats: RunningStandardizer,
+        edge_stats: nn.Module,
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the roots. hops: one for each window."""

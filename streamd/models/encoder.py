@@ -13,7 +13,6 @@ from torch.nn.functional import embedding
 
 from streamd.events import Schema
 from streamd.models.inputs import HopInputs
-from streamd.models.standardize import RunningStandardizer
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.settings import ModelSettings
 
@@ -76,7 +75,7 @@ class Encoder(nn.Module):
         self,
         h_MD: Tensor,
         hops: tuple[HopInputs, ...],
-        edge_stats: RunningStandardizer,
+        edge_stats: nn.Module,
         gap_us: Tensor,
     ) -> Tensor:
         """Return the embeddings of the first hop's roots, float32[U, D]. h_MD: `start` of all
@@ -92,7 +91,7 @@ class Encoder(nn.Module):
         number: int,
         h_MD: Tensor,
         hop: HopInputs,
-        edge_stats: RunningStandardizer,
+        edge_stats: nn.Module,
         gap_us: Tensor,
         last: bool,
     ) -> Tensor:
@@ -103,9 +102,7 @@ class Encoder(nn.Module):
         out: Tensor = self.layers[number](embedding(hop.root_U, h_MD), parts, hop.mask_UK, last)
         return out
 
-    def entries(
-        self, h_MD: Tensor, hop: HopInputs, edge_stats: RunningStandardizer
-    ) -> list[Tensor]:
+    def entries(self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module) -> list[Tensor]:
         """Return, of each neighbour of a hop, its state and the features of the edge to it."""
         return [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
 

@@ -8,7 +8,6 @@ from torch.nn.functional import embedding, pad
 
 from streamd.models.encoder import Encoder, deepest_first
 from streamd.models.inputs import HopInputs
-from streamd.models.standardize import RunningStandardizer
 
 
 class GCNLayer(nn.Module):
@@ -50,7 +49,7 @@ class GCNEncoder(Encoder):
         self,
         h_MD: Tensor,
         hops: tuple[HopInputs, ...],
-        edge_stats: RunningStandardizer,
+        edge_stats: nn.Module,
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the first hop's roots. h_MD: `start` of all nodes."""

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
 from streamd.events import Float32, Int64
-from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.models.inputs import LinkInputs, link_inputs
@@ -52,10 +51,10 @@ def label_inputs(
 
     # A label has no candidates: only the facts about its node, as its own candidate.
     none = np.zeros((0, 1), np.int64)
-    facts = live.facts.compute(nodes_U, np.full(len(nodes_U), query_us + 1), nodes_U[:, None])[:, 0]
-    empty = link_inputs(
-        none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around
-    )
+    after = np.full(len(nodes_U), query_us + 1)
+    facts = live.facts.compute(nodes_U, after, nodes_U[:, None], np.full(len(nodes_U), -1))[:, 0]
+    no_facts = np.zeros((0, 1, facts.shape[-1]), np.float32)
+    empty = link_inputs(none[:, 0], no_facts, none[:, 0], none, around)
     return LabelInputs(
         empty,
         torch.from_numpy(node_L),
@@ -78,13 +77,15 @@ class LabelHead(nn.Module):
     class, or quantities, which are standardised by running statistics.
     """
 
-    def __init__(self, settings: ModelSettings, label_dim: int, embedding_dim: int) -> None:
+    def __init__(
+        self, settings: ModelSettings, label_dim: int, embedding_dim: int, num_facts: int
+    ) -> None:
         super().__init__()
         self.task = settings.labels
         self.label_dim = label_dim
         self.target_stats = RunningStandardizer(label_dim)
         self.net = nn.Sequential(
-            nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
+            nn.Linear(embedding_dim + num_facts, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
         )
         # A module of its own, so that it comes after the weights of older releases.
         self.history = nn.ParameterList([torch.ones(label_dim)])

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
-from streamd.graph.fact_columns import NUM_FACTS
+from streamd.graph.fact_columns import NUM_FACTS, num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.dropout import half_dropout
@@ -19,7 +19,7 @@ from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
 from streamd.models.pair import pair_network
-from streamd.models.standardize import RunningStandardizer
+from streamd.models.standardize import RunningStandardizer, standardizer
 from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
@@ -55,13 +55,14 @@ class LinkModel(nn.Module):
 
         # Inputs are standardised by what windows recorded; the gap is 0 until the first one sets
         # it.
-        self.fact_stats = RunningStandardizer(NUM_FACTS)
-        self.edge_stats = RunningStandardizer(schema.edge_feature_dim)
-        self.node_stats = RunningStandardizer(schema.node_feature_dim)
+        self.num_facts = facts = num_facts(schema)
+        self.fact_stats = RunningStandardizer(facts)
+        self.edge_stats = standardizer(schema.edge_feature_dim, schema.all_edge_columns)
+        self.node_stats = standardizer(schema.node_feature_dim, schema.all_node_columns)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
 
         # Every model holds a pair network; without `model.pair_facts` it is not asked.
-        self.pair = pair_network()
+        self.pair = pair_network(facts)
         if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
 
@@ -73,12 +74,17 @@ class LinkModel(nn.Module):
             self.head_src = nn.Linear(d, d)
             self.head_dst = nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
+            # With several edge sets, what the head adds for the one that is asked about.
+            self.head_set = None
+            if schema.num_edge_sets > 1:
+                self.head_set = nn.Linear(schema.num_edge_sets, d, bias=False)
             if settings.pair_facts:
                 # At zero the model is its pair network.
                 nn.init.zeros_(self.head_out.weight)
         self.label_head = None
         if settings.labels != "none" and schema.label_dim:
-            self.label_head = LabelHead(settings, schema.label_dim, d if self.has_graph else 0)
+            dim = d if self.has_graph else 0
+            self.label_head = LabelHead(settings, schema.label_dim, dim, facts)
 
     @property
     def device(self) -> torch.device:
@@ -172,10 +178,20 @@ class LinkModel(nn.Module):
         """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
         # Each root is projected once, however many pairs it is in.
         src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
+        if (set_E1D := self.asked_set(inputs.facts_ECF[:, :1])) is not None:
+            src_E1D = src_E1D + set_E1D
         hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
         if dropout is not None and self.settings.pair_facts:
             hidden_ECD = half_dropout(hidden_ECD, dropout, inputs.event_E)
         out: Tensor = self.head_out(hidden_ECD)[..., 0]
+        return out
+
+    def asked_set(self, facts_F: Tensor) -> Tensor | None:
+        """What the head adds for the edge set that facts [..., F] are asked about: [..., D]; None
+        where there is one set."""
+        if self.head_set is None or not facts_F.shape[-1]:
+            return None
+        out: Tensor = self.head_set(facts_F[..., -self.schema.num_edge_sets :])
         return out
 
     def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:

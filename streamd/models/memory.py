@@ -16,6 +16,7 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, NodeDeletes
+from streamd.graph.live import LiveGraph
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.segments.reader import LogReader
@@ -53,6 +54,12 @@ class EdgeRows:
     @property
     def end_edge(self) -> int:
         return self.first_edge + len(self.src_E)
+
+    def facts_now(self, live: LiveGraph, asked_R: Int64, candidates_RC: Int64) -> Float32:
+        """The facts, on the present state, of some of the rows and their candidates: float32[R, C,
+        F]."""
+        src, time = self.src_E[asked_R], self.time_E[asked_R]
+        return live.facts_now(self.first_edge + asked_R, src, time, candidates_RC)
 
 
 class Memory:

@@ -4,15 +4,15 @@ the arithmetic.
 The same numbers as `LinkModel` makes of the same weights, to float32's rounding; it learns nothing.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
-from streamd.events import Float32
+from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.memory import Memory
-from streamd.models.standardize import CLIP, RunningStandardizer
+from streamd.models.standardize import CLIP, RunningStandardizer, SetStandardizer
 from streamd.models.tgn import TGNLayer
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class NumpyTGN:
         self._query_shape = (-1, attention.heads, 1, attention.width)
         self._dim = model.settings.dim
         self._out = _numpy(model.head_out.weight[0])
+        self._set = None if model.head_set is None else _numpy(model.head_set.weight.T)
 
         # The network over pair facts.
         self._fact_stats = _stats(model.fact_stats)
@@ -96,6 +97,8 @@ class NumpyTGN:
         """Logit per row, float32[R], of facts and what `embed` says of each row's source and
         destination."""
         # What the graph adds, then what the pair says by itself.
+        if self._set is not None:
+            src_RD = src_RD + facts_RF[:, -len(self._set) :] @ self._set
         out: Float32 = np.maximum(src_RD + dst_RD, 0) @ self._out
         if self._pair:
             x = _standardised(facts_RF, self._fact_stats)
@@ -135,12 +138,23 @@ def _apply(linear: Linear, x: Float32) -> Float32:
     return out
 
 
-def _stats(stats: RunningStandardizer) -> tuple[Float32, Float32]:
-    return _numpy(stats.shift), _numpy(stats.scale)
+class _Stats(NamedTuple):
+    """set_of: int64[dim] where rows are of several sets, as in `SetStandardizer`."""
+
+    shift: Float32
+    scale: Float32
+    set_of: Int64 | None = None
 
 
-def _standardised(x: Float32, stats: tuple[Float32, Float32]) -> Float32:
-    out: Float32 = (x - stats[0]) * stats[1]
+def _stats(stats: RunningStandardizer | SetStandardizer) -> _Stats:
+    set_of = stats.set_of.numpy() if isinstance(stats, SetStandardizer) else None
+    return _Stats(_numpy(stats.shift), _numpy(stats.scale), set_of)
+
+
+def _standardised(x: Float32, stats: _Stats) -> Float32:
+    out: Float32 = (x - stats.shift) * stats.scale
     np.maximum(out, -CLIP, out=out)
     np.minimum(out, CLIP, out=out)
+    if stats.set_of is not None:
+        out *= x[..., stats.set_of]
     return out

@@ -4,7 +4,6 @@ nothing else."""
 from torch import nn
 
 from streamd.graph.draws import Draw
-from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.settings import ModelSettings
 
@@ -17,10 +16,10 @@ def no_neighbors(settings: ModelSettings) -> SamplingPlan:
     return SamplingPlan(hops=(Draw(direction=settings.direction, fanout=0),))
 
 
-def pair_network() -> nn.Sequential:
-    """float32[..., NUM_FACTS], standardised, to a logit float32[..., 1]."""
+def pair_network(num_facts: int) -> nn.Sequential:
+    """float32[..., num_facts], standardised, to a logit float32[..., 1]."""
     return nn.Sequential(
-        nn.Linear(NUM_FACTS, HIDDEN),
+        nn.Linear(num_facts, HIDDEN),
         nn.ReLU(),
         nn.Linear(HIDDEN, HIDDEN),
         nn.ReLU(),

@@ -1,5 +1,7 @@
 """Running mean and spread of inputs, kept with the weights."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -72,3 +74,54 @@ class RunningStandardizer(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """float32 rows [..., dim], standardised; a column that never varied stays at zero."""
         return (rows - self.shift).mul_(self.scale).clamp_(-CLIP, CLIP)
+
+
+class SetStandardizer(nn.Module):
+    """The same for rows of features of several sets: each set's features by statistics of its own
+    rows; one-hot of the set, and the zeros of other sets, stay as they are.
+
+    set_of: int64[dim], the set of each column.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    set_of: Tensor
+
+    def __init__(self, columns: Sequence[slice]) -> None:
+        """columns: where the features of each set lie in a row, behind one-hot of the sets."""
+        super().__init__()
+        self.sets = nn.ModuleList(RunningStandardizer(c.stop - c.start) for c in columns)
+        self._columns = tuple(columns)
+        dim = columns[-1].stop
+        set_of = torch.arange(dim)
+        for number, own in enumerate(columns):
+            set_of[own] = number
+        self.register_buffer("set_of", set_of, persistent=False)
+        self.register_buffer("shift", torch.zeros(dim), persistent=False)
+        self.register_buffer("scale", torch.ones(dim), persistent=False)
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda module, _: module._derive()
+        )
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take in rows [..., dim]."""
+        rows = rows.reshape(-1, len(self.set_of))
+        for number, (own, stats) in enumerate(zip(self._columns, self.sets, strict=True)):
+            stats.update(rows[rows[:, number] > 0][:, own])  # type: ignore[operator]
+        self._derive()
+
+    def _derive(self) -> None:
+        for own, stats in zip(self._columns, self.sets, strict=True):
+            self.shift[own] = stats.shift  # type: ignore[assignment]
+            self.scale[own] = stats.scale  # type: ignore[assignment]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """float32 rows [..., dim], standardised."""
+        out = (rows - self.shift).mul_(self.scale).clamp_(-CLIP, CLIP)
+        return out.mul_(rows[..., self.set_of])
+
+
+def standardizer(dim: int, columns: Sequence[slice]) -> RunningStandardizer | SetStandardizer:
+    """What standardises rows of features. columns: where those of each set lie, of one set all."""
+    return RunningStandardizer(dim) if len(columns) == 1 else SetStandardizer(columns)

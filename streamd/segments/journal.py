@@ -68,8 +68,8 @@ class SegmentState:
                 f"The segment at event {fields[0]} has {fields[1]} edges, its sets have {rows}.",
                 "restore the data_dir.",
             )
-        revision = fields[4] if len(fields) > 4 else 0
-        return cls(*fields[:4], revision, tuple(rows) if len(rows) > 1 else ())
+        state = cls(*fields)
+        return replace(state, rows_per_set=tuple(rows)) if len(rows) > 1 else state
 
     def entry(self) -> list[Any]:
         """Encode the state as an entry of the journal, with its rows per edge set at the end."""

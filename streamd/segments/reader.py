@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import TGUFError
-from streamd.events import DELETION, Bools, Float32, Int64, Key
+from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
 from streamd.segments.columns import EdgeColumns
 from streamd.segments.deletions import Deletions
 from streamd.segments.features import FeatureFile, FeatureUpdates
+from streamd.segments.growing import GrowingArray
 from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, feature_row
 from streamd.segments.lookup import CommittedBytes, LateEdges, find_edges
 from streamd.segments.mapped import MappedSegments
-from streamd.segments.nodekeys import decode_keys
+from streamd.segments.nodekeys import decode_sets
 from streamd.segments.tail import JournalTail
 
 
@@ -37,6 +38,7 @@ class LogReader:
         self.deletions = Deletions()
         self._segments = MappedSegments(self.data_dir)
         self._num_keys = 0
+        self._node_sets = GrowingArray(np.uint8)
         self._new_keys = CommittedBytes(self.data_dir, KEYS)
         self._new_deletions = CommittedBytes(self.data_dir, DELETIONS)
         self._late = LateEdges(self.data_dir)
@@ -121,14 +123,19 @@ class LogReader:
 
     def _take_keys(self) -> None:
         removed = []
-        for key in decode_keys(self._new_keys.new(self.state)):
+        numbers = []
+        for node_set, plain in decode_sets(self._new_keys.new(self.state)):
+            key = SetKey(node_set, plain) if node_set and plain is not None else plain
             if key is None:
                 removed.append(self._num_keys)
             elif self._keep_keys:
                 self.ids[key] = self._num_keys
             if self._keep_keys:
                 self.keys.append(key)
+            numbers.append(node_set)
             self._num_keys += 1
+        if self.state.schema.num_node_sets > 1:
+            self._node_sets.append(np.array(numbers, np.uint8))
         # A row without a key is a deleted node, or the reserved one that compacted rows point to:
         # both hide their rows.
         self.deletions.retire(np.array(removed, np.int64))
@@ -205,6 +212,12 @@ class LogReader:
         """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
         first edge get any value."""
         return self._segments.features_of(event_ids)
+
+    def node_sets_of(self, nodes: Int64) -> Int64:
+        """Number of the node set of each node id of the log, int64 of the same shape."""
+        if self.state.schema.num_node_sets == 1:
+            return np.zeros(nodes.shape, np.int64)
+        return self._node_sets.values[nodes].astype(np.int64)
 
     def edge_sets_of(self, event_ids: Int64) -> Int64:
         """Number of the edge set of each event id, int64 of the same shape; ids before the log's

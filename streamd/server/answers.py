@@ -81,10 +81,13 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
     return [answers[i] for i in range(len(requests))]
 
 
-def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64]) -> list[Float32]:
+def scores_of(
+    moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64], edge_sets: Sequence[int]
+) -> list[Float32]:
     """Score each source's targets, by one version with its memory at one cut.
 
-    sources: int64[S]. targets: int64 a source. Returns: float32 a source. Raises: NotFinite.
+    sources: int64[S]. targets: int64 a source. edge_sets: what is asked about, a source. Returns:
+    float32 a source. Raises: NotFinite.
     """
     if not len(targets):
         return []
@@ -95,8 +98,8 @@ def scores_of(moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
-            view.facts.compute(np.array([s]), np.array([m.as_of_us]), d[None])[0]
-            for s, m, d in zip(sources, moments, targets, strict=True)
+            view.facts.compute(np.array([s]), np.array([m.as_of_us]), d[None], np.array([n]))[0]
+            for s, m, d, n in zip(sources, moments, targets, edge_sets, strict=True)
         ]
     )
 
@@ -141,13 +144,10 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
         for i, (m, r) in enumerate(zip(moments, requests, strict=True))
         if isinstance(r, Score | Recommend)
     }
-    scores = dict(
-        zip(
-            targets,
-            scores_of([moments[i] for i in targets], sources[list(targets)], [*targets.values()]),
-            strict=True,
-        )
-    )
+    asked = [r.edge_set for r in requests if isinstance(r, Score | Recommend)]
+    moments_asked = [moments[i] for i in targets]
+    found = scores_of(moments_asked, sources[list(targets)], [*targets.values()], asked)
+    scores = dict(zip(targets, found, strict=True))
 
     # Each kind of request makes its own answer.
     answers = []
@@ -169,8 +169,9 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
     view = moment.view
     if isinstance(request, Score):
         return view.ids(list(request.dst))
-    candidates = view.candidates.likely(source, request.kind, view.newest_us + 1, moment.served)
-    return view.candidates.unseen(candidates, source) if request.exclude_seen else candidates
+    likely = view.candidates.likely(request, source, view.newest_us + 1, moment.served)
+    unseen = view.candidates.unseen
+    return unseen(likely, source, request.edge_set) if request.exclude_seen else likely
 
 
 def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:

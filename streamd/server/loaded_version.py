@@ -300,7 +300,8 @@ class LoadedVersion:
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Score pairs, float32[R] logits.
 
-        facts_RF: float32[R, NUM_FACTS]. src_R, dst_R: int64 node ids or UNKNOWN.
+        facts_RF: float32[R, F], which say the edge set where there are several. src_R, dst_R: int64
+        node ids or UNKNOWN.
         """
         if self._by_vectors:
             self.embed(np.concatenate([src_R, dst_R]), live)
@@ -309,9 +310,12 @@ class LoadedVersion:
             return self.fast.logits(facts_RF, *ends)
 
         # The pair's facts, and what embeddings add to them.
-        out = self.model.pair_logits(self._to_device(facts_RF))
+        facts = self._to_device(facts_RF)
+        out = self.model.pair_logits(facts)
         if self._by_vectors:
             src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
+            if (set_RD := self.model.asked_set(facts)) is not None:
+                src_RD = src_RD + set_RD
             out = out + self.model.residual_of(src_RD, dst_RD)
         logits_R: Float32 = out.cpu().numpy()
         return logits_R

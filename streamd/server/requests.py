@@ -20,11 +20,13 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A request for the scores of candidates. time_us: event time of the query, None for now."""
+    """A request for the scores of candidates. time_us: event time of the query, None for now.
+    edge_set: number of the set of the edges asked about, whose node sets the keys are of."""
 
     src: Key
     dst: tuple[Key, ...]
     time_us: int | None = None
+    edge_set: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class Recommend:
     """A request for the best `k` destinations of a source.
 
     kind: only nodes of that kind. exclude_seen: leave out the source's last partners. exact: score
-    all nodes instead of likely ones. time_us: as in `Score`.
+    all nodes instead of likely ones. time_us, edge_set: as in `Score`.
     """
 
     src: Key
@@ -41,6 +43,7 @@ class Recommend:
     exclude_seen: bool = False
     exact: bool = False
     time_us: int | None = None
+    edge_set: int = 0
 
 
 @dataclass(frozen=True, slots=True)

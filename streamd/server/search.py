@@ -61,15 +61,16 @@ class Searches:
         # A search a request, over all nodes of its kind.
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
-            pool = view.candidates.of_kind(request.kind)
+            pool = view.candidates.of_request(request)
             if request.exclude_seen:
-                pool = view.candidates.unseen(pool, int(view.ids([request.src])[0]))
+                source = int(view.ids([request.src])[0])
+                pool = view.candidates.unseen(pool, source, request.edge_set)
             self._searches.append(_Search(moment, request, pool, deadline, one_done))
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
         """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
         candidates = moment.view.candidates
-        if len(candidates.of_kind(request.kind)) <= candidates.limit:
+        if len(candidates.of_request(request)) <= candidates.limit:
             return
 
         # Not while callers' own searches wait.
@@ -106,7 +107,7 @@ class Searches:
         source = moment.view.ids([request.src])
         try:
             if len(part):
-                search.scores += scores_of([moment], source, [part])
+                search.scores += scores_of([moment], source, [part], [request.edge_set])
                 search.at += len(part)
         except NotFinite:
             self._searches.pop(0).done(NotReady("the version that was asked cannot be served"))

@@ -4,8 +4,8 @@ import numpy as np
 
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
-from streamd.graph import PairFacts
 from streamd.graph.live import LiveGraph, read_back
+from streamd.graph.set_facts import SetFacts
 from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
@@ -58,7 +58,7 @@ class ServerGraph:
         )
 
     @property
-    def facts(self) -> PairFacts:
+    def facts(self) -> SetFacts:
         return self.live.facts
 
     @property

@@ -232,7 +232,7 @@ def load_checkpoint(
             k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)
         }
         chunk = ReplayChunk.restored(edge, fields)
-        if chunk.has_all_facts:
+        if chunk.num_facts == learner.model.num_facts:
             learner.tail.append(chunk)
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay)

@@ -3,6 +3,7 @@
 So they are the same for every model, regime and restart.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from streamd.events import Bools, Int64
 from streamd.graph import PairFacts
 from streamd.graph.hashing import GOLDEN, mix
+from streamd.graph.set_facts import Destinations, SetFacts
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100
@@ -41,14 +43,16 @@ class Pool:
     gone_G: int64 positions of deleted nodes, ascending.
     """
 
-    facts: PairFacts
+    facts: PairFacts | Destinations
     num_before: int
     new_N: Int64
     new_us_N: Int64
     gone_G: Int64
 
     @classmethod
-    def of(cls, facts: PairFacts, dst_E: Int64, time_E: Int64, deleted: Int64) -> "Pool":
+    def of(
+        cls, facts: PairFacts | Destinations, dst_E: Int64, time_E: Int64, deleted: Int64
+    ) -> "Pool":
         """The pool of a window's events, made before the facts advance over them.
 
         dst_E: int64 node ids. time_E: int64 microseconds. deleted: int64 ids of deleted nodes.
@@ -137,3 +141,64 @@ class Pool:
         out[before] = self.facts.sighted[position[before]]
         out[~before] = self.new_N[position[~before] - self.num_before]
         return out
+
+
+class Pools:
+    """The pools of a window by node set: an event's negatives are of its destination's set.
+
+    With one node set it is the one `Pool`.
+    """
+
+    def __init__(self, facts: SetFacts, dst_E: Int64, time_E: Int64, deleted: Int64) -> None:
+        """Made before the facts advance over the window's events, as `Pool.of` is."""
+        self._facts = facts
+        set_E = facts.node_set_of(dst_E)
+        self._pools = [
+            Pool.of(facts.destinations_in(n), dst_E[set_E == n], time_E[set_E == n], deleted)
+            for n in range(facts.schema.num_node_sets)
+        ]
+
+    def known_before(self, time_E: Int64, dst_E: Int64) -> Int64:
+        """How many nodes of each destination's set were destinations strictly before each time:
+        int64[E]."""
+        out = np.zeros(len(dst_E), np.int64)
+        for pool, rows in self._each(dst_E):
+            out[rows] = pool.known_before(time_E[rows])
+        return out
+
+    def holds(self, dst_E: Int64, known_E: Int64) -> Bools:
+        """Whether each node is among the first `known_E` destinations of its set, bool[E]."""
+        out = np.zeros(len(dst_E), np.bool_)
+        for pool, rows in self._each(dst_E):
+            out[rows] = pool.holds(dst_E[rows], known_E[rows])
+        return out
+
+    def has_others(self, dst_E: Int64, known_E: Int64) -> Bools:
+        """Whether there is a negative to draw for each event, bool[E]."""
+        out = np.zeros(len(dst_E), np.bool_)
+        for pool, rows in self._each(dst_E):
+            out[rows] = pool.has_others(dst_E[rows], known_E[rows])
+        return out
+
+    def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
+        """Draw negatives as `Pool.draw` does, int64[E, count]."""
+        out = np.zeros((len(dst_E), count), np.int64)
+        for pool, rows in self._each(dst_E):
+            out[rows] = pool.draw(event_E[rows], dst_E[rows], known_E[rows], count, seed)
+        return out
+
+    def sizes(self, dst_E: Int64) -> Int64:
+        """Number of destinations of each node's set at the window's end: int64[E]."""
+        sizes = np.array([pool.size for pool in self._pools], np.int64)
+        return sizes[self._facts.node_set_of(dst_E)]
+
+    def _each(self, dst_E: Int64) -> Iterator[tuple[Pool, slice | Int64]]:
+        """Yield each pool with the rows whose destinations are of its set."""
+        if len(self._pools) == 1:
+            yield self._pools[0], slice(None)
+            return
+        set_E = self._facts.node_set_of(dst_E)
+        for number, pool in enumerate(self._pools):
+            rows = np.flatnonzero(set_E == number)
+            if len(rows):
+                yield pool, rows

@@ -25,7 +25,7 @@ from streamd.training.negatives import (
     NUM_SCORED,
     SCORED,
     SCORED_SEED,
-    Pool,
+    Pools,
 )
 from streamd.windows import Window, canonical_chunks
 
@@ -91,8 +91,8 @@ class Sight(Protocol):
     chunk and `facts` for each of its slices, `leave` after the last.
     """
 
-    def pool_of(self, window: Window) -> Pool:
-        """The pool that the window's negatives are drawn from."""
+    def pool_of(self, window: Window) -> Pools:
+        """The pools that the window's negatives are drawn from."""
 
     def enter(self, window: Window) -> None:
         """Called before the window is recorded."""
@@ -118,10 +118,10 @@ class FreshSight:
     def __init__(self, live: LiveGraph) -> None:
         self._live = live
 
-    def pool_of(self, window: Window) -> Pool:
+    def pool_of(self, window: Window) -> Pools:
         log = self._live.log
         _, dst, time = log.edges(window.first_edge, window.end_edge)
-        return Pool.of(self._live.facts, dst, time, log.deletions.nodes)
+        return Pools(self._live.facts, dst, time, log.deletions.nodes)
 
     def enter(self, window: Window) -> None:
         self._live.insert(window.end_edge)
@@ -145,7 +145,7 @@ class FreshSight:
 
         # The slice's other events have that one time, and see what lies before it.
         at = asked[passed:]
-        same = self._live.facts.compute(part.src_E[at], part.time_E[at], candidates[passed:])
+        same = part.facts_now(self._live, at, candidates[passed:])
         return np.concatenate([before, same])
 
     def leave(self, rows: EdgeRows) -> None:
@@ -224,7 +224,7 @@ class Recorder:
         self.live.hide_deleted()
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         pool = self.sight.pool_of(window)
-        known_E = pool.known_before(rows.time_E)
+        known_E = pool.known_before(rows.time_E, rows.dst_E)
         chosen = np.zeros(0, np.int64)
         if recorded:
             possible = pool.has_others(rows.dst_E, known_E)
@@ -261,7 +261,7 @@ class Recorder:
         rows: tuple[int, int],
         asked: Int64,
         known: Int64,
-        pool: Pool,
+        pool: Pools,
         before_event: int,
         labels: LabelInputs | None,
     ) -> Chunk:
@@ -281,7 +281,7 @@ class Recorder:
             [
                 dst[:, None],
                 pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
-                pool.draw(event, dst, np.full(len(asked), pool.size), NUM_LEARNED, LEARNED_SEED),
+                pool.draw(event, dst, pool.sizes(dst), NUM_LEARNED, LEARNED_SEED),
             ],
             1,
         )

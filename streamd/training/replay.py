@@ -56,10 +56,9 @@ class ReplayChunk:
         return cls(first_edge, LinkInputs.restored(tensors), state)
 
     @property
-    def has_all_facts(self) -> bool:
-        """Whether it was recorded with the facts that models now learn from: a chunk of an older
-        release may lack some, and is not learned again."""
-        return self.inputs.facts_ECF.shape[-1] == NUM_FACTS
+    def num_facts(self) -> int:
+        """Facts that it was recorded with."""
+        return self.inputs.facts_ECF.shape[-1]
 
 
 class ReplayStore:
@@ -158,11 +157,11 @@ class ReplayStore:
         """The index that a checkpoint stores; the chunks themselves are files already."""
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
-    def restore(self, index: dict[str, list[int] | int]) -> None:
+    def restore(self, index: dict[str, list[int] | int], num_facts: int = NUM_FACTS) -> None:
         """Load the chunks that a checkpoint's index names.
 
         A store that has become smaller takes a sample of them. A chunk that cannot be read is
-        logged and left out.
+        logged and left out, and so is one that was recorded with another number of facts.
         """
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
@@ -175,7 +174,7 @@ class ReplayStore:
                 chunk = ReplayChunk.restored(
                     name, {n: torch.from_numpy(a) for n, a in arrays.items()}
                 )
-                if chunk.has_all_facts:
+                if chunk.num_facts == num_facts:
                     self._chunks.append(chunk)
                 else:
                     num_left_out += 1

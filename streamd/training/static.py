@@ -35,7 +35,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pool
+from streamd.training.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.training.scores import Measures, measures
 
 SPLIT = (0.7, 0.85)
@@ -97,9 +97,8 @@ class StaticTraining:
         self._live.insert(self._end)
         self._live.take_features(self._end)
         _, dst, when = log.edges(log.first_edge, log.num_edges)
-        self._pool = Pool.of(self._live.facts, dst, when, log.deletions.nodes)
-        cut_us = log.time_of(self.valid[:1])
-        self._known = int(self._pool.known_before(cut_us)[0])
+        self._pool = Pools(self._live.facts, dst, when, log.deletions.nodes)
+        self._cut_us = log.time_of(self.valid[:1])
 
         # The model, with the statistics of its inputs before it learns.
         self._transfer = DeviceTransfer(device, settings.gpu, self.schema.edge_feature_dim)
@@ -172,7 +171,7 @@ class StaticTraining:
         """Learn the training edges once, in a seeded order. Returns: mean loss."""
         # Edges that have a negative, in an order of this epoch's own.
         _, dst, _ = self._ends(self.train)
-        train = self.train[self._pool.has_others(dst, np.full(len(dst), self._known))]
+        train = self.train[self._pool.has_others(dst, self._known(dst))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
         steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
 
@@ -192,6 +191,10 @@ class StaticTraining:
         self.model.eval()
         return total / len(order)
 
+    def _known(self, dst: Int64) -> Int64:
+        """How many nodes of each destination's set are destinations of training edges."""
+        return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
+
     def prepared(self, step: tuple[int, Int64]) -> LinkInputs:
         """Make the inputs of a step's edges, on the device: negatives and neighbourhoods.
 
@@ -201,7 +204,7 @@ class StaticTraining:
         # Negatives.
         number, event = step
         src, dst, _ = self._ends(event)
-        known = np.full(len(event), self._known)
+        known = self._known(dst)
         negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
         asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
 
@@ -227,7 +230,7 @@ class StaticTraining:
             rng = np.random.default_rng([self._training.seed, int(event[0])])
             event = np.sort(rng.choice(event, SCORED_EDGES, replace=False))
         src, dst, when = self._ends(event)
-        known = self._pool.known_before(when)
+        known = self._pool.known_before(when, dst)
         kept = self._pool.has_others(dst, known)
         event = event[kept]
         src = src[kept]

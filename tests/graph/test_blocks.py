@@ -114,7 +114,7 @@ def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
     features = np.arange(400, dtype=np.float32).reshape(200, 2)
     graph = BlockGraph()
     graph.insert(src, dst)
-    node_features = NodeFeatures(1)
+    node_features = NodeFeatures(Schema(0, 1))
     node_features.take(np.array([3]), np.array([[1.0]], np.float32))
     roots = np.array([-1, 3, 25, 99])
     query = int(time[99]) + 5

@@ -87,7 +87,7 @@ def test_facts_made_aside_are_stored_as_the_live_ones_would_be(tmp_path, live, s
     if stored_at:
         point.store(live.facts)
     live.step(280, 1000)
-    want = pack(live.facts.tensors())
+    want = pack(live.facts.all.tensors())
     store = point.prepare_store(280)
     live.step(300, 1000)
     store()
@@ -117,5 +117,5 @@ def test_where_the_facts_stored_last_are_lost_they_are_made_from_the_log(tmp_pat
     again = LiveGraph(live.log, BlockGraph(), settings(tmp_path).model)
     assert point_of(tmp_path, again) and again.restore_facts(path.parent, 300) == 300
     nodes = np.arange(35)
-    asked = [f.compute(nodes, np.full(35, 10**13), np.tile(nodes, (35, 1))) for f in (live.facts, again.facts)]
+    asked = [f.compute(nodes, np.full(35, 10**13), np.tile(nodes, (35, 1))) for f in (live.facts.all, again.facts.all)]
     np.testing.assert_array_equal(*asked)

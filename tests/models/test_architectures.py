@@ -139,7 +139,7 @@ def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, ed
     for p in model.parameters():
         torch.nn.init.normal_(p)
     roots = np.array([1, 3, 4])
-    around = sample_neighborhood(graph, log.columns, NodeFeatures(0), roots, 5, 6, model.plan)
+    around = sample_neighborhood(graph, log.columns, NodeFeatures(Schema(0, 0)), roots, 5, 6, model.plan)
     none = np.zeros((0, 1), np.int64)
     inputs = link_inputs(none[:, 0], np.zeros((0, 1, NUM_FACTS), np.float32), none[:, 0], none, around)
     got = model.embed(inputs, torch.zeros(len(inputs.node_M), 0)).detach().numpy()
@@ -260,7 +260,7 @@ def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
     memory, log = model.new_memory(), live.log
     for a in range(0, 500, 100):
         model.advance(memory, EdgeRows.of(log, a, a + 100), log.deletions.of_nodes)
-    features = NodeFeatures(node_dim)
+    features = NodeFeatures(Schema(0, node_dim))
     features.take(np.arange(20), rng.normal(size=(20, node_dim)).astype(np.float32))
     roots = np.arange(-1, 60)
     around = sample_neighborhood(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)

@@ -9,7 +9,7 @@ from streamd.settings import ModelSettings
 
 
 def test_quantities_are_told_in_their_own_unit():
-    head = LabelHead(ModelSettings(labels="regression"), 2, 4)
+    head = LabelHead(ModelSettings(labels="regression"), 2, 4, NUM_FACTS)
     targets = torch.tensor([[100.0, 3.0], [300.0, 3.0]])
     head.target_stats.update(targets)
     assert torch.equal(head.predict(torch.tensor([[1.0, 0.0]])), torch.tensor([[300.0, 3.0]]))
@@ -18,7 +18,7 @@ def test_quantities_are_told_in_their_own_unit():
 
 @pytest.mark.parametrize(("task", "dim"), [("classification", 1), ("classification", 3), ("regression", 2)])
 def test_a_head_begins_as_the_mean_of_the_last_labels(task, dim):
-    head = LabelHead(ModelSettings(labels=task), dim, 4)
+    head = LabelHead(ModelSettings(labels=task), dim, 4, NUM_FACTS)
     target = torch.rand(50, dim)
     head.target_stats.update(target)
     history = target[:5] / (target[:5].sum(1, keepdim=True) if dim == 3 else 1)

@@ -34,7 +34,7 @@ def test_the_newest_features_before_any_edge_are_in_force_for_readers_behind_the
     rng, every = np.random.default_rng(4), []
     writer = LogWriter(tmp_path, SCHEMA, 30)
     reader = LogReader.open(tmp_path)
-    roles = [(reader.feature_updates(), NodeFeatures(2), [0]) for _ in range(3)]
+    roles = [(reader.feature_updates(), NodeFeatures(Schema(0, 2)), [0]) for _ in range(3)]
     for _ in range(40):
         at = writer.num_edges
         some = commit_of(rng, at, int(rng.integers(1, min(9, writer.remaining_rows()) + 1)), int(rng.integers(0, 7)))

@@ -97,7 +97,7 @@ def test_from_the_first_event_on_the_same_features_are_in_force_and_nothing_more
         assert set(np.flatnonzero(kept)) == {*newest.values(), *range(len(early), len(before))}
         for event in range(cut, 61):
             reader = LogReader.open(writer.data_dir)
-            got = taken(reader.feature_updates(), NodeFeatures(2), event)
+            got = taken(reader.feature_updates(), NodeFeatures(Schema(0, 2)), event)
             np.testing.assert_array_equal(got, in_force(before, event), f"cut {cut}, before event {event}")
         assert verify_log(writer.data_dir)[1] == []
     assert any(before["edge"] == 50) and not (before["edge"][kept] == 30).all(), "updates lie at the cut itself"
@@ -106,7 +106,7 @@ def test_from_the_first_event_on_the_same_features_are_in_force_and_nothing_more
 def test_a_reader_that_is_open_meanwhile_goes_on_with_the_file_of_its_state(writer):
     before = stored_rows(writer.data_dir)
     old, new = LogReader.open(writer.data_dir), LogReader.open(writer.data_dir)
-    roles = {event: (new.feature_updates(), NodeFeatures(2)) for event in (0, 7, 30, 41, 60)}
+    roles = {event: (new.feature_updates(), NodeFeatures(Schema(0, 2))) for event in (0, 7, 30, 41, 60)}
     for event, (updates, newest) in roles.items():
         np.testing.assert_array_equal(taken(updates, newest, event), in_force(before, event))
 
@@ -114,7 +114,7 @@ def test_a_reader_that_is_open_meanwhile_goes_on_with_the_file_of_its_state(writ
     writer.drop_before(30)
     assert prune_all(writer)
     for event in range(61):
-        np.testing.assert_array_equal(taken(old.feature_updates(), NodeFeatures(2), event), in_force(before, event))
+        np.testing.assert_array_equal(taken(old.feature_updates(), NodeFeatures(Schema(0, 2)), event), in_force(before, event))
 
     # Others see the new file and what is appended to it, wherever they had stood.
     grow(writer, 5, 40, np.random.default_rng(9))
@@ -140,7 +140,7 @@ def test_compaction_prunes_and_removes_the_features_of_deleted_nodes_in_one(writ
     for event in range(30, 61):
         want = in_force(before, event)
         want[[0, 4]] = 0
-        got = taken(LogReader.open(writer.data_dir).feature_updates(), NodeFeatures(2), event)
+        got = taken(LogReader.open(writer.data_dir).feature_updates(), NodeFeatures(Schema(0, 2)), event)
         np.testing.assert_array_equal(got, want)
     revision = writer.state.files[FEATURES].revision
     compact(writer)

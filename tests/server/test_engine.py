@@ -77,7 +77,7 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     assert served.memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
-    facts = recorder.live.facts.compute(np.array([3]), np.array([when]), candidates)
+    facts = recorder.live.facts.all.compute(np.array([3]), np.array([when]), candidates)
     inputs, _ = recorder._inputs(np.array([500]), facts, np.array([3]), candidates, 500, when - 1)
     with torch.no_grad():
         want = served.model(inputs, served.memory.gather(inputs.node_M, served.model.updated(served.memory)))[0, :15]

@@ -263,8 +263,8 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
         for chunk in recorder.chunks(window):
             learner.score(chunk)
         learner.learn(window.first_edge)
-    known = rng.choice(recorder.live.facts.sighted, (300, 20))
+    known = rng.choice(recorder.live.facts.all.sighted, (300, 20))
     candidates = np.concatenate([np.full((300, 1), nobody), known], 1)
-    facts = recorder.live.facts.compute(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
+    facts = recorder.live.facts.all.compute(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
     with torch.no_grad():
         assert ranks(learner.model.pair_logits(torch.from_numpy(facts)).numpy()).mean() > 15

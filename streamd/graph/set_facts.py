@@ -1,0 +1,239 @@
+"""Facts about pairs in a log of several sets: of the edge set that is asked about, and of all edge
+sets together.
+
+In a log of one edge set they are `PairFacts`, and nothing is added.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from streamd.events import NO_DELETES, Bools, Float32, Int64, NodeDeletes
+from streamd.graph.fact_columns import NUM_FACTS, num_facts
+from streamd.graph.facts import PairFacts
+from streamd.schema import Schema
+from streamd.segments.growing import GrowingArray
+
+NodeSetOf = Callable[[Int64], Int64]
+"""Number of the node set of each node id: int64 of the same shape."""
+
+
+class Destinations:
+    """The nodes of one node set that were destinations, in order of first sight. Owner: the facts.
+
+    It has what a pool of negatives needs of `PairFacts`.
+    """
+
+    def __init__(self) -> None:
+        self._order = GrowingArray(np.int64)
+        self._rank = np.zeros(0, np.int64)
+
+    @property
+    def sighted(self) -> Int64:
+        """Ids in order of first sight, deleted nodes among them: int64."""
+        return self._order.values
+
+    def add(self, nodes: Int64) -> None:
+        """Add nodes that were not destinations before, int64, in order."""
+        if not len(nodes):
+            return
+        first = len(self._order.values)
+        self._order.append(nodes)
+        if int(nodes.max()) >= len(self._rank):
+            grown = np.full(max(int(nodes.max()) + 1, 2 * len(self._rank)), -1, np.int64)
+            grown[: len(self._rank)] = self._rank
+            self._rank = grown
+        self._rank[nodes] = np.arange(first, first + len(nodes))
+
+    def ranks_of(self, nodes: Int64) -> Int64:
+        """Index of each node in `sighted`, -1 for others: int64, same shape."""
+        inside = (nodes >= 0) & (nodes < len(self._rank))
+        ranks = np.full(nodes.shape, -1, np.int64)
+        ranks[inside] = self._rank[nodes[inside]]
+        return ranks
+
+
+class SetFacts:
+    """The facts of all edge sets of a log. Owner: one thread per role.
+
+    A row of facts has F = `num_facts(schema)` columns: with several edge sets those of the asked
+    set, those of all sets together, and one-hot of the asked set.
+
+    all: facts of all events. per_set: facts of the events of each set, none where there is one set;
+    the events of a set are counted within it.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        half_lives_seconds: Sequence[float],
+        max_pairs: int,
+        edge: int,
+        node_set_of: NodeSetOf,
+    ) -> None:
+        """max_pairs: bound of the pairs in each. edge: id of the next event."""
+        self.schema = schema
+        self._node_set_of = node_set_of
+        self.all = PairFacts(half_lives_seconds, max_pairs, edge)
+        several = schema.num_edge_sets > 1
+        self.per_set = [
+            PairFacts(half_lives_seconds, max_pairs)
+            for _ in range(schema.num_edge_sets if several else 0)
+        ]
+        # Of each set, the number of its events before each of the log's deletes of nodes.
+        self._places = [GrowingArray(np.int64) for _ in self.per_set]
+        self._by_node_set = [Destinations() for _ in range(schema.num_node_sets)]
+        self._num_sorted = 0
+
+    def fresh(self, edge: int) -> "SetFacts":
+        """Facts of the same settings that took in nothing and begin at an edge."""
+        one = self.all
+        return SetFacts(self.schema, one.half_lives_seconds, one.max_pairs, edge, self._node_set_of)
+
+    @property
+    def edge(self) -> int:
+        """Id of the next event."""
+        return self.all.edge
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs held, those of all sets together and those of each."""
+        return self.all.num_pairs + sum(one.num_pairs for one in self.per_set)
+
+    def advance(
+        self,
+        src_E: Int64,
+        dst_E: Int64,
+        time_E: Int64,
+        set_E: Int64,
+        deletes: NodeDeletes = NO_DELETES,
+    ) -> None:
+        """Take in events of the sets `set_E`, as `PairFacts.advance` does."""
+        for number, one in enumerate(self.per_set):
+            own = np.flatnonzero(set_E == number)
+            due = self._own_deletes(number, set_E, deletes)
+            one.advance(src_E[own], dst_E[own], time_E[own], due)
+        self.all.advance(src_E, dst_E, time_E, deletes)
+
+    def advance_scoring(
+        self,
+        src_E: Int64,
+        dst_E: Int64,
+        time_E: Int64,
+        set_E: Int64,
+        asked_R: Int64,
+        candidates_RC: Int64,
+        deletes: NodeDeletes = NO_DELETES,
+    ) -> Float32:
+        """Take in events as `PairFacts.advance_scoring` does, each asked about in its own set.
+
+        Returns: float32[R, C, F].
+        """
+        if not self.per_set:
+            return self.all.advance_scoring(src_E, dst_E, time_E, asked_R, candidates_RC, deletes)
+        out = self._rows(candidates_RC, set_E[asked_R])
+        for number, one in enumerate(self.per_set):
+            own = np.flatnonzero(set_E == number)
+            rows = np.flatnonzero(set_E[asked_R] == number)
+            at = np.searchsorted(own, asked_R[rows])
+            due = self._own_deletes(number, set_E, deletes)
+            out[rows, :, :NUM_FACTS] = one.advance_scoring(
+                src_E[own], dst_E[own], time_E[own], at, candidates_RC[rows], due
+            )
+        out[..., NUM_FACTS : 2 * NUM_FACTS] = self.all.advance_scoring(
+            src_E, dst_E, time_E, asked_R, candidates_RC, deletes
+        )
+        return out
+
+    def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64, set_R: Int64) -> Float32:
+        """The facts of queries on the present state, as `PairFacts.compute` gives them.
+
+        set_R: the asked sets; -1 asks about none, of which all facts are zero. Returns:
+        float32[R, C, F].
+        """
+        if not self.per_set:
+            return self.all.compute(src_R, time_R, candidates_RC)
+        out = self._rows(candidates_RC, set_R)
+        for number, one in enumerate(self.per_set):
+            rows = np.flatnonzero(set_R == number)
+            out[rows, :, :NUM_FACTS] = one.compute(src_R[rows], time_R[rows], candidates_RC[rows])
+        out[..., NUM_FACTS : 2 * NUM_FACTS] = self.all.compute(src_R, time_R, candidates_RC)
+        return out
+
+    def _rows(self, candidates_RC: Int64, set_R: Int64) -> Float32:
+        """Rows of zeros with their edge sets, float32[R, C, F]."""
+        out = np.zeros((*candidates_RC.shape, num_facts(self.schema)), np.float32)
+        asked = np.flatnonzero(set_R >= 0)
+        out[asked, :, 2 * NUM_FACTS + set_R[asked]] = 1.0
+        return out
+
+    def _own_deletes(self, number: int, set_E: Int64, deletes: NodeDeletes) -> NodeDeletes:
+        """The deletes before the end of the next events, at places among a set's events."""
+        due = deletes.until(self.edge + len(set_E))
+        places = self._places[number]
+        new = due.edge[len(places.values) :]
+        if len(new):
+            # Deletes from before these events were taken in already, or have nothing to hide.
+            before = np.concatenate([[0], np.cumsum(set_E == number)])
+            at = np.maximum(new - self.edge, 0)
+            places.append(self.per_set[number].edge + before[at])
+        return NodeDeletes(due.node, places.values[: len(due.node)])
+
+    def of_set(self, edge_set: int) -> PairFacts:
+        """The facts of one edge set."""
+        return self.per_set[edge_set] if self.per_set else self.all
+
+    def destinations_in(self, node_set: int) -> PairFacts | Destinations:
+        """The destinations of a node set, in order of first sight."""
+        if len(self._by_node_set) == 1:
+            return self.all
+        new = self.all.sighted[self._num_sorted :].astype(np.int64)
+        if len(new):
+            numbers = self._node_set_of(new)
+            for number, one in enumerate(self._by_node_set):
+                one.add(new[numbers == number])
+            self._num_sorted += len(new)
+        return self._by_node_set[node_set]
+
+    def node_set_of(self, nodes: Int64) -> Int64:
+        """Number of the node set of each node: int64 of the same shape."""
+        if len(self._by_node_set) == 1:
+            return np.zeros(nodes.shape, np.int64)
+        return self._node_set_of(nodes)
+
+    def is_known(self, node_N: Int64) -> Bools:
+        """Whether each id took part in an event before."""
+        return self.all.is_known(node_N)
+
+    def partners(self, node: int, edge_set: int) -> Int64:
+        """Distinct last partners of a node in an edge set, at most 16."""
+        return self.of_set(edge_set).partners(node)
+
+    def log_shares(self, nodes: Int64, time_us: int, edge_set: int) -> Float32:
+        """Log share among an edge set's destinations of known nodes: float32[n, 5]."""
+        return self.of_set(edge_set).log_shares(nodes, time_us)
+
+    def save(self, path: Path) -> None:
+        """Write the state durably, as a file that `restore` reads, and beside it one for each set.
+
+        The file itself comes last, so that where it is, all are. Raises: OSError.
+        """
+        for number, one in enumerate(self.per_set):
+            one.save(beside(path, number))
+        self.all.save(path)
+
+    def restore(self, path: Path) -> bool:
+        """Take over the state in a file, as `PairFacts.restore` does."""
+        for number, one in enumerate(self.per_set):
+            if not one.restore(beside(path, number)):
+                return False
+            self._places[number] = GrowingArray(np.int64)
+        self._num_sorted = 0
+        self._by_node_set = [Destinations() for _ in self._by_node_set]
+        return self.all.restore(path)
+
+
+def beside(path: Path, number: int) -> Path:
+    """Where the facts of an edge set are stored, beside those of all."""
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
