@@ -25,6 +25,13 @@ class SetKey(NamedTuple):
 Key = str | int | SetKey
 """External key of a node. Keys are unique within a node set; those of the first stand as they
 are."""
+
+
+def split_key(key: Key) -> tuple[int, str | int]:
+    """The number of a key's node set, and the key within it."""
+    return key if isinstance(key, SetKey) else (0, key)
+
+
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds in each unit of `stream.time_unit`."""
 MAX_TIME_US = 2**62

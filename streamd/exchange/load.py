@@ -19,7 +19,6 @@ from streamd.events import (
     NODE,
     Float32,
     Int64,
-    Key,
     Progress,
 )
 from streamd.exchange.produce import Outgoing
@@ -59,13 +58,21 @@ class Loader:
     """Appends events in time order to a log. Owner: the thread that owns the log's writer.
 
     Times of our own events are in microseconds, whatever `stream.time_unit` is. name: of the file,
-    for errors. topic: whose source reads the rows, empty where they are our own events.
+    for errors. topic: whose source reads the rows, empty where they are our own events. edge_set:
+    number of the set of edges that come as columns.
     """
 
     def __init__(
-        self, settings: Settings, log: Log, clock: Clock, name: str, topic: str = ""
+        self,
+        settings: Settings,
+        log: Log,
+        clock: Clock,
+        name: str,
+        topic: str = "",
+        edge_set: int = 0,
     ) -> None:
         self._topic = topic
+        self.edge_set = edge_set
         self._log = log
         self._clock = clock
         self._name = name
@@ -120,9 +127,12 @@ class Loader:
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
         """Make a block of edges between nodes with integer keys."""
-        a = self._numbers(src_E)
-        b = self._numbers(dst_E)
-        return edge_block(time_E, a, b, values_ED, self._next_rows(EDGE, len(src_E)), 0, 0)
+        schema = self._log.schema
+        of_src, of_dst = schema.ends_of(self.edge_set)
+        a = self._numbers(src_E, of_src)
+        b = self._numbers(dst_E, of_dst)
+        rows_ED = schema.edge_rows(self.edge_set, values_ED)
+        return edge_block(time_E, a, b, rows_ED, self._next_rows(EDGE, len(src_E)), 0, 0)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
         """Make a block of labels of nodes with integer keys."""
@@ -130,14 +140,15 @@ class Loader:
 
     def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
         """Make a block of node features, which come into force at the end of the log."""
-        return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), values_FD)
+        rows_FD = self._log.schema.node_rows(self._node_set, values_FD)
+        return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), rows_FD)
 
     def _of_nodes(self, kind: int, node: Int64, time: Int64, values: Float32) -> Block:
         """Make a block of one kind of event about nodes; the values are its extras."""
         rows = np.zeros(len(node), ROW)
         rows["time"] = time
         rows["kind"] = kind
-        rows["a"] = self._numbers(node)
+        rows["a"] = self._numbers(node, self._node_set)
         rows["b"] = -1
         rows["extra"] = np.arange(len(node))
         rows["offset"] = self._next_rows(kind, len(node))
@@ -153,13 +164,18 @@ class Loader:
         self._num_rows[kind] += count
         return np.arange(first, first + count)
 
-    def _numbers(self, nodes: Int64) -> Int64:
+    @property
+    def _node_set(self) -> int:
+        """Number of the set of nodes that have labels and features: that of both ends of edges."""
+        return self._log.schema.ends_of(self.edge_set)[0]
+
+    def _numbers(self, nodes: Int64, node_set: int) -> Int64:
         """Numbers of the nodes' keys in the key table. Raises: StreamdError."""
         # Each node is looked up once, however many rows name it.
         distinct, inverse = np.unique(nodes, return_inverse=True)
-        keys: list[Key] = distinct.tolist()
+        keys: list[int] = distinct.tolist()
         try:
-            numbers = [self._decoder.keys.number(k, "node") for k in keys]
+            numbers = [self._decoder.keys.number(k, "node", node_set) for k in keys]
             return np.array(numbers, np.int64)[inverse]
         except BadEvent as error:
             raise StreamdError(

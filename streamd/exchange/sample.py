@@ -131,14 +131,16 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
 
     Raises: SchemaRegistryError; SettingsError where the settings fit no source.
     """
-    decoder = make_decoder(settings, schema_of(settings))
+    schema = schema_of(settings)
+    decoder = make_decoder(settings, schema)
+    unit = settings.stream.time_unit
     judged: list[Judged] = []
     num_skipped = 0
     for partition, records in sample.records.items():
         block, rejected = decoder.decode(records, partition, clock.now_us(), sample.topic)
         told: list[Judged] = []
         for row, event in enumerate(block.rows):
-            text = as_json(block, row, decoder.keys.keys, settings.stream.time_unit).decode()
+            text = as_json(block, row, decoder.keys.keys, unit, schema).decode()
             place = (partition, int(event["offset"]), int(event["item"]))
             told.append(Judged(*place, WORDS[int(event["kind"])], text))
         told += [Judged(partition, r.offset, r.index, r.reason, "", r.error) for r in rejected]

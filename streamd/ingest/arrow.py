@@ -2,19 +2,20 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import MICROSECONDS, Float32, Int64, Key
+from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.ingest.arrow_metadata import check_batches, check_head
+from streamd.ingest.event_sets import EventSets
 from streamd.ingest.explain import to_map
 from streamd.ingest.notices import named
 from streamd.ingest.wire import FIELDS, WireEvent, converted
 
-EDGE_COLUMNS = {"src", "dst", "time", "features"}
+EDGE_COLUMNS = {"src", "dst", "time", "features", "edge_set"}
 KEY_COLUMNS = {"src", "dst", "id", "node"}
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds of the timestamp units that are taken; nanoseconds would lose digits."""
@@ -26,12 +27,12 @@ class EventSink(Protocol):
     """Takes the events of a record; the decoder's batch implements it."""
 
     time_unit: str
-    dim: int
+    sets: EventSets
     max_feature: float
 
     def check_count(self, count: int) -> None: ...
 
-    def key_numbers(self, keys: Sequence[Key]) -> Int64 | None: ...
+    def key_numbers(self, keys: Sequence[str | int], node_set: int = 0) -> Int64 | None: ...
 
     def add_columns(
         self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any
@@ -120,7 +121,7 @@ def _expected(name: str, kind: Any, pa: Any) -> str:
         return ""
     if name in KEY_COLUMNS:
         return "" if text or whole else "string or int64"
-    if name == "type":
+    if name in ("type", "edge_set", "node_set"):
         return "" if text else "string"
     if name == "time":
         fits = whole or (types.is_timestamp(kind) and kind.unit in UNIT_US)
@@ -169,12 +170,62 @@ def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
 
     # Convert the columns; None means that some value is not valid.
     time = _times(columns["time"], sink.time_unit, pa)
-    values = _features(columns.get("features"), sink.dim, table.num_rows, sink.max_feature, pa)
-    src = None if time is None or values is None else _numbers(columns["src"], sink, pa)
-    dst = None if src is None else _numbers(columns["dst"], sink, pa)
-    if time is None or values is None or src is None or dst is None:
+    number_E = _set_numbers(columns.get("edge_set"), sink.sets.edge_names, table.num_rows)
+    if time is None or number_E is None:
         return False
-    return sink.add_columns(time, src, dst, values, record)
+    edges = _Edges(
+        np.empty(len(time), np.int64),
+        np.empty(len(time), np.int64),
+        np.empty((len(time), sink.sets.schema.edge_feature_dim), np.float32),
+    )
+    for number in np.unique(number_E).tolist():
+        if not _fill_set(columns, number, np.flatnonzero(number_E == number), edges, sink, pa):
+            return False
+    return sink.add_columns(time, edges.src, edges.dst, edges.values, record)
+
+
+class _Edges(NamedTuple):
+    """Columns of n edges: int64[n] key numbers, float32[n, D] rows of features."""
+
+    src: Int64
+    dst: Int64
+    values: Float32
+
+
+def _fill_set(
+    columns: dict[str, Any], number: int, at: Int64, edges: _Edges, sink: EventSink, pa: Any
+) -> bool:
+    """Fill in the edges of one set, which are the rows `at`.
+
+    Returns: False where one of them is not valid.
+    """
+    # One set of all rows, which is the usual case, needs no copies.
+    if len(at) < len(edges.src):
+        columns = {name: column.take(pa.array(at)) for name, column in columns.items()}
+    width = sink.sets.of_edges[number].width
+    values = _features(columns.get("features"), width, len(at), sink.max_feature, pa)
+    of_src, of_dst = sink.sets.ends[number]
+    src = None if values is None else _numbers(columns["src"], sink, of_src, pa)
+    dst = None if src is None else _numbers(columns["dst"], sink, of_dst, pa)
+    if values is None or src is None or dst is None:
+        return False
+    edges.src[at] = src
+    edges.dst[at] = dst
+    edges.values[at] = sink.sets.schema.edge_rows(number, values)
+    return True
+
+
+def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | None:
+    """Numbers of the edge sets that rows name, int64[n]; None where one names none of them."""
+    if column is None:
+        return np.zeros(count, np.int64) if len(names) == 1 else None
+    distinct = column.dictionary_encode()
+    number = {name: i for i, name in enumerate(names)}
+    found = [number.get(name) for name in distinct.dictionary.to_pylist()]
+    if None in found:
+        return None
+    numbers: Int64 = np.array(found, np.int64)[distinct.indices.to_numpy()]
+    return numbers
 
 
 def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
@@ -216,8 +267,8 @@ def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) ->
     return values if (np.abs(values) <= max_feature).all() else None
 
 
-def _numbers(column: Any, sink: EventSink, pa: Any) -> Int64 | None:
-    """Numbers of the keys in the key table, int64[n]; None where one is not valid."""
+def _numbers(column: Any, sink: EventSink, node_set: int, pa: Any) -> Int64 | None:
+    """Numbers of the keys of a node set in the key table, int64[n]; None where one is not valid."""
     if column.type == pa.uint64():
         return None
-    return sink.key_numbers(column.to_pylist())
+    return sink.key_numbers(column.to_pylist(), node_set)

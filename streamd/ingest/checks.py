@@ -4,10 +4,9 @@ The check over columns is the fast path: it says only whether all edges are vali
 event also says what is wrong with it.
 """
 
-import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,23 @@ from streamd.events import (
     Schema,
 )
 from streamd.ingest.block import NO_STAMP, ROW, Block
+from streamd.ingest.event_reader import WireEdge
+from streamd.ingest.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, other_unit
-from streamd.ingest.wire import WireEdge, WireEvent
+from streamd.ingest.wire import WireEvent
 from streamd.settings import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _edge_fields = operator.attrgetter("src", "dst", "time", "features")
+_set_number = operator.attrgetter("set_number")
 
 
 @dataclass(frozen=True)
 class Rules:
     """The limits that an event must satisfy. Times are in microseconds, sizes in bytes or counts.
 
+    features: those that are declared by name.
     max_ahead_us: how far an event's time may be ahead of the wall clock and of its record's
     timestamp. max_feature: largest absolute value of a feature or label target. tombstones: whether
     a null value with a key deletes the node of that key; otherwise it is a dead letter.
@@ -45,6 +48,7 @@ class Rules:
     """
 
     schema: Schema
+    features: NamedFeatures = field(default_factory=NamedFeatures)
     time_unit: str = "ms"
     max_ahead_us: int = 60_000_000
     max_feature: float = FLOAT32_MAX
@@ -60,6 +64,7 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
     s = settings.ingest
     return Rules(
         schema=schema,
+        features=named_features(settings),
         time_unit=settings.stream.time_unit,
         max_ahead_us=int(s.max_ahead_seconds * 1e6),
         max_feature=min(s.max_feature, FLOAT32_MAX),
@@ -79,7 +84,8 @@ class EventChecker:
         self._rules = rules
         self._notices = notices
         self._scale = MICROSECONDS[rules.time_unit]
-        self._dim = rules.schema.edge_feature_dim
+        self._schema = rules.schema
+        self.sets = EventSets(rules.schema, rules.features)
         self._any_filled = False
         """Whether the edges checked last had some without a time."""
 
@@ -95,10 +101,16 @@ class EventChecker:
         src, dst, time, features = zip(*map(_edge_fields, wire), strict=True)
         self._any_filled = False
         times = self._times(time, stamp, self.horizon(stamp, now_us))
-        a = None if times is None else self.keys.numbers(src)
-        b = None if a is None else self.keys.numbers(dst)
-        values = None if b is None else self._features(features)
-        if times is None or a is None or b is None or values is None:
+        if times is None:
+            return None
+        if self._schema.num_edge_sets == 1:
+            number_E = None
+        else:
+            number_E = np.fromiter(map(_set_number, wire), np.int64, len(wire))
+        a = self._numbers(src, number_E, 0)
+        b = None if a is None else self._numbers(dst, number_E, 1)
+        values = None if b is None else self._features(features, number_E)
+        if a is None or b is None or values is None:
             return None
 
         # Only events that are taken are worth a notice.
@@ -139,24 +151,49 @@ class EventChecker:
             column *= self._scale
         return None if (column > horizon).any() else column
 
-    def _features(self, features: Sequence[list[float] | None]) -> Float32 | None:
-        """Edge features, float32[n, D]; None where a width or a value does not fit."""
-        count = len(features)
-        if not self._dim:
-            return None if any(features) else np.zeros((count, 0), np.float32)
-        try:
-            if set(map(len, features)) != {self._dim}:  # type: ignore[arg-type]
+    def _numbers(self, keys: Sequence[Any], number_E: Int64 | None, end: int) -> Int64 | None:
+        """Numbers of the keys at one end of edges, int64[n]; None where one is not valid.
+
+        Args: number_E: of the edge sets, None where there is one; end: 0 for sources, 1 for
+        targets.
+        """
+        node_sets = [ends[end] for ends in self.sets.ends]
+        if number_E is None or len(set(node_sets)) == 1:
+            return self.keys.numbers(keys, node_sets[0])
+        node_set_E = np.array(node_sets, np.int64)[number_E]
+        out = np.empty(len(keys), np.int64)
+        for node_set in set(node_sets):
+            at = np.flatnonzero(node_set_E == node_set)
+            part = self.keys.numbers([keys[i] for i in at.tolist()], node_set)
+            if part is None:
                 return None
-        except TypeError:
-            return None
+            out[at] = part
+        return out
+
+    def _features(self, features: Sequence[Any], number_E: Int64 | None) -> Float32 | None:
+        """Rows of edge features, float32[n, D]; None where a width or a value does not fit.
+
+        number_E: of the edge sets, None where there is one.
+        """
+        count = len(features)
+        if number_E is None:
+            rows = self.sets.of_edges[0].columns(features)
+        else:
+            # Each set's features lie in columns of their own, behind the mark of the set.
+            rows = np.zeros((count, self._schema.edge_feature_dim))
+            rows[np.arange(count), number_E] = 1.0
+            for number, of_set in enumerate(self.sets.of_edges):
+                at = np.flatnonzero(number_E == number)
+                if not len(at):
+                    continue
+                part = of_set.columns([features[i] for i in at.tolist()])
+                if part is None:
+                    return None
+                rows[at, self._schema.edge_columns(number)] = part
         # Compare as float64: a value beyond float32 would turn into infinity.
-        values = itertools.chain.from_iterable(features)  # type: ignore[arg-type]
-        flat = np.fromiter(values, np.float64, count * self._dim)
-        return (
-            None
-            if (np.abs(flat) > self._rules.max_feature).any()
-            else flat.astype(np.float32).reshape(count, self._dim)
-        )
+        if rows is None or not (np.abs(rows) <= self._rules.max_feature).all():
+            return None
+        return rows.astype(np.float32)
 
     def event(
         self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None
@@ -167,35 +204,66 @@ class EventChecker:
         Returns: (time, kind, a, b, values), the first four as in a row of a block.
         Raises: BadEvent.
         """
-        schema = self._rules.schema
         number = self.keys.number
         if e.type == "edge":
-            if e.id is not None or e.node is not None or e.target is not None:
+            if any(x is not None for x in (e.id, e.node, e.target, e.node_set)):
                 raise BadEvent("wrong_type", "an edge has src, dst, time and features only")
             time = self.checked_time(e.time, stamp_us, horizon, scale)
-            values = self._checked_values(e.features, schema.edge_feature_dim, "features")
-            return time, EDGE, number(e.src, "src"), number(e.dst, "dst"), values
+            edge_set = self.sets.edge_set(e.edge_set)
+            row = self._row(self.sets.of_edges[edge_set], e.features, edge_set, EDGE)
+            of_src, of_dst = self.sets.ends[edge_set]
+            return time, EDGE, number(e.src, "src", of_src), number(e.dst, "dst", of_dst), row
 
+        if e.type == "delete" and e.node is None:
+            return self._edge_delete(e, scale)
+        if e.edge_set is not None:
+            raise BadEvent("wrong_type", f"a {e.type} has a node_set, not an edge_set")
+        node_set = self.sets.node_set(e.node_set)
         if e.type == "node":
-            values = self._checked_values(e.features, schema.node_feature_dim, "features")
-            return 0, NODE, number(e.id, "id"), -1, values
+            row = self._row(self.sets.of_nodes[node_set], e.features, node_set, NODE)
+            return 0, NODE, number(e.id, "id", node_set), -1, row
 
         if e.type == "label":
-            if schema.label_dim == 0:
+            dim = self._schema.label_dim
+            if dim == 0:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
-            values = self._checked_values(e.target, schema.label_dim, "target")
+            target = e.target or []
+            if len(target) != dim:
+                raise BadEvent(
+                    "feature_width", f"target has {len(target)} values, the stream has {dim}"
+                )
+            self._check_values(target, "target")
             time = self.checked_time(e.time, stamp_us, horizon, scale)
-            return time, LABEL, number(e.node, "node"), -1, values
+            return time, LABEL, number(e.node, "node", node_set), -1, target
 
-        # A delete, of a node or of the edges with these ends and this time.
-        if e.node is not None:
-            if e.src is not None or e.dst is not None:
-                raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
-            return 0, DELETE, number(e.node, "node"), -1, ()
+        if e.src is not None or e.dst is not None:
+            raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
+        return 0, DELETE, number(e.node, "node", node_set), -1, ()
+
+    def _edge_delete(
+        self, e: WireEvent, scale: int | None
+    ) -> tuple[int, int, int, int, Sequence[float]]:
+        """Check a delete of edges of these ends and this time. Returns, raises: as `event`."""
+        if e.node_set is not None:
+            raise BadEvent("wrong_type", "a delete of an edge has an edge_set, not a node_set")
         if e.time is None:
             raise BadEvent("missing_field", "a delete of an edge needs its time")
         time = self.checked_time(e.time, -1, MAX_TIME_US, scale)
-        return 0, DELETE, number(e.src, "src"), number(e.dst, "dst"), (time, 0)
+        edge_set = self.sets.edge_set(e.edge_set)
+        of_src, of_dst = self.sets.ends[edge_set]
+        a = self.keys.number(e.src, "src", of_src)
+        return 0, DELETE, a, self.keys.number(e.dst, "dst", of_dst), (time, edge_set)
+
+    def _row(self, of_set: SetFeatures, given: Any, number: int, kind: int) -> Sequence[float]:
+        """The row of features of one event of a set. Raises: BadEvent."""
+        values = of_set.one(given, "features")
+        self._check_values(values, "features")
+        schema = self._schema
+        if (schema.num_edge_sets if kind == EDGE else schema.num_node_sets) == 1:
+            return values
+        rows = schema.edge_rows if kind == EDGE else schema.node_rows
+        row: list[float] = rows(number, np.array([values], np.float32))[0].tolist()
+        return row
 
     def checked_time(
         self, time: int | float | None, stamp_us: int, horizon: int, scale: int | None = None
@@ -240,14 +308,8 @@ class EventChecker:
         self._notices.unit(unit)
         return f"; it looks like {unit}, {setting} is {self._rules.time_unit}"
 
-    def _checked_values(self, values: list[float] | None, dim: int, name: str) -> list[float]:
-        """Features or label targets of one event, [] for None. Raises: BadEvent."""
-        if values is None:
-            values = []
-        if len(values) != dim:
-            raise BadEvent(
-                "feature_width", f"{name} has {len(values)} values, the stream has {dim}"
-            )
+    def _check_values(self, values: Sequence[float], name: str) -> None:
+        """Refuse features or label targets that are too large. Raises: BadEvent."""
         for v in values:
             # Written so that NaN is refused too, which no comparison holds for.
             if not -self._rules.max_feature <= v <= self._rules.max_feature:
@@ -255,7 +317,6 @@ class EventChecker:
                     "bad_features",
                     f"{name} holds a value beyond ingest.max_feature, {self._rules.max_feature:g}",
                 )
-        return values
 
 
 def edge_block(

@@ -22,6 +22,7 @@ from streamd.events import (
     Int64,
     Key,
     Schema,
+    split_key,
 )
 from streamd.ingest.block import Block
 
@@ -290,29 +291,37 @@ def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.
     return time, moves & (time > rows["time"])
 
 
-def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str) -> bytes:
+def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str, schema: Schema) -> bytes:
     """Encode an event of a block as JSON, as its producer could have sent it."""
     r = block.rows[row]
-    a = keys[int(r["a"])]
+    node_set, a = split_key(keys[int(r["a"])])
+    b = split_key(keys[int(r["b"])])[1] if r["b"] >= 0 else None
     time = int(r["time"]) // MICROSECONDS[time_unit]
     carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
+    # Where there are several sets, an event names its own.
+    of_node = {"node_set": schema.node_set_names[node_set]} if schema.num_node_sets > 1 else {}
+
     # The fields of each kind, without the type of an edge, which is the default.
     event: dict[str, object]
     if r["kind"] == EDGE:
-        event = {"src": a, "dst": keys[int(r["b"])], "time": time}
-        if block.values.shape[1]:
-            event["features"] = [float(v) for v in block.values[row]]
+        edge_set = int(schema.edge_sets_of(block.values[row : row + 1])[0])
+        event = _of_edge(edge_set, schema) | {"src": a, "dst": b, "time": time}
+        features = [float(v) for v in block.values[row, schema.edge_columns(edge_set)]]
+        if features:
+            event["features"] = features
     elif r["kind"] == LABEL:
-        event = {"type": "label", "node": a, "time": time, "target": list(carried)}
+        event = {"type": "label", **of_node, "node": a, "time": time, "target": list(carried)}
     elif r["kind"] == NODE:
-        event = {"type": "node", "id": a, "features": list(carried)}
+        features = list(carried)[schema.node_columns(node_set)]
+        event = {"type": "node", **of_node, "id": a, "features": features}
     elif r["b"] >= 0:
-        event = {
-            "type": "delete",
-            "src": a,
-            "dst": keys[int(r["b"])],
-            "time": int(carried[0]) // MICROSECONDS[time_unit],
-        }
+        of_edge, when = int(carried[1]), int(carried[0]) // MICROSECONDS[time_unit]
+        event = {"type": "delete", **_of_edge(of_edge, schema), "src": a, "dst": b, "time": when}
     else:
-        event = {"type": "delete", "node": a}
+        event = {"type": "delete", **of_node, "node": a}
     return msgspec.json.encode(event)
+
+
+def _of_edge(edge_set: int, schema: Schema) -> dict[str, object]:
+    """The field that names an edge set, where there are several."""
+    return {"edge_set": schema.edge_set_names[edge_set]} if schema.num_edge_sets > 1 else {}

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from streamd.errors import DiskError, KafkaError
-from streamd.events import Key
+from streamd.events import Key, split_key
 from streamd.ingest.client import make_producer
 from streamd.settings import Settings
 from streamd.storage import DISK, Disk, write_durably
@@ -45,6 +45,7 @@ REASONS = (
     "time_ahead",
     "bad_features",
     "feature_width",
+    "unknown_set",
     "bad_key",
     "record_too_large",
     "too_many_events",
@@ -207,8 +208,10 @@ class LocalDeadLetters:
 
 def as_sent(keys: Collection[Key], prefixes: Collection[str]) -> set[Key]:
     """The keys, and what records may hold in their place where a mapping makes keys of it."""
-    sent = set(keys)
-    for key in keys:
+    # What was sent holds a key as it is within its node set.
+    plain = {split_key(key)[1] for key in keys}
+    sent: set[Key] = set(plain)
+    for key in plain:
         # Text of digits and the integer make the same key behind a prefix.
         for prefix in prefixes if isinstance(key, str) else ():
             if isinstance(key, str) and key.startswith(prefix):

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64, Key
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64
 from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block
+from streamd.ingest.event_reader import EventReader, WireEdge
 from streamd.ingest.explain import Explainer
 from streamd.ingest.headers import JSONHeaders, content_header
 from streamd.ingest.kafka_records import REFUSED_HEADER
@@ -25,8 +26,6 @@ from streamd.ingest.wire import (
     NDJSON,
     OWN_EVENT,
     TOO_DEEP,
-    EventReader,
-    WireEdge,
     WireEvent,
     content_type,
     elements,
@@ -87,9 +86,9 @@ class Decoder:
         self.notices = Notices(rules.time_unit)
         self.checker = EventChecker(rules, self.notices)
         self.keys = self.checker.keys
-        self.reader = EventReader()
+        self.reader = EventReader(self.checker.sets)
         self.headers = JSONHeaders()
-        self.explain = Explainer(rules.schema, rules.time_unit).text
+        self.explain = Explainer(self.checker.sets, rules.time_unit).text
 
     def decode(
         self, records: Sequence[Any], source: int, now_us: int, topic: str = ""
@@ -164,6 +163,7 @@ class Batch:
         self.max_feature = decoder.rules.max_feature
         self.time_unit = decoder.rules.time_unit
         self.dim = decoder.rules.schema.edge_feature_dim
+        self.sets = self._checker.sets
         self.key_numbers = decoder.keys.numbers
         self._reader = decoder.reader
         self._blocks: list[Block] = []
@@ -463,19 +463,16 @@ class Batch:
 
     def _tombstone(self, record: Any) -> None:
         """Take a null value as the delete of the node that its key names. Raises: BadEvent."""
-        # The error says which of the two is missing: the setting or the key.
-        if not self._rules.tombstones or not record.key:
-            raise BadEvent(
-                "tombstone",
-                "the value is null"
-                + (
-                    ", and so is the key"
-                    if self._rules.tombstones
-                    else ", and ingest.tombstones is dead_letter"
-                ),
-            )
+        # The error says what is missing: the setting, the key, or the key's node set.
+        why = "" if self._rules.tombstones else "ingest.tombstones is dead_letter"
+        if not why and not record.key:
+            why = "so is the key"
+        if not why and len(self._checker.sets.node_names) > 1:
+            why = "nothing says of which node set its key is: give the topic a source with deletes"
+        if why:
+            raise BadEvent("tombstone", f"the value is null, and {why}")
         try:
-            key: Key = record.key.decode()
+            key = record.key.decode()
         except UnicodeDecodeError:
             raise BadEvent("bad_key", "the record's key is not UTF-8") from None
         self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")

@@ -177,6 +177,16 @@ class Feature:
         self._place = {text: place for place, text in enumerate(places)}
         self._others = len(places)
 
+    @property
+    def example(self) -> str:
+        """A value of it as JSON."""
+        declared = self._declared
+        if declared.vector is not None:
+            return f"[{declared.vector} numbers]"
+        if declared.type is not None:
+            return "0.5" if declared.type == "number" else "true"
+        return msgspec.json.encode((declared.categories or ("text",))[0]).decode()
+
     def column(self, values: Sequence[Any]) -> Float64 | None:
         """float64[n, width]; None where one value is not valid, or not of the usual type."""
         if None in values:

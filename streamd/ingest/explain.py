@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from streamd.errors import BadEvent
-from streamd.events import MICROSECONDS, Schema
+from streamd.events import MICROSECONDS
+from streamd.ingest.event_sets import EventSets, SetFeatures
 from streamd.ingest.notices import named
 from streamd.ingest.wire import FIELDS, TYPES, fields
 
@@ -18,7 +19,14 @@ MAX_SHOWN = 4
 """Most numbers that an example shows; for more it says how many there must be."""
 MAX_KEPT = 256
 """Texts that are remembered: senders repeat the same few mistakes."""
-EXPLAINED = ("missing_field", "wrong_type", "unknown_type", "feature_width", "unsupported")
+EXPLAINED = (
+    "missing_field",
+    "wrong_type",
+    "unknown_type",
+    "unknown_set",
+    "feature_width",
+    "unsupported",
+)
 """Reasons that the names of the fields and an example of a valid event explain."""
 OTHER_NAMES = {
     "src": (
@@ -72,21 +80,12 @@ ENVELOPE = ("before", "after", "op")
 
 
 class Explainer:
-    """Writes the error texts of events under one schema. Owner: the decoder."""
+    """Writes the error texts of events of declared sets. Owner: the decoder."""
 
-    def __init__(self, schema: Schema, time_unit: str) -> None:
-        # An example of each type, with the widths and the unit of time of this stream.
-        time = 1_672_531_200_123_000 // MICROSECONDS[time_unit]
-        edge = _numbers("features", schema.edge_feature_dim)
-        node = _numbers("features", schema.node_feature_dim)
-        self._example = {
-            "edge": f'{{"src": "user:8", "dst": "item:3", "time": {time}{edge}}}',
-            "node": f'{{"type": "node", "id": "user:8"{node}}}',
-            "label": f'{{"type": "label", "node": "user:8", "time": {time}'
-            f"{_numbers('target', schema.label_dim)}}}",
-            "delete": '{"type": "delete", "node": "user:8"}',
-        }
-        self._texts: dict[tuple[str, ...], str] = {}
+    def __init__(self, sets: EventSets, time_unit: str) -> None:
+        self._sets = sets
+        self._time = 1_672_531_200_123_000 // MICROSECONDS[time_unit]
+        self._texts: dict[tuple[str, str, str, int], str] = {}
 
     def text(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
         """Explain what is wrong with an event or a whole value, in at most `MAX_TEXT` characters.
@@ -94,7 +93,7 @@ class Explainer:
         raw: its bytes.
         """
         if bad.reason == "bad_json":
-            return self._joined(str(bad), foreign(bytes(memoryview(raw)[:64])), "edge")
+            return self._joined(str(bad), foreign(bytes(memoryview(raw)[:64])), "edge", 0)
         if bad.reason not in EXPLAINED:
             return str(bad)[:MAX_TEXT]
 
@@ -104,19 +103,59 @@ class Explainer:
         kind = next((t for t in TYPES if sent == f'"{t}"'.encode()), "edge")
         names = [name for name, value in found.items() if bytes(value) != b"null"]
         hint = debezium(found) or (f"has {named(names)}{to_map(names, kind)}" if names else "")
-        return self._joined(str(bad), hint, kind)
+        of_set = (
+            _number(found.get("edge_set"), self._sets.edge_names)
+            if kind == "edge"
+            else _number(found.get("node_set"), self._sets.node_names)
+        )
+        return self._joined(str(bad), hint, kind, of_set)
 
-    def _joined(self, what: str, hint: str, kind: str) -> str:
+    def _joined(self, what: str, hint: str, kind: str, of_set: int) -> str:
         """Join error, hint and example. Equal texts are one object: a record may need very many."""
-        key = what, hint, kind
+        key = what, hint, kind, of_set
         if key not in self._texts:
             if len(self._texts) >= MAX_KEPT:
                 self._texts.clear()
             article = "an" if kind == "edge" else "a"
             text = f"{what[:120]}{'; ' if hint else ''}{hint}"
-            example = f". As {article} {kind} should be: {self._example[kind]}"
+            example = f". As {article} {kind} should be: {self._example(kind, of_set)}"
             self._texts[key] = text[: MAX_TEXT - len(example)] + example
         return self._texts[key]
+
+    def _example(self, kind: str, of_set: int) -> str:
+        """An event of a type and a set, with the widths and the unit of time of this stream."""
+        sets = self._sets
+        # Where there are several sets, an event names its own, and keys need no prefix.
+        plain = len(sets.node_names) > 1
+        user, item = ('"8"', '"3"') if plain else ('"user:8"', '"item:3"')
+        names = sets.edge_names if kind == "edge" else sets.node_names
+        named_set = f'"{kind}_set": "{names[of_set]}", ' if len(names) > 1 else ""
+        if kind == "edge":
+            features = _features(sets.of_edges[of_set])
+            return f'{{{named_set}"src": {user}, "dst": {item}, "time": {self._time}{features}}}'
+        named_set = named_set.replace(f"{kind}_set", "node_set")
+        if kind == "node":
+            features = _features(sets.of_nodes[of_set])
+            return f'{{"type": "node", {named_set}"id": {user}{features}}}'
+        if kind == "label":
+            target = _numbers("target", sets.schema.label_dim)
+            head = f'"type": "label", {named_set}"node": {user}'
+            return f'{{{head}, "time": {self._time}{target}}}'
+        return f'{{"type": "delete", {named_set}"node": {user}}}'
+
+
+def _number(sent: msgspec.Raw | None, names: Sequence[str]) -> int:
+    """The number of the set that an event names; the first where it names none."""
+    return next((i for i, n in enumerate(names) if bytes(sent or b"") == f'"{n}"'.encode()), 0)
+
+
+def _features(of_set: SetFeatures) -> str:
+    """The features of a set as the last field of an example; empty for none."""
+    if not of_set.names:
+        return _numbers("features", of_set.width)
+    shown = [f"{msgspec.json.encode(n).decode()}: {v}" for n, v in of_set.examples(MAX_SHOWN)]
+    more = f", ... {len(of_set.names)} features" if len(of_set.names) > MAX_SHOWN else ""
+    return f', "features": {{{", ".join(shown)}{more}}}'
 
 
 def to_map(names: Sequence[str], kind: str = "edge") -> str:

@@ -19,6 +19,7 @@ from streamd.ingest.mapping import (
     Rule,
     RuleMaker,
     absolute,
+    deleted_set,
     plain_rules,
 )
 from streamd.ingest.node_ids import KeyTable
@@ -166,7 +167,8 @@ class FormMaker:
         if self._source.envelope == "debezium":
             rules = self._row_deletes(maker, {}, {})
         elif self._source.deletes is not None:
-            rules = [maker.deletes({}, self._source.deletes.fields)]
+            rule = self._source.deletes
+            rules = [maker.deletes({}, rule.fields, deleted_set(self._source, rule))]
         return self._form(rules[:1], leaves) if rules else None
 
     def _row_deletes(self, maker: RuleMaker, of_nodes: Where, of_edges: Where) -> list[Rule]:
@@ -178,14 +180,14 @@ class FormMaker:
         rules = []
         if source.nodes is not None:
             of_node = DeleteFields(node=source.nodes.fields.id)
-            rules.append(maker.deletes(of_nodes, of_node))
+            rules.append(maker.deletes(of_nodes, of_node, source.nodes.node_set))
         if source.fields is not None:
             # Without a time of its own an edge cannot be told from others of its ends.
             fields = source.fields
             if fields.time is None:
                 return [*rules, Rule(type="delete", conditions=(), refuses=NO_TIME)]
             of_edge = DeleteFields(src=fields.src, dst=fields.dst, time=fields.time)
-            rules.append(maker.deletes(of_edges, of_edge))
+            rules.append(maker.deletes(of_edges, of_edge, source.edge_set))
         return rules
 
     def _form(

@@ -7,7 +7,7 @@ import structlog
 from kafka import TopicPartition
 
 from streamd.clock import Clock
-from streamd.events import Key, Position
+from streamd.events import Key, Position, Schema
 from streamd.ingest.block import Block
 from streamd.ingest.columns import as_json
 from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
@@ -24,13 +24,19 @@ class LetterWriter:
     """Writes the dead letters of all partitions to `store`. Owner: the poll thread."""
 
     def __init__(
-        self, store: DeadLetters, clock: Clock, time_unit: str, mapped: Collection[str] = ()
+        self,
+        store: DeadLetters,
+        clock: Clock,
+        schema: Schema,
+        time_unit: str,
+        mapped: Collection[str] = (),
     ) -> None:
         """mapped: topics that hold other records than our own events."""
         self.store = store
         self._mapped = mapped
         self.num_letters = 0
         self._clock = clock
+        self._schema = schema
         self._time_unit = time_unit
         self._partitions: Sequence[TopicPartition] = ()
         self._origins: list[Origins] = []
@@ -61,7 +67,7 @@ class LetterWriter:
             int(event["item"]),
             reason,
             error,
-            as_json(events, row, keys, "us" if is_mapped else self._time_unit),
+            as_json(events, row, keys, "us" if is_mapped else self._time_unit, self._schema),
             # Sent again, it is read as what it is.
             OWN_EVENT_US if is_mapped else "",
         )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
 from streamd.ingest.block import ROW, Block, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
 from streamd.ingest.cloudevents import as_structured, mode_of, with_data
@@ -22,12 +22,13 @@ from streamd.ingest.decode import (
     timestamp_us,
 )
 from streamd.ingest.encoding import Times
+from streamd.ingest.event_sets import features_of
 from streamd.ingest.explain import MAX_TEXT, foreign
 from streamd.ingest.formats import JSON_FORMATS, Format, make_format
 from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.kafka_records import REFUSED_HEADER
-from streamd.ingest.mapping import FeatureSets, features_of
+from streamd.ingest.mapping import FeatureSets
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
@@ -57,7 +58,7 @@ def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int 
     first = {}
     for event in block.rows[::-1]:
         time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
-        first[int(event["offset"])] = (str(keys[int(event["a"])]), time)
+        first[int(event["offset"])] = (str(split_key(keys[int(event["a"])])[1]), time)
     return first
 
 

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import BadEvent
-from streamd.events import Bools, Float32, Int64, Key, Schema
+from streamd.events import Bools, Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.shapes import Columns, Steps, kind_of
 from streamd.ingest.wire import EventType, WireEvent
-from streamd.settings_sets import SetSettings
 from streamd.settings_sources import (
     DeleteFields,
+    DeleteRule,
     EdgeFields,
     FieldSettings,
-    LabelFields,
-    NodeFields,
+    LabelRule,
+    NodeRule,
     Scalar,
     SourceSettings,
     Where,
@@ -71,7 +71,7 @@ class Source:
             return [self.default if v is None else v for v in values]
         return values
 
-    def key(self, row: Sequence[Any]) -> Key:
+    def key(self, row: Sequence[Any]) -> str | int:
         """The value as a node's key. Raises: BadEvent."""
         value = self.of(row)
         if value is None:
@@ -95,9 +95,10 @@ class Source:
 class KeyColumn:
     """Numbers of the keys in one field. Owner: a mapping. It remembers those with a prefix."""
 
-    def __init__(self, source: Source, keys: KeyTable) -> None:
+    def __init__(self, source: Source, keys: KeyTable, node_set: int) -> None:
         self._source = source
         self._keys = keys
+        self._node_set = node_set
         self._epoch = keys.epoch
         self._known: dict[str | int, int] = {}
 
@@ -109,7 +110,7 @@ class KeyColumn:
             return None
         prefix = self._source.prefix
         if not prefix:
-            return self._keys.numbers(values)
+            return self._keys.numbers(values, self._node_set)
         if self._epoch != self._keys.epoch or len(self._known) > MAX_KEPT_KEYS:
             self._known.clear()
             self._epoch = self._keys.epoch
@@ -125,7 +126,7 @@ class KeyColumn:
                 if value not in self._known:
                     if value == "" or (type(value) is int and abs(value) > INT64_MAX):
                         return None
-                    self._known[value] = self._keys.number(f"{prefix}{value}", "")
+                    self._known[value] = self._keys.number(f"{prefix}{value}", "", self._node_set)
         except BadEvent:
             return None
         return np.fromiter(map(get, values), np.int64, count)
@@ -161,8 +162,9 @@ def _comparable(value: Any) -> Any:
 class Rule:
     """Which records become events of a type, and where their fields are.
 
-    refuses: the reason, where a record that meets the conditions cannot become an event. skips:
-    whether such a record is none.
+    set_name: of the edge or node set of the events, None where there is one. refuses: the reason,
+    where a record that meets the conditions cannot become an event. skips: whether such a record is
+    none.
     """
 
     type: EventType
@@ -171,6 +173,7 @@ class Rule:
     time: Source | None = None
     features: tuple[tuple[Feature, Source | None], ...] = ()
     target: tuple[Source, ...] = ()
+    set_name: str | None = None
     refuses: str = ""
     skips: bool = False
 
@@ -180,7 +183,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D]."""
+    """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D] rows of
+    features."""
 
     time: Int64
     src: Int64
@@ -210,12 +214,19 @@ class Layout:
         self.rules = tuple(rules[num_of_deleted:])
         self.paths = tuple(leaves.of)
         self._times = times
-        self._dim = schema.edge_feature_dim
+        self._schema = schema
         self._max_feature = max_feature
         last = self.rules[-1] if self.rules else None
         self._edges = last if last is not None and last.type == "edge" else None
-        edge_keys = self._edges.keys if self._edges is not None else {}
-        self._ends = [KeyColumn(source, keys) for source in edge_keys.values()]
+        self._edge_set = 0
+        if self._edges is not None and self._edges.set_name is not None:
+            self._edge_set = schema.edge_set_names.index(self._edges.set_name)
+        self._width = (
+            sum(feature.width for feature, _ in self._edges.features) if self._edges else 0
+        )
+        edge_keys = self._edges.keys.values() if self._edges is not None else ()
+        of_ends = zip(edge_keys, schema.ends_of(self._edge_set), strict=False)
+        self._ends = [KeyColumn(source, keys, node_set) for source, node_set in of_ends]
 
     def split(self, columns: Columns, count: int) -> tuple[Bools, Bools]:
         """Which of `count` records are edges, and which are other events: bool[count] each.
@@ -255,7 +266,7 @@ class Layout:
             return None
 
         # Features one beside the other; compared as float64, where float32 would be infinite.
-        values = np.empty((count, self._dim), np.float32)
+        values = np.empty((count, self._width), np.float32)
         at = 0
         for feature, source in rule.features:
             missing = [None] * count
@@ -264,7 +275,7 @@ class Layout:
                 return None
             values[:, at : at + feature.width] = part
             at += feature.width
-        return Edges(time, src, dst, values)
+        return Edges(time, src, dst, self._schema.edge_rows(self._edge_set, values))
 
     def event(self, row: Sequence[Any], stamp_us: int, deleted: bool = False) -> WireEvent | None:
         """The event of one record, with its time in microseconds; None where no rule holds.
@@ -282,6 +293,10 @@ class Layout:
         if rule.refuses:
             raise BadEvent("unsupported", rule.refuses)
         event = WireEvent(type=rule.type)
+        if rule.type == "edge" or "src" in rule.keys:
+            event.edge_set = rule.set_name
+        else:
+            event.node_set = rule.set_name
         for name, source in rule.keys.items():
             setattr(event, name, source.key(row))
         if rule.type != "node" and "node" not in rule.keys or rule.type == "label":
@@ -335,38 +350,49 @@ class RuleMaker:
     def conditions(self, where: Where) -> tuple[Condition, ...]:
         return tuple(self.condition(path, values) for path, values in where.items())
 
-    def edges(self, where: Where, fields: EdgeFields, features: Sequence[Feature]) -> Rule:
+    def edges(
+        self,
+        where: Where,
+        fields: EdgeFields,
+        features: Sequence[Feature],
+        edge_set: str | None,
+    ) -> Rule:
         return Rule(
             type="edge",
             conditions=self.conditions(where),
             keys=self._keys(src=fields.src, dst=fields.dst),
             time=self._time(fields.time),
             features=self._features(features, fields.features),
+            set_name=edge_set,
         )
 
-    def labels(self, where: Where, fields: LabelFields) -> Rule:
+    def labels(self, rule: LabelRule) -> Rule:
         return Rule(
             type="label",
-            conditions=self.conditions(where),
-            keys=self._keys(node=fields.node),
-            time=self._time(fields.time),
-            target=tuple(self.source("target", target) for target in fields.target),
+            conditions=self.conditions(rule.where),
+            keys=self._keys(node=rule.fields.node),
+            time=self._time(rule.fields.time),
+            target=tuple(self.source("target", target) for target in rule.fields.target),
+            set_name=rule.node_set,
         )
 
-    def nodes(self, where: Where, fields: NodeFields, features: Sequence[Feature]) -> Rule:
+    def nodes(self, rule: NodeRule, features: Sequence[Feature]) -> Rule:
         return Rule(
             type="node",
-            conditions=self.conditions(where),
-            keys=self._keys(id=fields.id),
-            features=self._features(features, fields.features),
+            conditions=self.conditions(rule.where),
+            keys=self._keys(id=rule.fields.id),
+            features=self._features(features, rule.fields.features),
+            set_name=rule.node_set,
         )
 
-    def deletes(self, where: Where, fields: DeleteFields) -> Rule:
+    def deletes(self, where: Where, fields: DeleteFields, set_name: str | None) -> Rule:
+        """set_name: of the node set where they delete nodes, else of the edge set."""
         return Rule(
             type="delete",
             conditions=self.conditions(where),
             keys=self._keys(node=fields.node, src=fields.src, dst=fields.dst),
             time=self._time(fields.time),
+            set_name=set_name,
         )
 
     def source(self, name: str, given: FieldSettings) -> Source:
@@ -394,11 +420,6 @@ class RuleMaker:
         )
 
 
-def features_of(declared: SetSettings) -> tuple[Feature, ...]:
-    """The features of a set, in the order in which they lie in the log."""
-    return tuple(Feature(name, f) for name, f in declared.features.items())
-
-
 def absolute(base: Steps, envelope: Steps) -> Place:
     """A place for paths whose data lies at `base` of a record and whose envelope at `envelope`."""
 
@@ -416,14 +437,20 @@ def plain_rules(source: SourceSettings, maker: RuleMaker, sets: "FeatureSets") -
     """The rules of a source, in the order in which they are tried."""
     rules = []
     if source.deletes is not None:
-        rules.append(maker.deletes(source.deletes.where, source.deletes.fields))
+        of_set = deleted_set(source, source.deletes)
+        rules.append(maker.deletes(source.deletes.where, source.deletes.fields, of_set))
     if source.labels is not None:
-        rules.append(maker.labels(source.labels.where, source.labels.fields))
+        rules.append(maker.labels(source.labels))
     if source.nodes is not None:
-        rules.append(maker.nodes(source.nodes.where, source.nodes.fields, sets.nodes))
+        rules.append(maker.nodes(source.nodes, sets.nodes))
     if source.fields is not None:
-        rules.append(maker.edges(source.where, source.fields, sets.edges))
+        rules.append(maker.edges(source.where, source.fields, sets.edges, source.edge_set))
     return rules
+
+
+def deleted_set(source: SourceSettings, rule: DeleteRule) -> str | None:
+    """The set of the nodes or edges that a source's deletes name; None where there is one."""
+    return (rule.edge_set or source.edge_set) if rule.fields.node is None else rule.node_set
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import Int64, Key, SetKey
+from streamd.events import Int64, Key, SetKey, split_key
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 INT64_MAX = 2**63 - 1
@@ -16,23 +16,25 @@ MAX_KEYS = 1_000_000
 
 
 class KeyTable:
-    """Valid keys and a number for each, which is not a node id. Owner: the poll thread.
+    """Valid keys of all node sets and a number for each, which is not a node id. Owner: the poll
+    thread.
 
     `shrink` forgets keys that are not in use; numbers given out before are void then.
     """
 
     def __init__(self, max_key_bytes: int) -> None:
         self._max_bytes = max_key_bytes
-        self._number: dict[Key, int] = {}
+        self._numbers: dict[int, dict[str | int, int]] = {0: {}}
         self.keys: list[Key] = []
         self._limit = MAX_KEYS
         self.epoch = 0
         """Changes when numbers given out before become void."""
 
-    def numbers(self, keys: Sequence[Key]) -> Int64 | None:
-        """Numbers of keys, int64[n]; None where one of them is not valid."""
+    def numbers(self, keys: Sequence[str | int], node_set: int = 0) -> Int64 | None:
+        """Numbers of keys of a node set, int64[n]; None where one of them is not valid."""
         # The usual case in one pass: all keys are known.
-        get = self._number.get
+        known = self._numbers.setdefault(node_set, {})
+        get = known.get
         try:
             return np.fromiter(map(get, keys), np.int64, len(keys))
         except TypeError:
@@ -41,40 +43,40 @@ class KeyTable:
         # Number the new ones.
         try:
             for key in keys:
-                if key not in self._number:
-                    self.number(key, "key")
+                if key not in known:
+                    self.number(key, "key", node_set)
         except BadEvent:
             return None
         return np.fromiter(map(get, keys), np.int64, len(keys))
 
-    def number(self, key: Key | None, name: str) -> int:
-        """The number of one key. name: of its field.
+    def number(self, key: str | int | None, name: str, node_set: int = 0) -> int:
+        """The number of one key of a node set. name: of its field.
 
         Raises: BadEvent where it is missing, empty, too long or otherwise not valid.
         """
-        known = self._number.get(key) if key is not None else None
-        if known is not None:
-            return known
         if key is None:
             raise BadEvent("missing_field", f"{name} is missing")
+        of_set = self._numbers.setdefault(node_set, {})
+        known = of_set.get(key)
+        if known is not None:
+            return known
 
         # Check a new key, once.
-        plain = key.key if isinstance(key, SetKey) else key
-        if isinstance(plain, str):
-            if not plain or CONTROL.search(plain):
+        if isinstance(key, str):
+            if not key or CONTROL.search(key):
                 raise BadEvent("bad_key", f"{name} is empty or holds a control character")
             try:
-                size = len(plain.encode())
+                size = len(key.encode())
             except UnicodeEncodeError:
                 raise BadEvent("bad_key", f"{name} is not valid unicode") from None
             if size > self._max_bytes:
                 raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self._max_bytes}")
-        elif not -INT64_MAX <= plain <= INT64_MAX:
+        elif not -INT64_MAX <= key <= INT64_MAX:
             raise BadEvent("bad_key", f"{name} does not fit int64")
 
         # Give it the next number.
-        number = self._number[key] = len(self.keys)
-        self.keys.append(key)
+        number = of_set[key] = len(self.keys)
+        self.keys.append(SetKey(node_set, key) if node_set else key)
         return number
 
     @property
@@ -89,7 +91,10 @@ class KeyTable:
         Returns: their new numbers.
         """
         self.keys = [self.keys[number] for number in used.tolist()]
-        self._number = {key: number for number, key in enumerate(self.keys)}
+        self._numbers = {0: {}}
+        for number, key in enumerate(self.keys):
+            node_set, plain = split_key(key)
+            self._numbers.setdefault(node_set, {})[plain] = number
         self._limit = max(MAX_KEYS, 2 * len(self.keys))
         self.epoch += 1
         return np.arange(len(used))

@@ -27,113 +27,33 @@ TOO_DEEP = "nested deeper than the decoder goes"
 class WireEvent(msgspec.Struct, gc=False):
     """An event of any type (docs/how-it-works.md).
 
-    `time` may be a float here, so that the error can name the field.
+    `time` may be a float here, so that the error can name the field. `features` are numbers, or
+    by name.
     """
 
     type: EventType = "edge"
     src: int | str | None = None
     dst: int | str | None = None
     time: int | float | None = None
-    features: list[float] | None = None
+    features: list[float] | dict[str, Any] | None = None
     id: int | str | None = None
     node: int | str | None = None
     target: list[float] | None = None
-
-
-class WireEdge(msgspec.Struct, gc=False):
-    """An edge without fields of other types, as the fast path takes it; see `WireEvent`."""
-
-    src: int | str
-    dst: int | str
-    time: int | None = None
-    features: list[float] | None = None
-    type: Literal["edge"] = "edge"
-    id: None = None
-    node: None = None
-    target: None = None
+    edge_set: str | None = None
+    node_set: str | None = None
 
 
 class StrictEvent(WireEvent, forbid_unknown_fields=True):
     """An event without unknown fields."""
 
 
-class StrictEdge(WireEdge, forbid_unknown_fields=True):
-    """An edge without unknown fields."""
-
-
 FIELDS = WireEvent.__struct_fields__
 MAX_NAMED_BYTES = 65_536
 """Largest event that is parsed once more for the names of its fields, which takes time."""
-_event = msgspec.json.Decoder(WireEvent)
-_strict_event = msgspec.json.Decoder(StrictEvent)
-_edge = msgspec.json.Decoder(WireEdge)
-_strict_edge = msgspec.json.Decoder(StrictEdge)
-_edges = msgspec.json.Decoder(list[WireEdge])
-_strict_edges = msgspec.json.Decoder(list[StrictEdge])
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_UNKNOWN = "Object contains unknown field"
-
-
-class EventReader:
-    """Parses events, which may have unknown fields. Owner: the decoder.
-
-    While `watches` is set, a strict parser is tried first, which costs nothing where there are no
-    unknown fields. `met_unknown` then says whether the last value read had some.
-    """
-
-    def __init__(self) -> None:
-        self.watches = True
-        self.met_unknown = False
-
-    def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
-        """Parse one edge of each value in one call; None unless each is one edge on one line."""
-        # A value with line ends inside would be taken for several.
-        lines = b"\n".join(values)
-        if lines.count(b"\n") != len(values) - 1:
-            return None
-        try:
-            edges = self._read(_strict_edge.decode_lines, _edge.decode_lines, lines)
-        except _FAILURES:
-            return None
-        return edges if len(edges) == len(values) else None
-
-    def edges_of_array(self, value: bytes) -> list[WireEdge] | None:
-        """Parse a JSON array of edges; None where it is anything else."""
-        try:
-            edges: list[WireEdge] = self._read(_strict_edges.decode, _edges.decode, value)
-        except _FAILURES:
-            return None
-        return edges
-
-    def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
-        """Parse one event. Raises: BadEvent."""
-        try:
-            # A ValidationError is a DecodeError too, so it must be caught first.
-            event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
-        except msgspec.ValidationError as error:
-            raise _misfit(error) from None
-        except RecursionError:
-            raise BadEvent("too_deep", TOO_DEEP) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadEvent("bad_json", str(error)) from None
-        return event
-
-    def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
-        """Parse by `strict`, or by `lenient` where there are unknown fields. Raises: as they do."""
-        self.met_unknown = False
-        if not self.watches:
-            return lenient(value)
-        try:
-            return strict(value)
-        except msgspec.ValidationError as error:
-            # Only an unknown field is worth a second try.
-            if not str(error).startswith(_UNKNOWN):
-                raise
-        parsed = lenient(value)
-        self.met_unknown = True
-        return parsed
+FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of values that cannot be parsed."""
 
 
 def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
@@ -142,7 +62,7 @@ def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
         return {}
     try:
         return _object.decode(raw)
-    except _FAILURES:
+    except FAILURES:
         return {}
 
 
@@ -195,10 +115,10 @@ def converted(row: dict[str, Any]) -> WireEvent:
         # An empty cell of a table means that the event lacks the field.
         return msgspec.convert({k: v for k, v in row.items() if v is not None}, WireEvent)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
+        raise misfit(error) from None
 
 
-def _misfit(error: msgspec.ValidationError) -> BadEvent:
+def misfit(error: msgspec.ValidationError) -> BadEvent:
     """Reword msgspec's message, without its `$.` and without the value of a wrong `type`."""
     # Its messages end in the path of the field: "Expected `int`, got `str` - at `$.src`".
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)

@@ -90,7 +90,7 @@ def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds
     assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6, 0), (1, 0, 3, 0)]
     assert batch.deletions_X[["src", "dst", "time"]].tolist() == [(0, 1, 5), (1, 0, 3)]
     table = KeyTable(256)
-    assert as_json(block_of(events, table), 2, table.keys, "us") == b'{"type":"delete","src":"a","dst":"b","time":6}'
+    assert as_json(block_of(events, table), 2, table.keys, "us", Schema()) == b'{"type":"delete","src":"a","dst":"b","time":6}'
 
 
 def test_a_builder_used_again_remembers_keys_and_forgets_deleted_ones():
@@ -109,7 +109,7 @@ def test_a_builder_used_again_remembers_keys_and_forgets_deleted_ones():
 def test_an_event_is_written_back_as_its_producer_could_have_sent_it():
     table = KeyTable(256)
     block = block_of([edge(5_000, "a", 7, 2), (6_000, 0, LABEL, "a", None, [1.5]), (0, 0, NODE, "a", None, [1, 2])], table)
-    assert [as_json(block, i, table.keys, "ms") for i in range(3)] == [
+    assert [as_json(block, i, table.keys, "ms", SCHEMA) for i in range(3)] == [
         b'{"src":"a","dst":7,"time":5,"features":[2.0]}', b'{"type":"label","node":"a","time":6,"target":[1.5]}',
         b'{"type":"node","id":"a","features":[1,2]}']
 

@@ -147,7 +147,7 @@ def test_a_dead_letter_keeps_the_content_type_of_its_record(name):
 def test_deletes_name_a_node_or_an_edge_and_have_no_time_of_their_own():
     good, bad = decode([{"type": "delete", "node": "u:1"}, edge(), {"type": "delete", "src": 1, "dst": "x", "time": 5}])
     assert not bad and [(e.kind, e.a, e.b, e.values) for e in good if e.kind == DELETE] == [
-        (DELETE, "u:1", None, []), (DELETE, 1, "x", [5000])]
+        (DELETE, "u:1", None, []), (DELETE, 1, "x", [5000, 0])]
     assert [e.time for e in good] == [0, edge()["time"] * 1000, 0]
 
 

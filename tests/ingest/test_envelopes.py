@@ -88,7 +88,7 @@ def test_changed_rows_are_edges_and_deleted_ones_deletes(tmp_path, wrap):
     topic = Topic(ROWS, tmp_path)
     events, rejected = topic.decode(*map(wrap, [change("c"), change("r", u="b"), change("u", u="c"), change("c", ok=False), change("d"), change("t"), change("x")]))
     assert told(events) == [(0, EDGE, 7000, "a", 5), (1, EDGE, 7000, "b", 5), (2, EDGE, 7000, "c", 5), (4, DELETE, 0, "a", 5)] and not rejected
-    assert events[-1].values == [7000]
+    assert events[-1].values == [7000, 0]
     assert len(topic.decode(*[wrap(change("c"))] * 20)[0]) == 20
 
 

@@ -97,7 +97,7 @@ def test_a_record_without_memory_is_one_dead_letter_and_nothing_of_it_goes_in(mo
 
 
 def test_single_events_that_lack_memory_together_go_alone(monkeypatch):
-    from streamd.ingest.wire import EventReader
+    from streamd.ingest.event_reader import EventReader
 
     together = EventReader.edges_of_lines
 

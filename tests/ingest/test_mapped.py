@@ -255,7 +255,7 @@ def test_a_topic_may_hold_node_features_alone(tmp_path):
 def test_an_edge_is_deleted_by_its_ends_and_time(tmp_path):
     topic = Topic(source("""{fields: {src: u, dst: v, time: t}, where: {op: add}, deletes: {where: {op: remove}, fields: {src: u, dst: v, time: t}}}"""), tmp_path)
     event = topic.one({"op": "remove", "u": "a", "v": "b", "t": 5})
-    assert (event.kind, event.a, event.b, event.values) == (DELETE, "a", "b", [5000])
+    assert (event.kind, event.a, event.b, event.values) == (DELETE, "a", "b", [5000, 0])
 
 
 @pytest.mark.parametrize(("tombstones", "deletes", "key", "outcome"), [

@@ -1,0 +1,139 @@
+"""Parses our own events. Edges are parsed many at a time, as the types of their sets."""
+
+import functools
+import operator
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from streamd.errors import BadEvent
+from streamd.ingest.event_sets import EventSets, SetFeatures
+from streamd.ingest.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit
+
+
+class WireEdge(Protocol):
+    """An edge without fields of other types, as the fast path takes it; see `WireEvent`.
+
+    features: numbers, an object of `SetFeatures.type`, or None. set_number: of its edge set.
+    """
+
+    src: int | str
+    dst: int | str
+    time: int | None
+    features: Any
+    set_number: int
+
+
+def _edge_type(name: str, number: int, features: SetFeatures, is_only: bool, strict: bool) -> Any:
+    """The msgspec type of edges of one set. is_only: whether they need not name it. strict: whether
+    unknown fields are refused."""
+    by_name = features.type or None
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        ("src", int | str),
+        ("dst", int | str),
+        ("time", int | None, None),
+        ("features", list[float] | by_name | None, None),
+        ("type", Literal["edge"], "edge"),
+        ("id", None, None),
+        ("node", None, None),
+        ("target", None, None),
+        ("node_set", None, None),
+    ]
+    options: dict[str, Any] = {"tag_field": "edge_set", "tag": name}
+    if is_only:
+        fields.append(("edge_set", Literal[name] | None, None))
+        options = {}
+    return msgspec.defstruct(
+        "Edge",
+        fields,
+        namespace={"set_number": number},
+        gc=False,
+        forbid_unknown_fields=strict,
+        **options,
+    )
+
+
+class _EdgeDecoders:
+    """Decoders of edges of all sets, each by itself and in arrays."""
+
+    def __init__(self, sets: EventSets, strict: bool) -> None:
+        is_only = sets.schema.num_edge_sets == 1
+        of_sets = [
+            _edge_type(name, i, sets.of_edges[i], is_only, strict)
+            for i, name in enumerate(sets.edge_names)
+        ]
+        # A union of types is told apart by `edge_set`.
+        of_any = functools.reduce(operator.or_, of_sets)
+        self.one = msgspec.json.Decoder(of_any)
+        self.array = msgspec.json.Decoder(types.GenericAlias(list, (of_any,)))
+
+
+_UNKNOWN = "Object contains unknown field"
+_event = msgspec.json.Decoder(WireEvent)
+_strict_event = msgspec.json.Decoder(StrictEvent)
+
+
+class EventReader:
+    """Parses events, which may have unknown fields. Owner: the decoder.
+
+    While `watches` is set, a strict parser is tried first, which costs nothing where there are no
+    unknown fields. `met_unknown` then says whether the last value read had some.
+    """
+
+    def __init__(self, sets: EventSets) -> None:
+        self.watches = True
+        self.met_unknown = False
+        self._strict = _EdgeDecoders(sets, True)
+        self._lenient = _EdgeDecoders(sets, False)
+
+    def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
+        """Parse one edge of each value in one call; None unless each is one edge on one line."""
+        # A value with line ends inside would be taken for several.
+        lines = b"\n".join(values)
+        if lines.count(b"\n") != len(values) - 1:
+            return None
+        try:
+            edges = self._read(self._strict.one.decode_lines, self._lenient.one.decode_lines, lines)
+        except FAILURES:
+            return None
+        return edges if len(edges) == len(values) else None
+
+    def edges_of_array(self, value: bytes) -> list[WireEdge] | None:
+        """Parse a JSON array of edges; None where it is anything else."""
+        try:
+            edges: list[WireEdge] = self._read(
+                self._strict.array.decode, self._lenient.array.decode, value
+            )
+        except FAILURES:
+            return None
+        return edges
+
+    def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
+        """Parse one event. Raises: BadEvent."""
+        try:
+            # A ValidationError is a DecodeError too, so it must be caught first.
+            event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
+        except msgspec.ValidationError as error:
+            raise misfit(error) from None
+        except RecursionError:
+            raise BadEvent("too_deep", TOO_DEEP) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadEvent("bad_json", str(error)) from None
+        return event
+
+    def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
+        """Parse by `strict`, or by `lenient` where there are unknown fields. Raises: as they do."""
+        self.met_unknown = False
+        if not self.watches:
+            return lenient(value)
+        try:
+            return strict(value)
+        except msgspec.ValidationError as error:
+            # Only an unknown field is worth a second try.
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        parsed = lenient(value)
+        self.met_unknown = True
+        return parsed
