@@ -7,10 +7,10 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import cache, files, gpu, graph, growth, ingest, serving, tgb, training
+from tests.benchmarks import cache, files, gpu, graph, growth, ingest, serving, tfgnn, tgb, training
 
 ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
-       "growth": growth, "tgb": tgb, "gpu": gpu}
+       "growth": growth, "tgb": tgb, "tfgnn": tfgnn, "gpu": gpu}
 
 if __name__ == "__main__":
     console = Console(width=150)
