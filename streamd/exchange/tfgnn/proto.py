@@ -5,6 +5,7 @@ versions of the protobuf library, and every second newer one; descriptors are re
 """
 
 import re
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def parse_text(name: str, text: str, where: str) -> Any:
     from google.protobuf import text_format
 
     try:
-        text_format.Parse(text, message)
+        # The library leaves unknown escapes such as \y to Python, which warns of them.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         place = "" if line is None else f":{line}:{column or 1}"

@@ -26,7 +26,7 @@ from streamd.exchange.tfgnn.kernels import (
     TRUNCATED,
     scan_frames,
 )
-from streamd.exchange.tfgnn.shards import find_files, shard_paths
+from streamd.exchange.tfgnn.shards import find_files, is_compressed, shard_paths
 from streamd.storage import replace_durably
 
 BLOCK_BYTES = 8 << 20
@@ -192,8 +192,8 @@ def _damaged(path: Path, byte: int, record: int, words: str) -> TFRecordError:
 class ShardFiles:
     """The files of a path or of base@N, open for writing. Owner: whoever opens it.
 
-    A name that ends with .gz is compressed. Each file has its name only once it is whole and
-    synced: `with` renames all at its end, and none where an error ended it.
+    A name that ends with .gz, or base.gz@N, is compressed. Each file has its name only once it is
+    whole and synced: `with` renames all at its end, and none where an error ended it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,7 +206,8 @@ class ShardFiles:
             for path in self._paths:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 scratch = stack.enter_context(replace_durably(path))
-                files.append(stack.enter_context(_synced(scratch, path.name)))
+                opened = _synced(scratch, is_compressed(path))
+                files.append(stack.enter_context(opened))
             self._stack = stack.pop_all()
         return files
 
@@ -215,15 +216,15 @@ class ShardFiles:
 
 
 class _synced:
-    """Opens a scratch file, compressed where its later name ends with .gz, and syncs it.
+    """Opens a scratch file, which may be compressed, and syncs it.
 
     An error removes it.
     """
 
-    def __init__(self, scratch: Path, name: str) -> None:
+    def __init__(self, scratch: Path, is_gzip: bool) -> None:
         self._scratch = scratch
         self._raw = scratch.open("wb", buffering=1 << 20)
-        self._is_gzip = name.endswith(".gz")
+        self._is_gzip = is_gzip
 
     def __enter__(self) -> Any:
         # Without a name and time in it the same records give the same bytes.

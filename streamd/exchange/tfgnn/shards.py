@@ -47,11 +47,18 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{base}-{i:05d}-of-{count:05d}") for i in range(count)]
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file, or the base of a shard, is written as gzip by its name."""
+    return re.search(r"\.gz(-[0-9]{5}-of-[0-9]{5})?$", path.name) is not None
+
+
 def find_files(path: Path) -> list[Path]:
     """The files to read, by name: a file, a glob such as base-?????-of-00003, or base@N.
 
     Raises: TFGNNError where there is none, or a shard is missing.
     """
+    if path.is_file():
+        return [path]
     if shard_count(path) is not None:
         # Each shard may be compressed, as a file may.
         return [_plain_or_gz(shard) for shard in shard_paths(path)]

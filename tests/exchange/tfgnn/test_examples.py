@@ -46,7 +46,7 @@ def example(**lists):
             values = kind, values
         getattr(target, f"{values[0]}_list").value.extend(values[1])
         getattr(target, f"{values[0]}_list").SetInParent()
-    return made.SerializeToString()
+    return made.SerializeToString(deterministic=True)
 
 
 def values_of(array):

@@ -52,6 +52,18 @@ def test_a_frame_has_the_checksums_of_the_format():
     assert struct.unpack("<Q", data[:8]) == (3,) and struct.unpack("<I", data[-4:]) == (masked,) == (masked_crc(b"abc"),)
 
 
+@pytest.mark.parametrize("name", ["x.tfrecord.gz", "x.tfrecord.gz@2"])
+def test_a_name_with_gz_is_compressed(tmp_path, name):
+    write_records(tmp_path / name, SOME)
+    assert all(gzip.decompress(p.read_bytes()) for p in tmp_path.iterdir())
+    assert sorted(read_records(tmp_path / name)) == sorted(SOME)
+
+
+def test_a_file_may_be_called_like_a_glob(tmp_path):
+    write_records(tmp_path / "x[1].tfrecord", SOME)
+    assert list(read_records(tmp_path / "x[1].tfrecord")) == SOME
+
+
 def test_gzip_is_known_by_its_bytes(tmp_path):
     (tmp_path / "x.tfrecord").write_bytes(gzip.compress(b"".join(map(frame, SOME))))
     assert list(read_records(tmp_path / "x.tfrecord")) == SOME

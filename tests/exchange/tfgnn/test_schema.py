@@ -154,6 +154,10 @@ def test_a_string_that_is_no_text_is_refused():
         parse_schema(schema_binary(FULL).replace("é".encode(), b"\xff\xfe"))
 
 
+def test_an_escape_that_nobody_knows_is_read_without_a_warning():
+    assert parse_schema(rb"node_sets { key: 'a\y' value {} }").node_sets.keys() == {"a\\y"}
+
+
 def test_a_file_too_large_for_a_schema_is_refused_unread():
     with pytest.raises(TFGNNError, match="check that this is the schema"):
         parse_schema(b"\0" * (proto.MAX_SCHEMA_BYTES + 1))
