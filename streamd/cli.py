@@ -20,12 +20,16 @@ from streamd.cli_options import (
     DstOption,
     FeaturesOption,
     GridCommand,
+    SourceOption,
     SrcOption,
     TimeOption,
+    columns_of,
     err,
     out,
+    printable,
     settings_of,
 )
+from streamd.cli_sources import sources_app
 from streamd.cli_tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings import effective, load_settings
@@ -41,6 +45,7 @@ app.add_typer(tguf_app, name="tguf")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
+app.add_typer(sources_app, name="sources")
 
 
 @app.command()
@@ -122,18 +127,30 @@ def produce(
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
     from streamd.exchange.produce import send_events
-    from streamd.exchange.tables import Columns, Times, count_rows, read_events
+    from streamd.exchange.sourced import rows_to_send
+    from streamd.exchange.tables import Times, count_rows, read_events
 
     # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)
-    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    target = topic or settings.kafka.topics[0]
+    columns = columns_of(src, dst, time, features)
     unit = settings.stream.time_unit
-    events = read_events(
-        file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, SystemClock())
-    )
+    clock = SystemClock()
+    if target in (s.topic for s in settings.sources):
+        # The topic holds records in a shape of its own, and so does the file.
+        if columns != columns_of():
+            raise SettingsError(
+                f"The source of topic {target} says where the fields are.",
+                "leave out the names of columns.",
+            )
+        events = rows_to_send(settings, target, file, clock)
+        unit = "us"
+    else:
+        events = read_events(
+            file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, clock)
+        )
 
     # Counting the rows first gives the progress line its end.
-    target = topic or settings.kafka.topics[0]
     with ProgressLine(err, f"to {target}") as line:
         total = count_rows(file)
         sent = send_events(
@@ -175,6 +192,7 @@ def backtest(
     dst: DstOption = "dst",
     time: TimeOption = "time",
     features: FeaturesOption = "",
+    source: SourceOption = "",
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -182,14 +200,13 @@ def backtest(
     models and plain rules."""
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import combinations
-    from streamd.exchange.tables import Columns
     from streamd.maintenance import ages_of_facts, backtest_file, backtest_grid
 
     settings = settings_of(config, data_dir)
     asked = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
-    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    columns = columns_of(src, dst, time, features, source)
     plan = Plan(
         initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
     )
@@ -323,9 +340,9 @@ def deadletter_list(
     # Values come from outside, so they are shown as plain text without control characters.
     table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
     for row in newest:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     out.print(table)
-    summary = ", ".join(f"{_printable(r)} {n:,}" for r, n in counts.most_common())
+    summary = ", ".join(f"{printable(r)} {n:,}" for r, n in counts.most_common())
     out.print(summary or "no dead letters", markup=False)
 
 
@@ -406,11 +423,6 @@ def _make_kernels_ready() -> None:
         warm_up()
 
 
-def _printable(text: str) -> str:
-    """Escape control characters in text from outside, because a terminal would obey them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _version(value: bool) -> None:
     if value:
         out.print(__version__)
@@ -432,6 +444,6 @@ def main() -> None:
         app()
     except StreamdError as error:
         err.print(
-            f"streamd: {_printable(str(error))}", markup=False, highlight=False, soft_wrap=True
+            f"streamd: {printable(str(error))}", markup=False, highlight=False, soft_wrap=True
         )
         sys.exit(2)

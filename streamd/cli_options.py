@@ -3,13 +3,17 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from streamd.errors import SettingsError
 from streamd.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from streamd.exchange.tables import Columns
 
 out = Console()
 """Stdout is for a command's answer."""
@@ -29,7 +33,24 @@ DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
 TimeOption = Annotated[
     str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")
 ]
+SourceOption = Annotated[
+    str, typer.Option(help="Topic in `sources` whose mapping reads the rows, instead of columns.")
+]
 FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
+
+
+def columns_of(
+    src: str = "src", dst: str = "dst", time: str = "time", features: str = "", source: str = ""
+) -> "Columns":
+    """What the options of a command say about a file's columns. Raises: SettingsError."""
+    from streamd.exchange.tables import Columns
+
+    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f), source)
+    if source and columns != Columns(source=source):
+        raise SettingsError(
+            "--source and names of columns contradict one another.", "give one of them."
+        )
+    return columns
 
 
 def settings_of(
@@ -40,6 +61,11 @@ def settings_of(
     # What the command line says is stronger than file and environment.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     return load_settings(config, overrides | dict(values or {}))[0]
+
+
+def printable(text: str) -> str:
+    """Escape control characters in text from outside, because a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class GridCommand(TyperCommand):

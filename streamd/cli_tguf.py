@@ -11,7 +11,9 @@ from streamd.cli_options import (
     DataOption,
     DstOption,
     FeaturesOption,
+    SourceOption,
     SrcOption,
+    columns_of,
     err,
     out,
     settings_of,
@@ -136,13 +138,13 @@ def tguf_import(
         str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
     ] = "time",
     features: FeaturesOption = "",
+    source: SourceOption = "",
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
     keys."""
     from streamd.exchange.importing import import_file
-    from streamd.exchange.tables import Columns
 
     # The unit of a table's times is a setting, which the option overrides.
     if file.suffix == ".tguf" and time_unit not in (None, "us"):
@@ -154,7 +156,7 @@ def tguf_import(
     settings = load_settings(
         config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
     )[0]
-    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f))
+    columns = columns_of(src, dst, time, features, source)
 
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at)

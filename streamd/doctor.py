@@ -1,5 +1,6 @@
 """The checks of `streamd doctor`: each says what it saw, and none stops the others."""
 
+import contextlib
 import dataclasses
 import os
 import resource
@@ -18,6 +19,7 @@ import numpy as np
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON
 from streamd.settings import Settings, schema_of
+from streamd.settings_sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import read_beats
 
 if TYPE_CHECKING:
@@ -73,6 +75,18 @@ def _broker(settings: Settings) -> str:
     )
     partitions = dict(Counter(tp.topic for tp in topics.partitions))
     return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
+
+
+def _schema_registry(settings: Settings) -> str:
+    """Check that the schema registry answers, where a source needs it."""
+    from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
+
+    if not any(source.format in REGISTRY_FORMATS for source in settings.sources):
+        return "no source needs one"
+    # An id that hardly any registry has: that it is unknown shows that the API is there.
+    with contextlib.suppress(UnknownSchema):
+        SchemaRegistry(settings.schema_registry).schema(2**31 - 1)
+    return f"{settings.schema_registry.url} answers"
 
 
 def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
@@ -301,6 +315,7 @@ def _roles(settings: Settings) -> str:
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
+    "schema registry": _schema_registry,
     "data directory": _data_directory,
     "feature widths": _widths,
     "clock": _clock,

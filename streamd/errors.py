@@ -14,6 +14,7 @@
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
+    |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |-- DeviceError            the device asked for cannot be used
@@ -92,6 +93,11 @@ class KafkaError(StreamdError):
 class DataLossError(KafkaError):
     """When Kafka lost what the log needs next. The operator decides whether to start a new log or
     restore the topic."""
+
+
+class SchemaRegistryError(StreamdError):
+    """When the schema registry does not answer, so that records cannot be decoded now. Ingest waits
+    and reads them again; the operator checks the registry's address and credentials."""
 
 
 class BadEvent(StreamdError):

@@ -8,15 +8,17 @@ exported here too; each component gets its own branch of it.
 import difflib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
+from streamd.settings_lines import line_of, nearest_name
+from streamd.settings_sources import REGISTRY_FORMATS, Misplaced, check_sources
 from streamd.settings_tree import (
     LOOPBACK,
     PREFIX,
@@ -30,14 +32,17 @@ from streamd.settings_tree import (
     ModelSettings,
     RegistrySettings,
     RetentionSettings,
+    SchemaRegistrySettings,
     ServerSettings,
     Settings,
     StreamSettings,
     TelemetrySettings,
     TrainingSettings,
     WindowSettings,
+    edge_set,
     has_keys,
     leaves,
+    node_set,
     schema_of,
 )
 
@@ -53,6 +58,7 @@ __all__ = [
     "ModelSettings",
     "RegistrySettings",
     "RetentionSettings",
+    "SchemaRegistrySettings",
     "ServerSettings",
     "Settings",
     "StreamSettings",
@@ -60,10 +66,12 @@ __all__ = [
     "TrainingSettings",
     "WindowSettings",
     "as_environment",
+    "edge_set",
     "effective",
     "has_keys",
     "leaves",
     "load_settings",
+    "node_set",
     "schema_of",
 ]
 
@@ -71,6 +79,10 @@ SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
 """Parts of names whose values are never shown; a proxy's address may hold a password."""
 KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
+DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
+"""Settings whose values are trees of their own."""
+MAX_SHOWN = 80
+"""Most characters of a wrong value that an error shows."""
 
 
 def load_settings(
@@ -112,14 +124,83 @@ def load_settings(
     try:
         settings = Settings(**merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(x) for x in first["loc"])
-        source = origin.get(key, "input")
-        secret = any(w in key for w in SECRET_WORDS)
-        got = "" if secret else f", got {first['input']!r}"
-        raise SettingsError(f"Setting {key} ({source}): {first['msg']}{got}.") from None
+        raise _misfit(error, origin, path) from None
+    try:
+        settings = _completed(settings, origin)
+    except Misplaced as error:
+        raise SettingsError(f"Setting {_where(error.place, origin, path)}: {error}.") from None
     _check_together(settings)
     return settings, origin
+
+
+def _where(place: Sequence[str | int], origin: Mapping[str, str], path: Path | None) -> str:
+    """A setting's key with its source; inside a declaration of a file, also with the line."""
+    # The longest beginning that is a setting; what follows is inside its value.
+    for end in range(len(place), 0, -1):
+        source = origin.get(".".join(map(str, place[:end])))
+        if source is not None:
+            break
+    else:
+        end, source = len(place), "input"
+    line = line_of(path, place) if path is not None and source == "file" else None
+    named = f"{source} {path} line {line}" if line is not None else source
+    return f"{'.'.join(map(str, place))} ({named})"
+
+
+def _misfit(error: ValidationError, origin: Mapping[str, str], path: Path | None) -> SettingsError:
+    """The first of pydantic's errors as one line; a secret is not shown in it."""
+    # A misspelt key is a missing one too: the one that is there says more.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    place = first["loc"]
+    says = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return SettingsError(
+            f"Setting {_where(place, origin, path)} is unknown{nearest_name(Settings, place)}."
+        )
+    key = ".".join(str(x) for x in place)
+    shown = repr(first["input"])
+    secret = any(w in key for w in SECRET_WORDS)
+    got = "" if secret or len(shown) > MAX_SHOWN else f", got {shown}"
+    return SettingsError(f"Setting {_where(place, origin, path)}: {says}{got}.")
+
+
+def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
+    """The settings with the widths and topics that their declarations imply.
+
+    Raises: Misplaced where a declaration contradicts another setting.
+    """
+    # A width that is set must be the declared one.
+    widths = {}
+    for name, declared in (("edge_feature_dim", edge_set(s)), ("node_feature_dim", node_set(s))):
+        given = getattr(s.stream, name)
+        if not declared.features:
+            continue
+        if origin[f"stream.{name}"] != "default" and given != declared.width:
+            kind = name.partition("_")[0]
+            raise Misplaced(
+                ("stream", name),
+                f"it is {given}, but the features in graph.{kind}_sets.default "
+                f"are {declared.width} wide; leave it out",
+            )
+        widths[name] = declared.width
+    stream = s.stream.model_copy(update=widths)
+
+    # Topics of sources are read without being named twice.
+    topics = tuple(source.topic for source in s.sources)
+    kafka = s.kafka
+    if origin["kafka.topics"] == "default" and topics:
+        kafka = s.kafka.model_copy(update={"topics": topics})
+    for i, topic in enumerate(topics):
+        if topic not in kafka.topics:
+            raise Misplaced(("sources", i, "topic"), f"{topic} is not in kafka.topics")
+
+    check_sources(
+        s.sources,
+        edge_set(s),
+        node_set(s),
+        (stream.edge_feature_dim, stream.node_feature_dim, stream.label_dim),
+    )
+    return s.model_copy(update={"stream": stream, "kafka": kafka})
 
 
 def effective(settings: Settings) -> dict[str, Any]:
@@ -130,13 +211,17 @@ def effective(settings: Settings) -> dict[str, Any]:
         for name in path:
             value = getattr(value, name)
         # `kafka.client` is a mapping, and holds secrets under kafka-python's own names.
-        if isinstance(value, dict):
+        if path in DECLARATIONS:
+            value = _plain(value)
+        elif isinstance(value, dict):
             value = {
                 k: "***" if any(w in k.lower() for w in SECRET_WORDS) else v
                 for k, v in value.items()
             }
         elif path[-1] in KEYS:
             value = ["***" for _ in value]
+        elif isinstance(value, SecretStr):
+            value = "***"
         out[".".join(path)] = str(value) if isinstance(value, Path) else value
     return out
 
@@ -155,9 +240,20 @@ def as_environment(settings: Settings) -> dict[str, str]:
             continue
         if path[-1] in KEYS:
             value = [k.get_secret_value() for k in value]
+        elif isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        elif path in DECLARATIONS:
+            value = _plain(value)
         text = str(value) if isinstance(value, str | int | float | Path) else json.dumps(value)
         out[PREFIX + "__".join(path).upper()] = text
     return out
+
+
+def _plain(declaration: Any) -> Any:
+    """A declaration as lists and mappings, without what was left out."""
+    parts = declaration.items() if isinstance(declaration, dict) else enumerate(declaration)
+    dumped = {key: part.model_dump(mode="json", exclude_defaults=True) for key, part in parts}
+    return dumped if isinstance(declaration, dict) else list(dumped.values())
 
 
 def _check_together(s: Settings) -> None:
@@ -186,6 +282,8 @@ def _check_together(s: Settings) -> None:
     if any(h <= 0 for h in s.model.half_lives_seconds):
         raise SettingsError("model.half_lives_seconds must all be above 0.")
 
+    _check_schema_registry(s)
+
     # Kafka: settings that have a key of their own, and parts of the partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
@@ -196,6 +294,35 @@ def _check_together(s: Settings) -> None:
             raise SettingsError(
                 f"ingest.shard {s.ingest.shard} does not exist: "
                 f"shards are 1/{count} to {count}/{count}."
+            )
+
+
+def _check_schema_registry(s: Settings) -> None:
+    """Check how the schema registry is reached, and that it is where it is needed.
+
+    Raises: SettingsError.
+    """
+    r = s.schema_registry
+    for source in s.sources:
+        if source.format in REGISTRY_FORMATS and r.url is None:
+            raise SettingsError(
+                f"The source of {source.topic} is {source.format}, "
+                "but schema_registry.url is not set.",
+                "set it to the registry's address.",
+            )
+    if r.secret is not None and r.secret_file is not None:
+        raise SettingsError(
+            "schema_registry.secret and schema_registry.secret_file are both set.", "keep one."
+        )
+    if r.user is not None and r.secret is None and r.secret_file is None:
+        raise SettingsError("schema_registry.user needs schema_registry.secret.")
+    if r.key_file is not None and r.cert_file is None:
+        raise SettingsError("schema_registry.key_file needs schema_registry.cert_file.")
+    is_https = r.url is not None and r.url.startswith("https")
+    for name in ("ca_file", "cert_file"):
+        if getattr(r, name) is not None and not is_https:
+            raise SettingsError(
+                f"schema_registry.{name} means nothing unless schema_registry.url is https."
             )
 
 

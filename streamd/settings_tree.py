@@ -7,11 +7,13 @@ description.
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamd.events import Schema
+from streamd.settings_sources import DEFAULT_SET, SetSettings, SourceSettings
 
 PREFIX = "STREAMD_"
 """Every variable that begins so must be a setting, so that a misspelt one is an error."""
@@ -36,7 +38,9 @@ class KafkaSettings(Branch):
         "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
     )
     topics: tuple[str, ...] = Field(
-        ("events",), min_length=1, description="topics to read, all their partitions"
+        ("events",),
+        min_length=1,
+        description="topics to read, all their partitions; where not set, those of `sources`",
     )
     group_id: str = Field(
         "streamd", description="consumer group under which lag is published; never used to resume"
@@ -49,6 +53,42 @@ class KafkaSettings(Branch):
         description="YAML or JSON file with more of them, those that are secret: its "
         "values are never shown",
     )
+
+
+class SchemaRegistrySettings(Branch):
+    """How ingest reaches the schema registry of topics in Avro and Protobuf."""
+
+    url: str | None = Field(None, description="address of the registry: http or https")
+    user: str | None = Field(
+        None,
+        pattern="^[^:]+$",
+        description="user of basic authentication, whose password is the secret; without a user "
+        "the secret is a bearer token",
+    )
+    secret: SecretStr | None = Field(None, description="password or token")
+    secret_file: Path | None = Field(
+        None, description="file of one line with it instead; read again for each request"
+    )
+    ca_file: Path | None = Field(
+        None, description="certificates in PEM that may sign the registry's; the system's if absent"
+    )
+    cert_file: Path | None = Field(None, description="certificate in PEM that ingest shows")
+    key_file: Path | None = Field(None, description="its private key, without a password")
+    timeout_seconds: float = Field(5, gt=0, le=20, description="longest wait for one answer")
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError("an address begins with http:// or https:// and a host")
+        if "@" in parts.netloc:
+            raise ValueError("the address holds a user: set schema_registry.user and secret")
+        if parts.query or parts.fragment or not url.isascii() or " " in url:
+            raise ValueError("an address has no ?, no # and no spaces")
+        return url
 
 
 class StreamSettings(Branch):
@@ -147,7 +187,14 @@ class WindowSettings(Branch):
 
 
 class GraphSettings(Branch):
-    """How the graph lies in memory."""
+    """What nodes and edges carry, and how the graph lies in memory."""
+
+    node_sets: dict[str, SetSettings] = Field(
+        {}, description="features of nodes by name, under `default`"
+    )
+    edge_sets: dict[str, SetSettings] = Field(
+        {}, description="features of edges by name, under `default`"
+    )
 
     max_block_entries: Positive = Field(
         64, description="tau: most entries of one block of a node, a power of two"
@@ -157,6 +204,14 @@ class GraphSettings(Branch):
         description="event time whose events stay in the memory of trainer and server; what a "
         "query needs of older ones is read back from the log; 0: all stay",
     )
+
+    @field_validator("node_sets", "edge_sets")
+    @classmethod
+    def _is_one_set(cls, sets: dict[str, SetSettings]) -> dict[str, SetSettings]:
+        for name in sets:
+            if name != DEFAULT_SET:
+                raise ValueError(f"there is one set so far, {DEFAULT_SET}, not {name}")
+        return sets
 
 
 class GpuSettings(Branch):
@@ -232,9 +287,9 @@ class TrainingSettings(Branch):
 
     epochs: Positive = Field(2, description="passes over each window")
     min_steps: Natural = Field(
-        12,
+        8,
         description="least learning steps per window: one of few events is passed over more often, "
-        "up to 4 times as often",
+        "up to twice as often",
     )
     learning_rate: float = Field(
         1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
@@ -355,7 +410,11 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the trainer runs graph and model; auto: cpu"
     )
+    sources: tuple[SourceSettings, ...] = Field(
+        (), description="how topics in a shape of their own become events, one entry a topic"
+    )
     kafka: KafkaSettings = KafkaSettings()
+    schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
     retention: RetentionSettings = RetentionSettings()
@@ -387,6 +446,16 @@ def has_keys(server: ServerSettings) -> bool:
     return bool(
         server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file
     )
+
+
+def edge_set(settings: Settings) -> SetSettings:
+    """The declared features of edges."""
+    return settings.graph.edge_sets.get(DEFAULT_SET, SetSettings())
+
+
+def node_set(settings: Settings) -> SetSettings:
+    """The declared features of nodes."""
+    return settings.graph.node_sets.get(DEFAULT_SET, SetSettings())
 
 
 def schema_of(settings: Settings) -> Schema:

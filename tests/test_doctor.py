@@ -13,6 +13,7 @@ from streamd.events import Schema
 from streamd.ingest.watch import Topics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import SECOND, settings, stream, write_log
+from tests.ingest.registry import Registry
 
 
 def kafka_says(monkeypatch, topics=None, newest_us=0):
@@ -85,3 +86,15 @@ def test_a_limit_of_open_files_below_what_may_be_needed_is_bad(tmp_path, monkeyp
 def test_settings_that_the_model_does_not_use_are_said_but_stop_nothing(tmp_path):
     check = run_check("model", settings(tmp_path, model__name="sage", model__snapshots=9))
     assert check.good and "sage, which does not use model.time_dim, model.snapshots" in check.seen
+
+
+def test_the_schema_registry_is_asked_where_a_source_needs_it(tmp_path):
+    registry = Registry()
+    assert run_check("schema registry", settings(tmp_path)).seen == "no source needs one"
+    source = {"topic": "events", "format": "avro", "time": "ms", "fields": {"src": "a", "dst": "b", "time": "c"}}
+    s = settings(tmp_path, schema_registry__url=registry.url, sources=[source])
+    assert run_check("schema registry", s).good
+    registry.fault = (401, "application/json", b"{}")
+    check = run_check("schema registry", s)
+    registry.stop()
+    assert not check.good and "refuses our credentials" in check.seen

@@ -52,3 +52,57 @@ def test_every_setting_reaches_the_roles_through_the_environment(tmp_path):
                                 "model.half_lives_seconds": (1, 2, 3, 4, 5.5)}, {})
     assert load_settings(environ=as_environment(s))[0] == s
     assert len(list(leaves())) > 40
+
+
+SOURCES = """
+graph:
+  edge_sets:
+    default:
+      features: {seconds: number, how: {categories: [card, cash]}}
+sources:
+  - topic: clicks
+    fields: {src: u, dst: v, time: t, features: {seconds: s, how: h}}
+    where: {kind: [view]}
+    deletes: {where: {kind: forget}, fields: {node: u}}
+"""
+
+
+def of_sources(tmp_path, text=SOURCES, **values):
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    return load_settings(file, values, {})[0]
+
+
+def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
+    s = of_sources(tmp_path)
+    assert (s.stream.edge_feature_dim, s.stream.node_feature_dim, s.kafka.topics) == (4, 0, ("clicks",))
+    assert load_settings(environ=as_environment(s))[0] == s
+    assert effective(s)["sources"][0]["where"] == {"kind": ["view"]}
+    assert of_sources(tmp_path, **{"kafka.topics": ["clicks", "own"], "stream.edge_feature_dim": 4}).kafka.topics == ("clicks", "own")
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("dst: v, ", "", r"sources\.0\.fields\.dst \(file .*s\.yaml line 8\): Field required"), ("dst: v", "dts: v", r"fields\.dts .*line 8\) is unknown; did you mean 'dst'"),
+    ("topic: clicks", "topic: clicks\n    format: csv", r"sources\.0\.format .*line 8\): Input should be 'json'"), ("src: u", "src: a..b", r"fields\.src .*a path is"),
+    ("src: u", "src: $kee.x", r"a path begins with"), ("src: u", "src: $envelope.x", r"needs an envelope"), ("src: u", "src: {}", r"a field is a path"),
+    ("src: u", "src: {constant: a, prefix: b}", r"neither prefix nor default"), ("time: t", "time: {path: t, prefix: x}", r"fields\.time .*line 8\): only keys have a prefix"),
+    ("time: t, ", "", r"sources\.0 .*fields needs a time"), ("topic: clicks", "topic: clicks\n    time: record", r"time is record"),
+    ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),
+    ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("{node: u}", "{src: u}", r"src, dst and time"),
+    ("number", "numbr", r"features\.seconds\.type .*line 5\): .*'number' or 'bool'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
+    ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
+    ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("default:", "views:", r"there is one set so far"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),
+    ("sources:", "kafka: {topics: [own]}\nsources:", r"sources\.0\.topic .*clicks is not in kafka\.topics"), ("sources:", "sources:\n  - {topic: clicks, time: record, nodes: {fields: {id: x}}}", "one source"),
+    ("deletes: {where: {kind: forget}", "labels: {where: {kind: forget}", r"labels\.fields\.target"), ("graph:", "stream: {edge_feature_dim: 4}\nxgraph:", "xgraph"),
+    ("deletes: {where: {kind: forget}, fields: {node: u}}", "labels: {where: {kind: x}, fields: {node: u, time: t, target: y}}", "stream.label_dim is 0"),
+])
+def test_a_wrong_source_is_one_line_that_names_key_and_line(tmp_path, old, new, says):
+    assert old in SOURCES
+    with pytest.raises(SettingsError, match=says) as caught:
+        of_sources(tmp_path, SOURCES.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_features_that_are_wide_but_not_declared_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="edge features are 4 wide; declare them in graph.edge_sets.default.features"):
+        of_sources(tmp_path, "sources: [{topic: x, time: record, fields: {src: a, dst: b}}]", **{"stream.edge_feature_dim": 4})

@@ -120,7 +120,8 @@ class Player:
         """Send events and wait for their acknowledgements."""
         topic = self._settings.kafka.topics[0]
         # All at once, and then one wait for an hour of events.
-        sent = [producer.send(topic, key=e.key, value=e.value) for e in batch]
+        records = self._stream.records(batch)
+        sent = [producer.send(topic, key=r.key, value=r.value) for r in records]
         producer.flush()
         for future in sent:
             future.get(timeout=60)

@@ -2,13 +2,14 @@
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from streamd.demo.trips import as_record, declared
 from streamd.errors import DemoError
 from streamd.exchange.produce import Outgoing
 
@@ -21,7 +22,8 @@ DAY = 86400
 class DemoStream:
     """A month of real events. source_kind, target_kind: prefixes of node keys.
 
-    remark: what to expect of the scores, for people.
+    has_own_shape: whether its topic holds other records than streamd's own events. remark: what to
+    expect of the scores, for people.
     """
 
     name: str
@@ -31,6 +33,7 @@ class DemoStream:
     edge_features: tuple[str, ...]
     has_nodes: bool
     remark: str
+    has_own_shape: bool = False
 
     def hours(self, days: int | None) -> Iterator[list[Outgoing]]:
         """Yield the edges in time order, one list for each event-time hour that has any.
@@ -68,9 +71,27 @@ class DemoStream:
         return out
 
     @property
-    def node_feature_dim(self) -> int:
-        """Number of features of a node, 0 for none."""
-        return len(msgspec.json.decode(self.nodes()[0].value)["features"]) if self.has_nodes else 0
+    def node_features(self) -> tuple[str, ...]:
+        """Names of the features of a node, none where nodes have none."""
+        if not self.has_nodes:
+            return ()
+        return tuple(name for name in next(_rows(f"{self.name}_nodes")) if name != "id")
+
+    def records(self, events: Sequence[Outgoing]) -> list[Outgoing]:
+        """The records of the stream's topic for some of its events."""
+        if not self.has_own_shape:
+            return list(events)
+        return [as_record(event, self.edge_features, self.node_features) for event in events]
+
+    def settings(self, topic: str) -> dict[str, Any]:
+        """What the topic's records are, as settings by dotted key."""
+        if self.has_own_shape:
+            return declared(topic, self.edge_features, self.node_features)
+        return {
+            "stream.time_unit": "s",
+            "stream.edge_feature_dim": len(self.edge_features),
+            "stream.node_feature_dim": len(self.node_features),
+        }
 
     def _edge(self, row: dict[str, str], t: int) -> Outgoing:
         """The edge event of a row of the file."""
@@ -114,6 +135,7 @@ STREAMS = {
             "missing",
         ),
         has_nodes=True,
+        has_own_shape=True,
         remark="Live gains little on this stream: zones change slowly, "
         "so a nightly model is nearly as good.",
     ),

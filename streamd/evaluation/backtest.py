@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.evaluation.intervals import Difference, difference
-from streamd.evaluation.label_scores import AVERAGE, LAST_LABELS, MEAN
+from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.evaluation.verdict import verdict
+from streamd.graph.label_history import LAST_LABELS
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.scores import Measures

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from streamd.events import Float32
+from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import LabelInputs
 from streamd.training.scores import Measures, label_measures
 from streamd.training.tally import LabelScores
 
-LAST_LABELS = 7
-"""Labels of a node in its moving average, as many as in that baseline of TGB (Huang et al. 2023,
-"Temporal Graph Benchmark for Machine Learning on Temporal Graphs")."""
 AVERAGE = "moving_average"
 """A rule: the mean target of a node's last labels; of all labels where it has none."""
 MEAN = "mean"

@@ -3,7 +3,7 @@
 What can be checked is checked before the log is made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,16 @@ from streamd.clock import SystemClock
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.exchange.load import Loader
-from streamd.exchange.tables import Columns, Misfit, Times, count_rows, read_events
+from streamd.exchange.produce import Outgoing
+from streamd.exchange.sourced import source_named
+from streamd.exchange.tables import (
+    Columns,
+    Misfit,
+    Times,
+    count_rows,
+    read_events,
+    read_rows,
+)
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
@@ -52,16 +61,20 @@ def import_file(
     times = Times(
         "us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock
     )
+    topic = columns.source
     if file is not None:
         _check_widths(file, schema)
         _check_times(file, times)
+    elif topic:
+        source_named(settings, topic)
+        events: Iterator[Outgoing] = (Outgoing(b"", v, None, n) for n, v in read_rows(path))
     else:
         events = read_events(path, columns, times)
 
     # Append, and tell how far an error came.
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
-    loader = Loader(settings, writer, clock, str(path))
+    loader = Loader(settings, writer, clock, str(path), topic)
     try:
         if file is None:
             total = count_rows(path)
@@ -73,6 +86,8 @@ def import_file(
         raise
     finally:
         writer.close()
+    if topic and loader.last_us >= 0:
+        times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
     return Imported(loader.num_events, times.summary())
 
 

@@ -11,7 +11,17 @@ import numpy as np
 
 from streamd.clock import Clock
 from streamd.errors import BadEvent, StreamdError
-from streamd.events import DELETE, EDGE, LABEL, NODE, Float32, Int64, Key, Progress
+from streamd.events import (
+    DELETE,
+    EDGE,
+    LABEL,
+    MAX_TIME_US,
+    NODE,
+    Float32,
+    Int64,
+    Key,
+    Progress,
+)
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.block import ROW, Block, has_time, joined
 from streamd.ingest.checks import edge_block, rules_of
@@ -19,6 +29,7 @@ from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.decode import Decoder
 from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
+from streamd.ingest.mapped import make_decoder
 from streamd.settings import Settings
 
 RECORDS = 4096
@@ -33,7 +44,7 @@ KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
+class FileRow:
     """A row of a file in the shape of a Kafka record. offset: its number from 1."""
 
     offset: int
@@ -47,20 +58,30 @@ class _Row:
 class Loader:
     """Appends events in time order to a log. Owner: the thread that owns the log's writer.
 
-    All times are in microseconds, whatever `stream.time_unit` is. name: of the file, for errors.
+    Times of our own events are in microseconds, whatever `stream.time_unit` is. name: of the file,
+    for errors. topic: whose source reads the rows, empty where they are our own events.
     """
 
-    def __init__(self, settings: Settings, log: Log, clock: Clock, name: str) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, clock: Clock, name: str, topic: str = ""
+    ) -> None:
+        self._topic = topic
         self._log = log
         self._clock = clock
         self._name = name
-        self._decoder = Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
+        self._decoder = (
+            make_decoder(settings, log.schema)
+            if topic
+            else Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
+        )
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(
             log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edges
         )
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
+        self.first_us = MAX_TIME_US
+        self.last_us = -1
 
     def rows(
         self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None
@@ -70,9 +91,9 @@ class Loader:
         Args: progress: called with the number of events so far.
         Returns: their number. Raises: StreamdError naming the first row that does not fit.
         """
-        pending: list[_Row] = []
+        pending: list[FileRow] = []
         for event in events:
-            pending.append(_Row(offset=event.row, value=event.value))
+            pending.append(FileRow(offset=event.row, value=event.value))
             if len(pending) >= RECORDS:
                 self._decode(pending)
                 progress(self.num_events)
@@ -80,16 +101,20 @@ class Loader:
         progress(self.num_events)
         return self.num_events
 
-    def _decode(self, pending: list[_Row]) -> None:
+    def _decode(self, pending: list[FileRow]) -> None:
         """Decode and append rows, and clear the list. Raises: StreamdError."""
         if not pending:
             return
-        block, rejected = self._decoder.decode(pending, 0, self._clock.now_us())
+        block, rejected = self._decoder.decode(pending, 0, self._clock.now_us(), self._topic)
         for r in rejected:
             raise StreamdError(
                 f"{self._name} row {r.offset}: {r.error} ({r.reason}).", "correct it in the file."
             )
         pending.clear()
+        time = block.rows["time"][has_time(block.rows)]
+        if len(time):
+            self.first_us = min(self.first_us, int(time.min()))
+            self.last_us = max(self.last_us, int(time.max()))
         _fill_times(block, self._log.watermark)
         self.append(block)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import msgspec
+
 from streamd.clock import Clock, parse_time_us, time_us, utc
 from streamd.errors import SettingsError
 from streamd.events import MAX_TIME_US, MICROSECONDS
@@ -23,9 +25,12 @@ OWN_TYPES = ("node", "label", "delete")
 """NDJSON lines of these types are events already, whatever the columns of edges are called."""
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
+KINDS = (".csv", ".ndjson", ".jsonl", ".parquet")
+"""Suffixes of files of events, before .gz."""
 MAX_NAMES = 30
 """Most columns that an error lists: a table may have thousands."""
-NAME_COLUMNS = "name the columns with --src, --dst, --time and --features."
+NAME_COLUMNS = ("name the columns with --src, --dst, --time and --features, "
+                "or a topic of `sources` with --source.")
 _json = json.JSONEncoder(separators=(",", ":")).encode
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -36,12 +41,14 @@ class Columns:
     """The columns of a table that make an edge.
 
     features: in this order; where there are none, the column `features` is used if it is a list.
+    source: the topic whose source in the settings reads the rows instead; empty for none.
     """
 
     src: str = "src"
     dst: str = "dst"
     time: str = "time"
     features: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,27 +183,52 @@ def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing
     The columns and the first row are checked by the call, the others as they are read.
     Raises: SettingsError naming file, row and column where a row is not an event.
     """
-    suffixes = [s for s in path.suffixes if s != ".gz"]
-    kind = suffixes[-1] if suffixes else ""
-    if not path.is_file():
-        raise SettingsError(f"{path} is not a file.", "check the path.")
+    kind = _kind_of(path)
 
     # The suffix says how to read it.
     if kind == ".csv":
-        events = _from_rows(path, _csv_rows(path, columns), columns, times)
+        events = _from_rows(path, _csv_rows(path, columns.names), columns, times)
     elif kind in (".ndjson", ".jsonl"):
         events = _from_lines(path, columns, times)
-    elif kind == ".parquet":
-        events = _from_rows(path, _parquet_rows(path, columns), columns, times)
     else:
-        raise SettingsError(
-            f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.",
-            "name the file by what it holds.",
-        )
+        events = _from_rows(path, _parquet_rows(path, columns.names), columns, times)
 
     # Read the first row now, so that an error comes before anything is made.
     first = next(events, None)
     return iter(()) if first is None else itertools.chain((first,), events)
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a file in a shape of its own as JSON objects, with their numbers from 1.
+
+    Lines of NDJSON are not looked at. Of CSV an empty cell is null, and text that is an integer is
+    one. Timestamps of Parquet become ISO 8601.
+    Raises: SettingsError where the file cannot be read.
+    """
+    kind = _kind_of(path)
+    if kind in (".ndjson", ".jsonl"):
+        for number, line in _counted(path, _lines(path), "line"):
+            if line.strip():
+                yield number, line.strip().encode()
+        return
+    rows = _csv_rows(path, ()) if kind == ".csv" else _parquet_rows(path, ())
+    for number, row in _counted(path, rows, "row"):
+        if kind == ".csv":
+            row = {name: _text_key(cell) if cell else None for name, cell in row.items()}
+        yield number, msgspec.json.encode(row, enc_hook=str)
+
+
+def _kind_of(path: Path) -> str:
+    """The suffix that says what a file holds. Raises: SettingsError."""
+    suffixes = [s for s in path.suffixes if s != ".gz"]
+    if not path.is_file():
+        raise SettingsError(f"{path} is not a file.", "check the path.")
+    if not suffixes or suffixes[-1] not in KINDS:
+        raise SettingsError(
+            f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.",
+            "name the file by what it holds.",
+        )
+    return suffixes[-1]
 
 
 def _open(path: Path, newline: str) -> TextIO:
@@ -234,11 +266,11 @@ def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
             )
 
 
-def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
+def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a CSV file. Raises: Misfit, ValueError or csv.Error."""
     with _open(path, "") as file:
         reader = csv.DictReader(file, strict=True)
-        _check_columns(reader.fieldnames or (), columns.names)
+        _check_columns(reader.fieldnames or (), wanted)
         for row in reader:
             # The reader puts cells beyond the header under None.
             if None in row:
@@ -258,26 +290,22 @@ def _parquet_file(path: Path) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a Parquet file. Raises: Misfit, SettingsError or ValueError."""
     file = _parquet_file(path)
     import pyarrow as pa
 
     try:
         with file:
-            names = file.schema_arrow.names
-            _check_columns(names, columns.names)
-
-            # How the times are stored.
-            time = names.index(columns.time)
-            kind = file.schema_arrow.field(time).type
-            is_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-            finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
+            _check_columns(file.schema_arrow.names, wanted)
             for batch in file.iter_batches():
-                if is_time:
-                    # Microseconds in UTC: Python has no finer ones, and then needs no time zones.
-                    cast = batch.column(time).cast(pa.timestamp("us"), safe=not finer)
-                    batch = batch.set_column(time, columns.time, cast)
+                for at, column in enumerate(batch.schema):
+                    kind = column.type
+                    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+                        # Microseconds in UTC: Python has no finer ones, and then needs no zones.
+                        finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
+                        cast = batch.column(at).cast(pa.timestamp("us"), safe=not finer)
+                        batch = batch.set_column(at, column.name, cast)
                 yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise ValueError(str(error)) from None

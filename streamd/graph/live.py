@@ -10,6 +10,7 @@ from streamd.errors import CorruptionError
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import ReadBack
 from streamd.graph.facts import PairFacts
+from streamd.graph.label_history import LabelHistory
 from streamd.graph.node_features import NodeFeatures
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
@@ -42,6 +43,7 @@ class LiveGraph:
         self.log = reader
         self.graph = graph
         self.facts = PairFacts(model.half_lives_seconds, model.max_pairs, reader.first_edge)
+        self.labels = LabelHistory(reader)
         self.features = NodeFeatures(reader.state.schema.node_feature_dim)
         self._feature_updates = reader.feature_updates()
 

@@ -14,12 +14,17 @@ MAX_SCHEMA_BYTES = 65_536
 """Largest schema; pandas writes some kilobytes of metadata about its columns."""
 MAX_COLUMNS = 32
 """An event has fewer than ten fields; 3,000 columns of nothing cost gigabytes of rows."""
+MAX_INSIDE = 128
+MAX_LEVELS = 4
+"""Most columns of a mapped record, and levels of them."""
 MAX_NOTES = 32
 """Most entries of custom metadata of a message, a schema or a field; pandas writes one."""
 
 
-def check_head(value: bytes, pa: Any) -> None:
+def check_head(value: bytes, pa: Any, is_nested: bool = False) -> None:
     """Refuse a stream whose schema is larger than an event needs.
+
+    is_nested: whether columns may lie inside others, as mapped records have them.
 
     Raises: BadEvent; struct.error, IndexError or pyarrow's errors where it is broken.
     """
@@ -36,8 +41,12 @@ def check_head(value: bytes, pa: Any) -> None:
         header = follow(data, field(data, top, 2))
         _bound(data, top, 4, MAX_NOTES, "notes")
         _bound(data, header, 2, MAX_NOTES, "notes")
-        for column in _bound(data, header, 1, MAX_COLUMNS, "columns"):
-            _check_column(data, column)
+        columns = _bound(data, header, 1, MAX_COLUMNS, "columns")
+        if is_nested:
+            _check_levels(data, columns)
+        else:
+            for column in columns:
+                _check_column(data, column)
         return
 
 
@@ -68,6 +77,23 @@ def _check_column(data: bytes, column: int) -> None:
     for child in _bound(data, column, 5, 1, "columns inside a column"):
         _bound(data, child, 6, MAX_NOTES, "notes")
         _bound(data, child, 5, 0, "columns inside a list")
+
+
+def _check_levels(data: bytes, columns: list[int]) -> None:
+    """Refuse more columns or levels than a record needs, before their tables are followed.
+
+    Raises: BadEvent.
+    """
+    count = len(columns)
+    for _ in range(MAX_LEVELS):
+        inside: list[int] = []
+        for column in columns:
+            _bound(data, column, 6, MAX_NOTES, "notes")
+            inside += _bound(data, column, 5, MAX_INSIDE - count, "columns inside a column")
+            count = len(columns) + len(inside)
+        columns = inside
+    if columns:
+        raise BadEvent("bad_arrow", f"columns inside {MAX_LEVELS} others")
 
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:

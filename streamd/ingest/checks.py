@@ -41,6 +41,7 @@ class Rules:
     max_ahead_us: how far an event's time may be ahead of the wall clock and of its record's
     timestamp. max_feature: largest absolute value of a feature or label target. tombstones: whether
     a null value with a key deletes the node of that key; otherwise it is a dead letter.
+    unit_setting: the setting that says `time_unit`, empty where no unit is said.
     """
 
     schema: Schema
@@ -51,6 +52,7 @@ class Rules:
     max_record_bytes: int = 4_194_304
     max_record_events: int = 100_000
     tombstones: bool = False
+    unit_setting: str = "stream.time_unit"
 
 
 def rules_of(settings: Settings, schema: Schema) -> Rules:
@@ -71,8 +73,9 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
 class EventChecker:
     """Checks parsed events against `rules` and numbers their keys. Owner: the decoder."""
 
-    def __init__(self, rules: Rules, notices: Notices) -> None:
-        self.keys = KeyTable(rules.max_key_bytes)
+    def __init__(self, rules: Rules, notices: Notices, keys: KeyTable | None = None) -> None:
+        """keys: a table that it shares with others; otherwise it has its own."""
+        self.keys = KeyTable(rules.max_key_bytes) if keys is None else keys
         self._rules = rules
         self._notices = notices
         self._scale = MICROSECONDS[rules.time_unit]
@@ -231,10 +234,11 @@ class EventChecker:
         """Text to add to an error where the refused time looks like one in another unit."""
         unit = other_unit(time_us, horizon, self._rules.time_unit)
         # The time of a delete has no horizon, so nothing tells in which unit it is.
-        if unit is None or horizon == MAX_TIME_US:
+        setting = self._rules.unit_setting
+        if unit is None or horizon == MAX_TIME_US or not setting:
             return ""
         self._notices.unit(unit)
-        return f"; it looks like {unit}, stream.time_unit is {self._rules.time_unit}"
+        return f"; it looks like {unit}, {setting} is {self._rules.time_unit}"
 
     def _checked_values(self, values: list[float] | None, dim: int, name: str) -> list[float]:
         """Features or label targets of one event, [] for None. Raises: BadEvent."""

@@ -6,6 +6,7 @@ Letters are acknowledged before the commit that moves the position past them.
 import base64
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ MAX_SENT = 10_000
 """Letters sent to a topic and not acknowledged: beyond this `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
+INTEGER = re.compile(r"-?[0-9]{1,19}")
+"""Text behind a prefix that may have been an integer."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
@@ -48,6 +51,11 @@ REASONS = (
     "empty",
     "unknown_content_type",
     "bad_arrow",
+    "bad_frame",
+    "unknown_schema",
+    "bad_schema",
+    "bad_avro",
+    "bad_protobuf",
     "bad_batch",
     "out_of_memory",
     "tombstone",
@@ -98,8 +106,16 @@ class LocalDeadLetters:
     Raises: DiskError where a write or sync fails.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, disk: Disk = DISK) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        disk: Disk = DISK,
+        prefixes: Collection[str] = (),
+    ) -> None:
+        """prefixes: those that mappings put before keys, which are not in the records."""
         self._folder = folder
+        self._prefixes = prefixes
         # Two files share the limit; when one is full, the one before it is dropped.
         self._half = max(max_bytes // 2, 1)
         self._disk = disk
@@ -155,6 +171,7 @@ class LocalDeadLetters:
         """Remove the letters that mention one of the keys, and those that cannot be searched."""
         if not keys:
             return
+        keys = as_sent(keys, self._prefixes)
         with self._as_disk_error():
             self._disk.close(self._fd)
             # The rewrite replaces the files, so `_open` must open the current one again.
@@ -188,6 +205,18 @@ class LocalDeadLetters:
             ) from error
 
 
+def as_sent(keys: Collection[Key], prefixes: Collection[str]) -> set[Key]:
+    """The keys, and what records may hold in their place where a mapping makes keys of it."""
+    sent = set(keys)
+    for key in keys:
+        # Text of digits and the integer make the same key behind a prefix.
+        for prefix in prefixes if isinstance(key, str) else ():
+            if isinstance(key, str) and key.startswith(prefix):
+                rest = key.removeprefix(prefix)
+                sent |= {rest, int(rest)} if INTEGER.fullmatch(rest) else {rest}
+    return sent
+
+
 def mentions(line: bytes, keys: Collection[Key]) -> bool:
     """Whether a stored letter has one of the keys among its strings and integers, or may have it.
 
@@ -203,6 +232,8 @@ def mentions(line: bytes, keys: Collection[Key]) -> bool:
             return True  # `error` names nothing that is not in the value
         if any(str(k) in record_key.decode() for k in keys):
             return True
+        if b"data_base64" in value:
+            return True  # data of a CloudEvent that is not searched
         if b"\\" in record_key:
             return True  # JSON may spell a key with escapes
         parts = [
@@ -275,4 +306,6 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
     topic = settings.ingest.dead_letter_topic
     if topic:
         return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)
-    return LocalDeadLetters(settings.data_dir / FOLDER, settings.ingest.dead_letter_max_bytes)
+    prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
+    most = settings.ingest.dead_letter_max_bytes
+    return LocalDeadLetters(settings.data_dir / FOLDER, most, prefixes=prefixes)

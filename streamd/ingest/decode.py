@@ -7,7 +7,7 @@ events are left, which are decoded one by one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -53,11 +53,34 @@ class Rejected:
     content_type: str = ""
 
 
+Explain = Callable[[BadEvent, bytes | msgspec.Raw], str]
+"""Writes the text of an error for the sender; it has the bytes that were sent."""
+Take = Callable[[Sequence[Any], Sequence[bytes]], bool]
+"""Takes the one event of each record and its value, or returns False and takes none."""
+
+
+class Mapped(Protocol):
+    """A topic in a shape of its own: makes events of its records."""
+
+    checker: EventChecker
+    notices: Notices
+
+    def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str: ...
+
+    def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None: ...
+
+    def feed(self, batch: "Batch", records: Sequence[Any]) -> None: ...
+
+
 class Decoder:
-    """Turns the records of one partition into events under `rules`. Owner: the poll thread."""
+    """Turns the records of one partition into events under `rules`. Owner: the poll thread.
+
+    mapped: the topics in a shape of their own; they share the keys' numbers.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.mapped: dict[str, Mapped] = {}
         self.notices = Notices(rules.time_unit)
         self.checker = EventChecker(rules, self.notices)
         self.keys = self.checker.keys
@@ -66,14 +89,20 @@ class Decoder:
         self.explain = Explainer(rules.schema, rules.time_unit).text
 
     def decode(
-        self, records: Sequence[Any], source: int, now_us: int
+        self, records: Sequence[Any], source: int, now_us: int, topic: str = ""
     ) -> tuple[Block, list[Rejected]]:
         """Decode kafka-python's records (offset, timestamp, key, value, headers) in order.
 
-        Args: source: number of the partition; now_us: wall clock.
+        Args: source: number of the partition; now_us: wall clock; topic: of the records, empty for
+        one of our own events.
         Returns: the valid events, each with its index in its record, and the rejected ones.
+        Raises: SchemaRegistryError where a mapped topic cannot be decoded now.
         """
-        batch = _Batch(self, source, now_us)
+        mapped = self.mapped.get(topic)
+        batch = Batch(self, source, now_us, mapped)
+        if mapped is not None:
+            mapped.feed(batch, records)
+            return batch.finish()
         first = 0
         while first < len(records):
             # Decode as many records of one event each as may be taken together.
@@ -113,15 +142,22 @@ class Decoder:
         return values
 
 
-class _Batch:
-    """Decodes the records of one call into one block; the sink of Arrow rows too."""
+class Batch:
+    """Decodes the records of one call into one block; the sink of Arrow rows too.
 
-    def __init__(self, decoder: Decoder, source: int, now_us: int) -> None:
+    Owner: the call of `Decoder.decode`, and the mapped topic that it is fed to.
+    """
+
+    def __init__(
+        self, decoder: Decoder, source: int, now_us: int, mapped: Mapped | None = None
+    ) -> None:
         self._decoder = decoder
-        self._checker = decoder.checker
+        self._checker = decoder.checker if mapped is None else mapped.checker
+        self._notices = decoder.notices if mapped is None else mapped.notices
+        self._explain: Explain = decoder.explain if mapped is None else mapped.explain
         self._rules = decoder.rules
-        self._source = source
-        self._now = now_us
+        self.source = source
+        self.now_us = now_us
         self.max_feature = decoder.rules.max_feature
         self.time_unit = decoder.rules.time_unit
         self.dim = decoder.rules.schema.edge_feature_dim
@@ -133,18 +169,33 @@ class _Batch:
     def finish(self) -> tuple[Block, list[Rejected]]:
         """The events taken so far as one block, and the rejected ones."""
         block = joined(self._blocks) if self._blocks else empty_block(self.dim)
-        self._decoder.notices.times(block.rows["time"][has_time(block.rows)], self._now)
+        self._notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
         return block, self._rejected
 
-    def singles(self, records: Sequence[Any], values: Sequence[bytes]) -> None:
+    def native(self) -> "Batch":
+        """A batch of our own events that go into the same block."""
+        own = Batch(self._decoder, self.source, self.now_us)
+        own._blocks, own._rejected = self._blocks, self._rejected
+        return own
+
+    def singles(
+        self,
+        records: Sequence[Any],
+        values: Sequence[bytes],
+        take: Take | None = None,
+        decode: Callable[[Any], None] | None = None,
+    ) -> None:
         """Decode records that hold one JSON object each, halving a batch that does not fit.
 
-        values: the records'.
+        Args: values: the records'; take: takes all of them, or returns False; decode: decodes one
+        record of any kind. Both are those of our own events where they are not given.
         """
+        take = take or self._take_singles
+        decode = decode or self._decode_record
         # Try the fast path; half as many may fit into memory.
         num_blocks = len(self._blocks)
         try:
-            if self._take_singles(records, values):
+            if take(records, values):
                 return
         except MemoryError:
             del self._blocks[num_blocks:]
@@ -152,11 +203,11 @@ class _Batch:
         # Halve the batch, so that one bad record costs little.
         if len(records) > NUM_ONE_BY_ONE:
             half = len(records) // 2
-            self.singles(records[:half], values[:half])
-            self.singles(records[half:], values[half:])
+            self.singles(records[:half], values[:half], take, decode)
+            self.singles(records[half:], values[half:], take, decode)
             return
         for record in records:
-            self.record(record)
+            self.record(record, decode)
 
     def _take_singles(self, records: Sequence[Any], values: Sequence[bytes]) -> bool:
         """Take one edge of each record.
@@ -169,68 +220,71 @@ class _Batch:
 
         # Each record has an offset and a timestamp of its own.
         offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-        stamp = np.fromiter(map(_timestamp_us, records), np.int64, len(records))
-        return self._add(
-            self._checker.edges(wire, offset, 0, self._source, stamp, self._now), values
+        stamp = np.fromiter(map(timestamp_us, records), np.int64, len(records))
+        return self.add(
+            self._checker.edges(wire, offset, 0, self.source, stamp, self.now_us), values
         )
 
-    def record(self, record: Any) -> None:
-        """Decode a record of any kind; one that does not fit into memory is rejected as a whole."""
+    def record(self, record: Any, decode: Callable[[Any], None] | None = None) -> None:
+        """Decode a record of any kind; one that does not fit, or does not fit into memory, is
+        rejected as a whole.
+
+        decode: as in `singles`.
+        """
         num_blocks = len(self._blocks)
         num_rejected = len(self._rejected)
         try:
-            self._decode_record(record)
+            if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
+                raise BadEvent("bad_batch", (record.value or b"").decode(errors="replace"))
+            if len(record.value or b"") > self._rules.max_record_bytes:
+                raise BadEvent(
+                    "record_too_large",
+                    f"{len(record.value)} bytes, at most {self._rules.max_record_bytes}",
+                )
+            (decode or self._decode_record)(record)
+        except BadEvent as bad:
+            self.reject(record, bad)
         except MemoryError:
             del self._blocks[num_blocks:], self._rejected[num_rejected:]
-            self._reject_whole(
+            self.reject(
                 record, BadEvent("out_of_memory", "there is not enough memory to decode it")
             )
 
-    def _reject_whole(self, record: Any, bad: BadEvent) -> None:
+    def reject(self, record: Any, bad: BadEvent) -> None:
+        """Reject a whole record."""
         value = record.value or b""
         self._rejected.append(
             Rejected(
                 offset=record.offset,
                 index=-1,
                 reason=bad.reason,
-                error=self._decoder.explain(bad, value),
+                error=self._explain(bad, value),
                 raw=value,
-                content_type=_content_header(record),
+                content_type=content_header(record),
             )
         )
 
     def _decode_record(self, record: Any) -> None:
-        """Decode a record by its content type, or reject the whole value."""
+        """Decode a record by its content type. Raises: BadEvent."""
         value: bytes | None = record.value
-        try:
-            # Refuse or answer what is no event data.
-            if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
-                raise BadEvent("bad_batch", (value or b"").decode(errors="replace"))
-            if value is None:
-                self._tombstone(record)
-                return
-            if len(value) > self._rules.max_record_bytes:
-                raise BadEvent(
-                    "record_too_large",
-                    f"{len(value)} bytes, at most {self._rules.max_record_bytes}",
-                )
+        if value is None:
+            self._tombstone(record)
+            return
 
-            # The content type says how a value holds its events; JSON may be an array or an object.
-            kind = content_type(record.headers or ())
-            if kind == ARROW:
-                from streamd.ingest.arrow import decode_arrow
+        # The content type says how a value holds its events; JSON may be an array or an object.
+        kind = content_type(record.headers or ())
+        if kind == ARROW:
+            from streamd.ingest.arrow import decode_arrow
 
-                decode_arrow(value, self, record)
-            elif kind == NDJSON:
-                self._many(
-                    lines(value, self._rules.max_record_events), self._reader.edges_of_lines, record
-                )
-            elif value.lstrip()[:1] == b"[":
-                self._array(value, record)
-            else:
-                self._one_by_one([value], record)
-        except BadEvent as bad:
-            self._reject_whole(record, bad)
+            decode_arrow(value, self, record)
+        elif kind == NDJSON:
+            self._many(
+                lines(value, self._rules.max_record_events), self._reader.edges_of_lines, record
+            )
+        elif value.lstrip()[:1] == b"[":
+            self._array(value, record)
+        else:
+            self._one_by_one([value], record)
 
     def _array(self, value: bytes, record: Any) -> None:
         """Decode a JSON array: as edges in one call, else element by element."""
@@ -268,14 +322,14 @@ class _Batch:
         Returns: False where one of them is not valid; then none is taken.
         """
         self.check_count(len(wire))
-        return self._add(
+        return self.add(
             self._checker.edges(
                 wire,
                 record.offset,
                 np.arange(len(wire)),
-                self._source,
-                _timestamp_us(record),
-                self._now,
+                self.source,
+                timestamp_us(record),
+                self.now_us,
             ),
             items,
         )
@@ -287,9 +341,9 @@ class _Batch:
 
         Returns: False where a time is not valid; then none is taken.
         """
-        if time_E.min() < 0 or time_E.max() > min(MAX_TIME_US, self._horizon_of(record)):
+        if time_E.min() < 0 or time_E.max() > min(MAX_TIME_US, self.horizon(record)):
             return False
-        return self._add(
+        return self.add(
             edge_block(
                 time_E,
                 src,
@@ -297,12 +351,12 @@ class _Batch:
                 values_ED,
                 record.offset,
                 np.arange(len(time_E)),
-                self._source,
-                min(_timestamp_us(record), self._now),
+                self.source,
+                min(timestamp_us(record), self.now_us),
             )
         )
 
-    def _add(self, block: Block | None, items: Sequence[bytes | msgspec.Raw] = ()) -> bool:
+    def add(self, block: Block | None, items: Sequence[bytes | msgspec.Raw] = ()) -> bool:
         """Keep a block of valid events, if there is one.
 
         Args: items: the events' bytes, where the reader may have met unknown fields in them.
@@ -331,20 +385,21 @@ class _Batch:
     def events(
         self,
         items: Sequence[Any],
-        read: Callable[[Any], WireEvent],
+        read: Callable[[Any], WireEvent | None],
         record: Any,
         raw: Callable[[Any], bytes],
         first: int = 0,
         scale: int | None = None,
+        content_type: str = "",
     ) -> None:
         """Decode the items of one record one by one.
 
-        Args: read: parses an item; raw: its bytes, kept where the event is rejected; first: index
-        of the first item in the record; scale: microseconds of the items' unit of time, None for
-        the stream's.
+        Args: read: parses an item, None where it is no event; raw: its bytes, kept where the event
+        is rejected; first: index of the first item in the record; scale: microseconds of the items'
+        unit of time, None for the stream's; content_type: of what `raw` returns.
         """
-        horizon = self._horizon_of(record)
-        stamp = _timestamp_us(record)
+        horizon = self.horizon(record)
+        stamp = timestamp_us(record)
         self._reader.met_unknown = False
         rows: list[tuple[int, ...]] = []
         values: list[Sequence[float]] = []
@@ -353,6 +408,8 @@ class _Batch:
             # Check the event, or reject it alone.
             try:
                 event = read(item)
+                if event is None:
+                    continue
                 time, kind, a, b, carried = self._checker.event(event, stamp, horizon, scale)
             except BadEvent as bad:
                 sent = raw(item)
@@ -361,8 +418,9 @@ class _Batch:
                         offset=record.offset,
                         index=index,
                         reason=bad.reason,
-                        error=self._decoder.explain(bad, sent),
+                        error=self._explain(bad, sent),
                         raw=sent,
+                        content_type=content_type,
                     )
                 )
                 continue
@@ -371,7 +429,7 @@ class _Batch:
             if self._reader.met_unknown:
                 self._notice_fields([raw(item)])
             if event.time is None and kind in (EDGE, LABEL):
-                self._decoder.notices.no_time()
+                self._notices.no_time()
 
             # Edges carry their features as a row of the matrix, other kinds as an extra.
             extra = -1
@@ -379,14 +437,24 @@ class _Batch:
                 extra = len(extras)
                 extras.append(carried)
             rows.append(
-                (time, min(stamp, self._now), self._source, record.offset, index, kind, a, b, extra)
+                (
+                    time,
+                    min(stamp, self.now_us),
+                    self.source,
+                    record.offset,
+                    index,
+                    kind,
+                    a,
+                    b,
+                    extra,
+                )
             )
             values.append(carried if kind == EDGE else (0.0,) * self.dim)
 
         # One block for all valid events, in the order in which the record holds them.
         if rows:
             matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
-            self._add(Block(np.array(rows, ROW), matrix, extras))
+            self.add(Block(np.array(rows, ROW), matrix, extras))
 
     def _tombstone(self, record: Any) -> None:
         """Take a null value as the delete of the node that its key names. Raises: BadEvent."""
@@ -407,16 +475,16 @@ class _Batch:
             raise BadEvent("bad_key", "the record's key is not UTF-8") from None
         self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")
 
-    def _horizon_of(self, record: Any) -> int:
+    def horizon(self, record: Any) -> int:
         """The latest valid time of the record's events, microseconds."""
-        stamp = _timestamp_us(record)
+        stamp = timestamp_us(record)
         # A producer's clock may be ahead: its timestamp counts up to now only.
         return (
-            self._now if stamp == NO_STAMP else min(stamp, self._now)
+            self.now_us if stamp == NO_STAMP else min(stamp, self.now_us)
         ) + self._rules.max_ahead_us
 
 
-def _content_header(record: Any) -> str:
+def content_header(record: Any) -> str:
     """The `content-type` header as sent, at most 100 bytes of it; empty where there is none."""
     values = [
         value for name, value in record.headers or () if name.lower() == "content-type" and value
@@ -424,7 +492,7 @@ def _content_header(record: Any) -> str:
     return values[-1][:100].decode(errors="replace") if values else ""
 
 
-def _timestamp_us(record: Any) -> int:
+def timestamp_us(record: Any) -> int:
     """The record's Kafka timestamp in microseconds; NO_STAMP where it is absent or out of range."""
     stamp = int(record.timestamp)
     return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP

@@ -141,8 +141,8 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
     if not (all(n in found for n in ENVELOPE) or all(n in inside for n in ENVELOPE)):
         return ""
     return (
-        "looks like Debezium (before, after, op): let the connector unwrap it "
-        "(ExtractNewRecordState, no schemas) and map its columns to src, dst, time"
+        "looks like Debezium (before, after, op): give the topic an entry in sources, with "
+        "envelope: debezium and its columns as src, dst, time"
     )
 
 
@@ -151,10 +151,13 @@ def foreign(start: bytes) -> str:
     # Confluent's wire format: a zero byte and the schema's number in four bytes.
     if start[:1] == b"\0" and len(start) >= 5:
         number = int.from_bytes(start[1:5], "big")
-        what = "JSON" if start[5:6] in (b"{", b"[") else "Avro or Protobuf"
+        is_json = start[5:6] in (b"{", b"[")
+        what, form = (
+            ("JSON", "json-schema") if is_json else ("Avro or Protobuf", "avro or protobuf")
+        )
         return (
-            f"schema registry header, id {number}: {what} follows; send plain JSON, "
-            "by a serializer without a registry"
+            f"schema registry header, id {number}: {what} follows; give the topic an entry in "
+            f"sources, with format: {form}"
         )
     # Magic bytes: Arrow stream and file, Avro file, gzip and zstd.
     if start[:4] in (b"\xff\xff\xff\xff", b"ARRO"):

@@ -1,5 +1,7 @@
 """Which headers leave a record one that the fast path may take."""
 
+from collections.abc import Sequence
+
 from streamd.errors import BadEvent
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.wire import JSON, content_type
@@ -39,3 +41,12 @@ class JSONHeaders:
         if num_bytes <= MAX_KNOWN_BYTES and len(self.harmless) < MAX_KNOWN:
             self.harmless.add(known)
         return True
+
+
+def content_of(headers: Sequence[Header]) -> str:
+    """The last content type in headers, in lower case and without parameters; empty for none."""
+    kind = ""
+    for name, content in headers:
+        if name.lower() == "content-type":
+            kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
+    return kind

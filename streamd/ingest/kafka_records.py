@@ -10,6 +10,7 @@ other value that does not fit.
 import itertools
 import struct
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from kafka import KafkaConsumer, TopicPartition
@@ -28,6 +29,9 @@ CHECKSUM_TRIES = 3
 damaged it."""
 MAX_HEADERS = 1_000
 """Most headers of a record: each takes two bytes in a batch and a hundred in memory."""
+PORTION_BYTES = 262_144
+"""Most bytes of records that are decoded between two heartbeats, unless one record is larger: two
+bytes may make a dead letter, so this many can take seconds."""
 UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
 """What reading a malformed record raises."""
 
@@ -331,3 +335,16 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
 
     consumer._fetcher._parse_fetched_data = parse_and_remember
     return stable
+
+
+def portions(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Split records into runs of at most `PORTION_BYTES`; a larger record is a run of its own."""
+    first = 0
+    size = 0
+    for i, record in enumerate(records):
+        size += max(0, record.serialized_value_size)
+        if size > PORTION_BYTES and i > first:
+            yield records[first:i]
+            first = i
+            size = max(0, record.serialized_value_size)
+    yield records[first:]

@@ -1,6 +1,6 @@
 """Refused events made into dead letters, with the key and timestamp of the record each came in."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
@@ -12,6 +12,7 @@ from streamd.ingest.block import Block
 from streamd.ingest.columns import as_json
 from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
 from streamd.ingest.origins import Origins
+from streamd.ingest.wire import OWN_EVENT
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
@@ -22,8 +23,12 @@ MAX_LOGGED = 10
 class LetterWriter:
     """Writes the dead letters of all partitions to `store`. Owner: the poll thread."""
 
-    def __init__(self, store: DeadLetters, clock: Clock, time_unit: str) -> None:
+    def __init__(
+        self, store: DeadLetters, clock: Clock, time_unit: str, mapped: Collection[str] = ()
+    ) -> None:
+        """mapped: topics that hold other records than our own events."""
         self.store = store
+        self._mapped = mapped
         self.num_letters = 0
         self._clock = clock
         self._time_unit = time_unit
@@ -56,6 +61,8 @@ class LetterWriter:
             reason,
             error,
             as_json(events, row, keys, self._time_unit),
+            # Sent again, it is read as what it is.
+            OWN_EVENT if self._partitions[int(event["source"])].topic in self._mapped else "",
         )
 
     def add(

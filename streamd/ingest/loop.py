@@ -4,22 +4,22 @@ It is the only writer of the log while a daemon runs.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import DataLossError, KafkaError
+from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
 from streamd.events import EventBatch, Position, empty_batch
 from streamd.ingest.block import Block, empty_block, joined, renumber_keys
-from streamd.ingest.checks import rules_of
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetters
-from streamd.ingest.decode import Decoder
 from streamd.ingest.event_log import Log
+from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
+from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.silence import SilenceDetector
 from streamd.ingest.suspects import Suspects
@@ -44,9 +44,6 @@ RETRY_SECONDS = 0.5
 """Pause after the broker did not answer a poll; the client itself waits longer."""
 CONNECT_SECONDS = 1.0
 """Pause between attempts to find broker and topics, which takes several requests each."""
-PORTION_BYTES = 262_144
-"""Most bytes of records that are decoded between two heartbeats, unless one record is larger: two
-bytes may make a dead letter, so this many can take seconds."""
 REPEAT_SECONDS = 300.0
 """A warning about a lasting reason to wait is logged once, then at this interval."""
 
@@ -70,20 +67,21 @@ class IngestLoop:
         s = settings.ingest
         self._settings = settings
         self._log = log_writer
-        self._letters = LetterWriter(letters, clock, settings.stream.time_unit)
+        self._decoder = make_decoder(settings, log_writer.schema)
+        mapped = self._decoder.mapped.keys()
+        self._letters = LetterWriter(letters, clock, settings.stream.time_unit, mapped)
         self._clock = clock
         self._beat = beat
         self._housekeep = housekeep
-        self._decoder = Decoder(rules_of(settings, log_writer.schema))
-        self._builder = BatchBuilder(
-            log_writer.schema, log_writer.keys, s.max_nodes, s.late_policy, log_writer.has_edges
-        )
+        w = log_writer
+        self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.has_edges)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
         self._nothing = empty_block(log_writer.schema.edge_feature_dim)
         self._closed_until = 0
         self._stalled = False
         self._paused: list[int] = []
+        self._held: Mapping[int, Sequence[Any]] = {}
         self._resume: list[Position] = []
         self._warned_at: dict[str, float] = {}
         if log_writer.newest_us is not None:
@@ -186,10 +184,12 @@ class IngestLoop:
             metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
 
         # Make the buffers, one of each per partition.
+        self._held = {}
         dim = self._log.schema.edge_feature_dim
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         self._letters.begin(source.partitions)
+        self._topics = [tp.topic for tp in source.partitions]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
 
@@ -226,25 +226,30 @@ class IngestLoop:
             # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._clock.sleep(min(wait, POLL_SECONDS))
 
-        # Poll.
+        # Poll, unless records wait for their schemas.
         try:
-            polled = source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
+            polled = self._held or source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
         except OutOfRange:
             logger.warning("offset_out_of_range")
             return False
         except KafkaError as error:
-            self._last_event = self._clock.monotonic()
             logger.warning("broker_unavailable", error=str(error))
-            self._beat.touch(
-                "broker unavailable", edges=self._log.num_edges, watermark=self._log.watermark
-            )
-            self._clock.sleep(RETRY_SECONDS)
+            self._pause("broker unavailable", RETRY_SECONDS)
             return True
 
         # Decode and buffer; partitions with full buffers are not polled next time.
-        now = self._clock.monotonic()
-        for number in range(len(source.partitions)):
-            self._take(source, number, polled.get(number, ()), now)
+        try:
+            self._prepare(polled)
+            now = self._clock.monotonic()
+            for number in range(len(source.partitions)):
+                self._take(source, number, polled.get(number, ()), now)
+        except SchemaRegistryError as error:
+            metrics.schema_registry_away.set(1)
+            self._warn_seldom("schema_registry_away", str(error))
+            self._pause("schema registry away", RETRY_SECONDS)
+            # What is held is read on; where some of it was taken, all is read again.
+            return bool(self._held) and not source.changed
+        metrics.schema_registry_away.set(0)
         self._paused = self._merger.paused()
         source.pause(self._paused)
 
@@ -262,6 +267,16 @@ class IngestLoop:
             logger.info("topics_changed")
             return False
         return True
+
+    def _prepare(self, polled: Mapping[int, Sequence[Any]]) -> None:
+        """Learn schemas before a record is taken; all are held meanwhile. Raises:
+        SchemaRegistryError."""
+        self._held = polled
+        for number, records in polled.items():
+            mapped = self._decoder.mapped.get(self._topics[number])
+            if mapped is not None:
+                mapped.prepare(records, lambda: self._pause("asking for schemas", 0))
+        self._held = {}
 
     def _clock_is_behind(self) -> bool:
         """Whether the log is further ahead of the wall clock than an event may be.
@@ -283,15 +298,17 @@ class IngestLoop:
                     action="set this machine's clock; "
                     "ingest waits for it and reads nothing meanwhile",
                 )
-            self._last_event = self._clock.monotonic()
-            self._beat.touch(
-                "waiting for the clock", edges=self._log.num_edges, watermark=self._log.watermark
-            )
-            self._clock.sleep(POLL_SECONDS)
+            self._pause("waiting for the clock", POLL_SECONDS)
         elif self._stalled:
             logger.info("clock_is_right_again")
         self._stalled = wrong
         return wrong
+
+    def _pause(self, why: str, seconds: float) -> None:
+        """Wait before a further attempt; a time in which nothing could come is not quiet."""
+        self._last_event = self._clock.monotonic()
+        self._beat.touch(why, edges=self._log.num_edges, watermark=self._log.watermark)
+        self._clock.sleep(seconds)
 
     def _poll_timeout(self) -> float:
         """Seconds a poll may wait: at most until a buffered event may be committed."""
@@ -350,7 +367,8 @@ class IngestLoop:
 
     def _decoded_portion(self, number: int, records: Sequence[Any]) -> Block:
         resume = self._resume[number]
-        events, rejected = self._decoder.decode(records, number, self._clock.now_us())
+        topic = self._topics[number]
+        events, rejected = self._decoder.decode(records, number, self._clock.now_us(), topic)
         # After a restart the first records may hold events that are in the log already.
         if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
             events = events.take(not_yet_appended(events.rows, resume))
@@ -477,24 +495,6 @@ class IngestLoop:
             max(0, source.end(i) - self._merger.position(i).offset)
             for i in range(len(source.partitions))
         )
-        self._beat.touch(
-            "running",
-            edges=self._log.num_edges,
-            watermark=self._log.watermark,
-            lag=lag,
-            dead_letters=self._letters.num_letters,
-            clamped=int(metrics.clamped_total()),
-        )
-
-
-def portions(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Split records into runs of at most `PORTION_BYTES`; a larger record is a run of its own."""
-    first = 0
-    size = 0
-    for i, record in enumerate(records):
-        size += max(0, record.serialized_value_size)
-        if size > PORTION_BYTES and i > first:
-            yield records[first:i]
-            first = i
-            size = max(0, record.serialized_value_size)
-    yield records[first:]
+        state = {"edges": self._log.num_edges, "watermark": self._log.watermark, "lag": lag}
+        refused = {"dead_letters": self._letters.num_letters}
+        self._beat.touch("running", **state, **refused, clamped=int(metrics.clamped_total()))

@@ -37,8 +37,10 @@ def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
 class Notices:
     """Logs a warning about each kind of oddity once. Owner: the decoder."""
 
-    def __init__(self, time_unit: str) -> None:
+    def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
+        """unit_setting: the setting that says the unit, empty where none does."""
         self._unit = time_unit
+        self._setting = unit_setting
         self._warned: set[str] = set()
 
     def unknown_fields(self, names: Sequence[str]) -> None:
@@ -58,7 +60,7 @@ class Notices:
             "time_unit_suspicious",
             looks_like=unit,
             stream_time_unit=self._unit,
-            action=f"send {self._unit}, or set stream.time_unit before the first event",
+            action=f"send {self._unit}, or set {self._setting} before the first event",
         )
 
     def times(self, time_us: Int64, now_us: int) -> None:
@@ -66,7 +68,7 @@ class Notices:
 
         None is far ahead of the clock, so only a coarser unit is possible.
         """
-        if "time_unit_suspicious" in self._warned or not len(time_us):
+        if "time_unit_suspicious" in self._warned or not len(time_us) or not self._setting:
             return
         if time_us.min() * (1 - NEAR) * 1000 > now_us:
             return  # no coarser unit fits the earliest time

@@ -12,7 +12,11 @@ from streamd.errors import BadEvent
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
-CONTENT_TYPES = (JSON, NDJSON, ARROW)
+OWN_EVENT = "application/vnd.streamd.event+json"
+"""One of our own events in a topic that has another shape, as replayed dead letters are."""
+OWN_ROW = "application/vnd.streamd.row+json"
+"""One record of a mapped topic as a JSON object, whatever the topic's format is."""
+CONTENT_TYPES = (JSON, NDJSON, ARROW, OWN_EVENT)
 EventType = Literal["edge", "node", "label", "delete"]
 TYPES = get_args(EventType)
 TOO_DEEP = "nested deeper than the decoder goes"

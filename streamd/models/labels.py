@@ -15,6 +15,8 @@ from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
 
+LEAST_SHARE = 1e-3
+"""Share that a class is taken to have had at least: its logarithm would have no bound."""
 HIDDEN = 64
 """Units of the hidden layer, as many as in the pair network."""
 
@@ -23,11 +25,13 @@ HIDDEN = 64
 class LabelInputs:
     """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64
     places among them; facts_LF: float32, the node's facts about itself, of which its age, degree
-    and popularity say something; target_LT: float32."""
+    and popularity say something; history_LT: float32, the mean of its last labels before;
+    target_LT: float32."""
 
     around: LinkInputs
     node_L: Tensor
     facts_LF: Tensor
+    history_LT: Tensor
     target_LT: Tensor
 
 
@@ -40,7 +44,8 @@ def label_inputs(
     before_event: int,
     query_us: int,
 ) -> LabelInputs:
-    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as of now."""
+    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as of now, labels up
+    to `query_us`."""
     around = sample_neighborhood(
         live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
@@ -55,14 +60,23 @@ def label_inputs(
         empty,
         torch.from_numpy(node_L),
         torch.from_numpy(facts[node_L]),
+        torch.from_numpy(live.labels.means(nodes_U, query_us)[node_L]),
         torch.from_numpy(np.ascontiguousarray(target_LT)),
     )
 
 
+def shares(target_LT: Tensor) -> Tensor:
+    """Amounts by class as shares that add up to 1; zeros stay zeros."""
+    share = target_LT.clamp_min(0)
+    return share / share.sum(1, keepdim=True).clamp_min(1e-9)
+
+
 class LabelHead(nn.Module):
-    """A network over a node's embedding and its facts. `model.labels` says what a target is:
-    classes, as one number that is 0 or 1 or as one share per class, or quantities, which are
-    standardised by running statistics."""
+    """The mean of a node's last labels, corrected by a network over its embedding and its facts.
+
+    `model.labels` says what a target is: classes, as one number that is 0 or 1 or as one share per
+    class, or quantities, which are standardised by running statistics.
+    """
 
     def __init__(self, settings: ModelSettings, label_dim: int, embedding_dim: int) -> None:
         super().__init__()
@@ -72,11 +86,23 @@ class LabelHead(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(embedding_dim + NUM_FACTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
         )
+        # A module of its own, so that it comes after the weights of older releases.
+        self.history = nn.ParameterList([torch.ones(label_dim)])
 
-    def forward(self, z_LD: Tensor, facts_LF: Tensor) -> Tensor:
+    def forward(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor) -> Tensor:
         """float32[L, T]: logits of classes, or standardised quantities. facts_LF: standardised."""
-        out: Tensor = self.net(torch.cat([z_LD, facts_LF], 1))
-        return out
+        correction: Tensor = self.net(torch.cat([z_LD, facts_LF], 1))
+        weight_T: Tensor = self.history[0]
+        return correction + weight_T * self._as_output(history_LT)
+
+    def _as_output(self, target_LT: Tensor) -> Tensor:
+        """Targets as the outputs that would predict them."""
+        if self.task == "regression":
+            standard: Tensor = self.target_stats(target_LT)
+            return standard
+        if self.label_dim == 1:
+            return target_LT.clamp(LEAST_SHARE, 1 - LEAST_SHARE).logit()
+        return shares(target_LT).clamp_min(LEAST_SHARE).log()
 
     def loss(self, out_LT: Tensor, target_LT: Tensor) -> Tensor:
         """Mean over labels: cross-entropy, or Huber loss of standardised quantities."""
@@ -85,10 +111,7 @@ class LabelHead(nn.Module):
         if self.label_dim == 1:
             return binary_cross_entropy_with_logits(out_LT, target_LT.clamp(0, 1))
 
-        # Targets are amounts by class: made shares that add up to 1.
-        share = target_LT.clamp_min(0)
-        share = share / share.sum(1, keepdim=True).clamp_min(1e-9)
-        return -(share * out_LT.log_softmax(1)).sum(1).mean()
+        return -(shares(target_LT) * out_LT.log_softmax(1)).sum(1).mean()
 
     def predict(self, out_LT: Tensor) -> Tensor:
         """Probabilities of classes, or quantities in their own unit: float32[L, T]."""

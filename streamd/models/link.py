@@ -26,6 +26,8 @@ DAMPED_RATE = 0.3
 """Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
 OLD_NUM_FACTS = (19, 32)
 """Numbers of facts that older releases knew, the first of those there are now."""
+HISTORY_WEIGHT = "label_head.history.0"
+"""A weight that older releases did not have."""
 WEIGHT_DECAY = 0.01
 """Of the graph's part: what the graph adds stays small unless it helps."""
 
@@ -94,7 +96,9 @@ class LinkModel(nn.Module):
         own = self.state_dict()
         try:
             self.load_state_dict(
-                {
+                # An older label head knew no history: it weighs nothing.
+                {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
+                | {
                     name: with_all_facts(t, own.get(name, t).shape, name)
                     for name, t in weights.items()
                 }
@@ -190,7 +194,9 @@ class LinkModel(nn.Module):
             if self.has_graph
             else state_MD.new_zeros(num_roots, 0)
         )
-        out: Tensor = self.label_head(z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF))
+        out: Tensor = self.label_head(
+            z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF), inputs.history_LT
+        )
         return out
 
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
@@ -216,7 +222,7 @@ class LinkModel(nn.Module):
                 self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True
             )
         pair = list(self.pair.parameters())
-        pair += list(self.label_head.parameters()) if self.label_head is not None else []
+        pair += list(self.label_head.net.parameters()) if self.label_head is not None else []
         rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
 
         # The pair network learns at the full rate, the graph's residual slower.
@@ -225,6 +231,10 @@ class LinkModel(nn.Module):
             groups.append(
                 {"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY}
             )
+        # Last, since stored states of older releases are by number.
+        if self.label_head is not None:
+            history = list(self.label_head.history.parameters())
+            groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, foreach=True)
 
     def gap(self) -> Tensor:

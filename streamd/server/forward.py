@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from streamd.clock import SystemClock
 from streamd.errors import BadEvent, KafkaError
 from streamd.events import Schema
-from streamd.ingest.checks import rules_of
 from streamd.ingest.decode import Decoder
+from streamd.ingest.formats import JSON_FORMATS
+from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings import Settings, schema_of
 
 ACKNOWLEDGED_SECONDS = 10.0
@@ -41,30 +44,50 @@ class Forwarder:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._schema: Schema = schema_of(settings)
+        self._decoder: Decoder | None = None
         self._producer: Any = None
         self._lock = threading.Lock()
 
-    async def send(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Send events and wait until all are acknowledged.
+    @property
+    def topic(self) -> str:
+        """The topic that events go to."""
+        return self._settings.kafka.topics[0]
 
-        events: key and value of each. Returns: partition and offset of each.
+    async def send(self, values: Sequence[bytes], mapped: bool = False) -> list[tuple[int, int]]:
+        """Send records of one event each and wait until all are acknowledged.
+
+        mapped: whether they are in the topic's own shape. Returns: partition and offset of each.
         Raises: BadEvent naming the first event that ingest would refuse, before any is sent;
         KafkaError.
         """
         # Decode them as ingest will, and refuse all where one is refused.
+        source = next((s for s in self._settings.sources if s.topic == self.topic), None)
+        if mapped != (source is not None):
+            own = "records in a shape of its own" if source is not None else "our own events"
+            field = "records" if source is not None else "events"
+            raise BadEvent("wrong_type", f"topic {self.topic} holds {own}: send {field}")
+        if source is not None and source.format not in JSON_FORMATS:
+            raise BadEvent("unsupported", f"topic {self.topic} holds {source.format}, not JSON")
         now_us = SystemClock().now_us()
-        records = [Record(value, i, now_us // 1000) for i, (_, value) in enumerate(events)]
-        _, rejected = Decoder(rules_of(self._settings, self._schema)).decode(records, 0, now_us)
+        records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
+        with self._lock:
+            # One decoder for all requests: a mapping's types are made once.
+            decoder = self._decoder = self._decoder or make_decoder(self._settings, self._schema)
+            block, rejected = decoder.decode(records, 0, now_us, self.topic)
+            first = first_events(block, decoder.keys.keys)
+            decoder.keys.shrink(np.zeros(0, np.int64))
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
 
-        # The client blocks, so it runs in another thread.
-        return await asyncio.to_thread(self.produce, events)
+        # Keyed by source, a node's events stay in one partition. The client blocks, so it runs in
+        # another thread.
+        keyed = [(first.get(i, ("", None))[0].encode(), value) for i, value in enumerate(values)]
+        return await asyncio.to_thread(self.produce, keyed)
 
     def produce(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
         """Send events that were checked, waiting in this thread. Returns: as `send`. Raises:
         KafkaError."""
-        topic = self._settings.kafka.topics[0]
+        topic = self.topic
         timeout = ACKNOWLEDGED_SECONDS
         try:
             # All are sent before the first is waited for.

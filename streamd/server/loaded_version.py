@@ -290,6 +290,7 @@ class LoadedVersion:
             around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
+            history_LT=inputs.history_LT.to(self.model.device),
         )
 
         state = self._states(inputs.around.node_M)

@@ -120,18 +120,21 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
     the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
     refused here, and none is sent."""
-    # As producers write them, keyed by source so that a node's events stay in one partition.
-    rows = [event.model_dump(exclude_none=True) for event in body.events]
-    keyed = [
-        (str(row.get("src", row.get("id", row.get("node", "")))).encode(), msgspec.json.encode(row))
-        for row in rows
-    ]
+    if (body.events is None) == (body.records is None):
+        raise HTTPException(422, "send events, or records where the topic has a source")
     try:
-        places = await state.forwarder.send(keyed)
+        values = (
+            [msgspec.json.encode(event.model_dump(exclude_none=True)) for event in body.events]
+            if body.events is not None
+            else [msgspec.json.encode(record) for record in body.records or ()]
+        )
+        places = await state.forwarder.send(values, mapped=body.records is not None)
     except BadEvent as error:
         raise HTTPException(422, f"{error.reason}: {error}") from None
+    except OverflowError:
+        raise HTTPException(422, "bad_json: a number is out of range") from None
     return EventsResponse(
-        topic=state.settings.kafka.topics[0],
+        topic=state.forwarder.topic,
         events=[Produced(partition=p, offset=o) for p, o in places],
     )
 

@@ -1,6 +1,6 @@
 """The bodies of the REST API. Times are integers in the stream's unit (`stream.time_unit`)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
@@ -84,9 +84,15 @@ class Event(Body):
 
 
 class EventsRequest(Body):
-    """Events, sent in their order."""
+    """Events, sent in their order; or records of a topic that has a source, in its own shape."""
 
-    events: list[Event] = Field(min_length=1, max_length=1000)
+    events: list[Event] | None = Field(None, min_length=1, max_length=1000)
+    records: list[dict[str, Any]] | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        description="JSON objects that the topic's source in the settings maps to events",
+    )
 
 
 # Bodies of answers, and of requests about versions.

@@ -71,6 +71,12 @@ ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", reg
 dead_letters = Counter(
     "streamd_dead_letters", "Events that did not fit", ["reason"], registry=INGEST
 )
+skipped = Counter(
+    "streamd_skipped_events",
+    "Records of a mapped topic that no rule of its source makes an event of",
+    ["topic"],
+    registry=INGEST,
+)
 odd_events = Gauge(
     "streamd_odd_events",
     "1 where valid events were odd since the start; the log says how",
@@ -120,6 +126,14 @@ clock_behind = Gauge(
     "How far the log's newest event lies ahead of the wall clock where ingest waits for that, "
     "else 0",
     registry=INGEST,
+)
+schema_registry_away = Gauge(
+    "streamd_schema_registry_away",
+    "1 while ingest waits for the schema registry, else 0",
+    registry=INGEST,
+)
+schema_requests = Counter(
+    "streamd_schema_requests", "Schemas asked of the registry", ["outcome"], registry=INGEST
 )
 gaps = Counter(
     "streamd_data_gaps",
@@ -347,6 +361,7 @@ def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
 
 
 begin_at_zero(events, ("edge", "label", "node", "delete"))
+begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))

@@ -50,7 +50,10 @@ class DeviceTransfer:
             return labels
         return LabelInputs(
             self.inputs(labels.around),
-            *map(self.send, (labels.node_L, labels.facts_LF, labels.target_LT)),
+            *map(
+                self.send,
+                (labels.node_L, labels.facts_LF, labels.history_LT, labels.target_LT),
+            ),
         )
 
     def send(self, tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import Measures, measures, ranks
 
-MORE_EPOCHS = 4
+MORE_EPOCHS = 2
 """Times `training.epochs` that a window of few events is passed over at most."""
 RECALLED_CHUNKS = 10
 """Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""

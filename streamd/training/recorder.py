@@ -29,6 +29,8 @@ from streamd.training.negatives import (
 )
 from streamd.windows import Window, canonical_chunks
 
+MAX_LABELS = 2_000
+"""Most labels of one chunk that are scored and learned: those of a day may all have one time."""
 LONG_CHUNK = 4
 """A chunk is long where more than so many times `model.memory_chunk` of its events are scored. It
 is then recorded, scored and learned in slices. Only equal times make such chunks: fewer would cut
@@ -325,9 +327,9 @@ class Recorder:
 
         # Those of deleted nodes do not count.
         kept = np.flatnonzero(~self._log.deletions.is_gone(node))
-        if len(kept) > self._settings.model.memory_chunk:
+        if len(kept) > MAX_LABELS:
             rng = np.random.default_rng([self._settings.training.seed, 3, part.first_edge])
-            kept = np.sort(rng.choice(kept, self._settings.model.memory_chunk, replace=False))
+            kept = np.sort(rng.choice(kept, MAX_LABELS, replace=False))
         if not len(kept):
             return None
         nodes, index = np.unique(node[kept], return_inverse=True)

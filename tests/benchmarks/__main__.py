@@ -7,10 +7,22 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import cache, files, gpu, graph, growth, ingest, serving, tfgnn, tgb, training
+from tests.benchmarks import (
+    cache,
+    files,
+    gpu,
+    graph,
+    growth,
+    ingest,
+    labels,
+    serving,
+    tfgnn,
+    tgb,
+    training,
+)
 
 ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
-       "growth": growth, "tgb": tgb, "tfgnn": tfgnn, "gpu": gpu}
+       "growth": growth, "tgb": tgb, "labels": labels, "tfgnn": tfgnn, "gpu": gpu}
 
 if __name__ == "__main__":
     console = Console(width=150)

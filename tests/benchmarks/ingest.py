@@ -1,7 +1,10 @@
 """Events from Apache Kafka into the durable log, beside a bare kafka-python poll loop over the same topic."""
 
+import datetime
 import gc
+import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,8 +13,11 @@ import threading
 import time
 from pathlib import Path
 
+import fastavro
+import msgspec
 import numpy as np
 import pyarrow as pa
+from google.protobuf.json_format import MessageToDict
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
@@ -19,14 +25,18 @@ from streamd.demo.broker import ApacheKafka
 from streamd.events import Schema
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
+from streamd.ingest.mapped import make_decoder
 from streamd.ingest.wire import ARROW
 from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter
 from streamd.segments.tail import JournalTail
-from streamd.settings import as_environment
+from streamd.settings import as_environment, schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
-from tests.builders import settings
+from tests.builders import Record, settings
+from tests.ingest.mapped import NOW
+from tests.ingest.registry import CLICK, Registry, add_proto, framed, proto, proto_class
+from tests.ingest.registry import avro as written_avro
 
 SINGLE, MANY, FLAT = 300_000, 1_000_000, 10_000_000
 DIMS = (2, 0, 16)
@@ -41,6 +51,8 @@ def run() -> list[Row]:
         broker = ApacheKafka(Path(home), Path(folder) / "kafka")
         try:
             rows = [row for dim in DIMS for form in FORMS for row in one(broker, Path(folder), dim, *form)]
+            rows += [mapped(broker, Path(folder), *form) for form in FORMS[:2]]
+            rows += behind_ids(Path(folder))
             return rows + flat_memory(broker, Path(folder))
         finally:
             broker.close()
@@ -62,6 +74,55 @@ def one(broker: ApacheKafka, folder: Path, dim: int, form: str, total: int, size
         rows.append(Row(f"its commits, p50 of {len(commits)}", 1e3 * float(np.percentile(commits, 50)), "ms"))
         rows.append(Row("its commits, p99", 1e3 * float(np.percentile(commits, 99)), "ms"))
     return rows
+
+
+def mapped(broker: ApacheKafka, folder: Path, form: str, total: int, size: int) -> Row:
+    """The same events as our own and in a shape of their own, in turns, the best of three each."""
+    seconds = {}
+    for shape, make in (("native", events_of), ("mapped", clicks_of)):
+        broker.create_topic(f"{shape}-{size}", 1)
+        produce(broker, f"{shape}-{size}", total, size, 2, False, make)
+    for turn in range(3):
+        for shape, declared in (("native", {}), ("mapped", CLICKS | {"sources": [CLICKS["sources"][0] | {"topic": f"mapped-{size}"}]})):
+            took, _ = ingest_seconds(broker, f"{shape}-{size}", total, folder / f"{shape}-{size}-{turn}", 2, **declared)
+            seconds[shape] = min(took, seconds.get(shape, took))
+    return Row(f"ingest, {form}, 2 features, mapped", total / seconds["mapped"], "events/s", total / seconds["native"], "our own events")
+
+
+def behind_ids(folder: Path) -> list[Row]:
+    """Values behind a schema's id made events in memory, beside the library that only reads them, in turns, the best of five each."""
+    registry, total = Registry(), 20_000
+    registry.add(7, CLICK)
+    add_proto(registry, 9)
+    click, known = proto_class(), fastavro.parse_schema(json.loads(json.dumps(CLICK)))
+    start = NOW // 1000 - 100_000
+    rows = [{"user_id": i, "item": {"id": f"b{i % 997}"}, "ts": start + i, "kind": "view", "seconds": 1.5, "price": None, "tags": ["a"], "more": {"x": 1}} for i in range(total)]
+    # As message indexes the second type of the file takes two bytes.
+    values = {"avro": [written_avro(7, CLICK, row) for row in rows], "json-schema": [framed(1, json.dumps(row).encode()) for row in rows],
+              "protobuf": [proto(9, click(user_id=r["user_id"], item=r["item"], seconds=1.5, tags=["a"], more={"x": 1},
+                                          ts={"seconds": r["ts"] // 1000, "nanos": r["ts"] % 1000 * 10**6})) for r in rows]}
+    peers = {"avro": ("fastavro", lambda v: fastavro.schemaless_reader(io.BytesIO(v[5:]), known, None)), "protobuf": ("protobuf, MessageToDict", lambda v: MessageToDict(click.FromString(v[7:]))),
+             "json-schema": ("msgspec", lambda v: msgspec.json.decode(v[5:]))}
+    found = []
+    for form, sent in values.items():
+        fields = {"src": {"path": "user_id", "prefix": "user:"}, "dst": "item.id", "time": "ts", "features": {"seconds": "seconds"}}
+        s = settings(folder / form, schema_registry__url=registry.url, graph__edge_sets={"default": {"features": {"seconds": {"type": "number", "missing": 0}}}},
+                     sources=[{"topic": "clicks", "format": form, "time": "ms", "where": {"kind": "view"}, "fields": fields}])
+        decoder, records = make_decoder(s, schema_of(s)), [Record(v, i, timestamp=NOW // 1000) for i, v in enumerate(sent)]
+        name, read = peers[form]
+        ours = theirs = math.inf
+        for _ in range(5):
+            begun = time.perf_counter()
+            events, _ = decoder.decode(records, 0, NOW, "clicks")
+            ours = min(ours, time.perf_counter() - begun)
+            assert len(events) == total
+            begun = time.perf_counter()
+            for value in sent:
+                read(value)
+            theirs = min(theirs, time.perf_counter() - begun)
+        found.append(Row(f"decode, {form} behind a schema's id, to events", total / ours, "events/s", total / theirs, name))
+    registry.stop()
+    return found
 
 
 def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:
@@ -93,10 +154,26 @@ def events_of(first: int, size: int, dim: int) -> list[dict]:
             for j in range(first, first + size)]
 
 
-def produce(broker: ApacheKafka, topic: str, total: int, size: int, dim: int, arrow: bool) -> None:
+CLICKS = {
+    "graph__edge_sets": {"default": {"features": {"seconds": "number", "share": "number"}}},
+    "sources": [{"topic": "", "time": "iso8601", "where": {"kind": ["view", "preview"]}, "fields": {
+        "src": {"path": "user_id", "prefix": "user:"}, "dst": {"path": "item.id", "prefix": "page:"}, "time": "ts",
+        "features": {"seconds": "dwell.s", "share": "share"}}}]}
+"""Settings for the records of `clicks_of`."""
+
+
+def clicks_of(first: int, size: int, dim: int) -> list[dict]:
+    """The events of `events_of` as others may have them."""
+    start = datetime.datetime.fromtimestamp(1_600_000_000, datetime.UTC)
+    times = [(start + datetime.timedelta(milliseconds=j)).isoformat(timespec="milliseconds") for j in range(first, first + size)]
+    return [{"kind": "view", "user_id": (7 * j) % 5003, "item": {"id": (11 * j) % 997, "shop": "north"}, "ts": f"{time[:-6]}Z", "dwell": {"s": 1.5},
+             "share": 0.25} for j, time in enumerate(times, first)]
+
+
+def produce(broker: ApacheKafka, topic: str, total: int, size: int, dim: int, arrow: bool, make=events_of) -> None:
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, linger_ms=50, batch_size=500_000)
     for i in range(0, total, size):
-        events = events_of(i, size, dim)
+        events = make(i, size, dim)
         if arrow:
             sink, batch = pa.BufferOutputStream(), pa.RecordBatch.from_pylist(events)
             with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -127,10 +204,10 @@ def poll_seconds(broker: ApacheKafka, topic: str, records: int, decode: bool = F
     return seconds
 
 
-def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int) -> tuple[float, list[float]]:
-    """Seconds for all events, and those of each commit."""
+def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int, **declared) -> tuple[float, list[float]]:
+    """Seconds for all events, and those of each commit. declared: further settings."""
     s = settings(path, kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=[topic], stream__edge_feature_dim=dim,
-                 stream__time_unit="ms")
+                 stream__time_unit="ms", **declared)
     writer, commits = TimedLog(path, Schema(dim, 0, 0)), []
     writer.seconds = commits
     stop, usual = threading.Event(), gc.get_threshold()

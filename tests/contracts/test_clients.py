@@ -1,5 +1,6 @@
 """Clients that others wrote ask a running server, each from an environment: `make contract`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,3 +61,30 @@ def test_a_client_of_others_is_answered(server, client):
         text=True,
     )
     assert asked.returncode == 0, asked.stdout + asked.stderr
+
+
+@pytest.mark.contract
+def test_what_serializers_of_others_write_is_read_registry():
+    """Confluent's own serializers register their schemas and write values; we read both."""
+    from streamd.ingest.framed import JSONValues, RegistryValues
+    from streamd.settings import SchemaRegistrySettings
+    from tests.ingest.registry import Registry
+
+    registry = Registry()
+    try:
+        asked = subprocess.run(
+            [f"{sys.prefix}-contract-registry/bin/python", CLIENTS / "ask_registry.py", registry.url],
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        wrote = json.loads(asked.stdout)
+        assert set(wrote) == {"avro", "protobuf", "json-schema"}
+        for format, cases in wrote.items():
+            settings = SchemaRegistrySettings(url=registry.url)
+            values = JSONValues() if format == "json-schema" else RegistryValues(format, settings)
+            for case in cases:
+                assert values.decode(bytes.fromhex(case["value"])) == [case["row"]], case
+    finally:
+        registry.stop()

@@ -19,11 +19,13 @@ from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.ingest.checks import Rules
 from streamd.ingest.decode import Decoder
+from streamd.ingest.mapped import make_decoder
 from streamd.segments.reader import LogReader
+from streamd.settings import load_settings, schema_of
 from streamd.telemetry import progress
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
-from tests.builders import HOUR, Record, settings, stream, write_log
+from tests.builders import HOUR, Record, settings, spell, stream, write_log
 
 
 @pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14)])
@@ -36,17 +38,24 @@ def test_a_stream_is_whole_sorted_and_in_hours(name, events, features):
     assert len(json.loads(hours[0][0].value).get("features", [])) == features
 
 
-def test_every_event_of_the_demo_fits_the_decoder():
-    for s in STREAMS.values():
-        decoder = Decoder(Rules(Schema(len(s.edge_features), s.node_feature_dim, 0), "s"))
-        for event in [*s.nodes(), *next(s.hours(1))]:
-            good, bad = decoder.decode([Record(event.value)], 0, 2 * 10**15)
-            assert good and not bad
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
+    s = stream_named(name)
+    own = Decoder(Rules(Schema(len(s.edge_features), len(s.node_features), 0), "s"))
+    read = load_settings(None, s.settings("t"), {})[0]
+    other = make_decoder(read, schema_of(read))
+    events = [*s.nodes(), *next(s.hours(1))]
+    told = []
+    for decoder, sent, topic in ((own, events, ""), (other, s.records(events), "t")):
+        good, bad = decoder.decode([Record(e.value, i) for i, e in enumerate(sent)], 0, 2 * 10**15, topic)
+        assert len(good) == len(events) and not bad
+        told.append(spell(good, decoder.keys.keys))
+    assert told[0] == told[1]
 
 
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
     s = stream_named("taxi")
-    assert not {"tip_amount", "total_amount"} & set(s.edge_features) and s.node_feature_dim == 13 and len(s.nodes()) == 265
+    assert not {"tip_amount", "total_amount"} & set(s.edge_features) and len(s.node_features) == 13 and len(s.nodes()) == 265
     assert sum(map(len, s.hours(3))) < sum(map(len, s.hours(4)))
 
 

@@ -54,6 +54,8 @@ CASES = {
                           {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+4x30"}, {}),
     "StreamdClockWrong": ("1m", 5, {"ingest streamd_clock_behind_log_seconds": "3600x9"}, {}, {},
                           "Ingest's clock is 1h 0m 0s behind the newest event; it reads nothing until the clock is right."),
+    "StreamdSchemaRegistryAway": ("1m", 8, {"ingest streamd_schema_registry_away": "0 1x9"}, {"ingest streamd_schema_registry_away": "0 1 0 1 0x9"}, {},
+                                  "Ingest waits for the schema registry and reads nothing."),
     "StreamdPartitionSilent": ("1m", 25, {'ingest streamd_silent_partitions_total{partition="1",topic="events"}': "0 0+1x30"},
                                {'ingest streamd_silent_partitions_total{partition="1",topic="events"}': "0 1x30"}, {}),
     "StreamdTrainerBehind": ("1m", 35, {MARK: "20000x40", UNTIL: "3600x40"}, {MARK: "18000x40", UNTIL: "3600x40"}, {},

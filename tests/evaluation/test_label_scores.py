@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from streamd.evaluation.backtest import Plan, backtest
-from streamd.evaluation.label_scores import AVERAGE, LAST_LABELS, MEAN, LabelRules
+from streamd.evaluation.label_scores import AVERAGE, MEAN, LabelRules
+from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import label_inputs
 from streamd.segments.reader import LogReader
 from streamd.training.recorder import Recorder
@@ -79,7 +80,7 @@ def test_a_backtest_reports_the_label_head_of_each_regime_beside_the_rules(tmp_p
     first = result.windows[0].window.first_edge
     assert result.num_labels == (1800 - first) // 10
     mae = {name: float(cells[0]) for name, *cells in rows}
-    assert mae["mean of a node's last 7"] < 0.5 < mae["live"] < mae["mean of all so far"], "each node has a target of its own"
+    assert max(mae["live"], mae["mean of a node's last 7"]) < 0.5 < mae["mean of all so far"], "each node has a target of its own"
     assert mae["live"] not in (mae["live without replay"], mae["frozen weights, live state"])
 
 

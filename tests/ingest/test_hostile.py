@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamd.errors import BadEvent
-from streamd.ingest import arrow, loop
+from streamd.ingest import arrow, kafka_records
 from streamd.ingest.arrow_metadata import check_head
 from streamd.ingest.deadletter import REASONS
 from streamd.ingest.decode import Decoder
@@ -23,10 +23,11 @@ ARROW_HEADER = (("content-type", ARROW.encode()),)
 MOST_MEGABYTES = 250
 
 
-def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound():
-    run = subprocess.run([sys.executable, "-m", "tests.ingest.attacks"], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(("program", "count"), [("attacks", 20), ("mapped_attacks", 15)])
+def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound(program, count):
+    run = subprocess.run([sys.executable, "-m", f"tests.ingest.{program}"], capture_output=True, text=True, check=True)
     found = json.loads(run.stdout)
-    assert len(found) == 20
+    assert len(found) == count
     for name, (reasons, megabytes, taken) in found.items():
         assert len(reasons) == 1 and set(reasons) <= set(REASONS) - {"out_of_memory"} and not taken, name
         assert megabytes < MOST_MEGABYTES, name
@@ -123,7 +124,7 @@ def test_ingest_goes_on_behind_a_hostile_record(tmp_path):
 
 
 def test_a_poll_is_decoded_in_portions_and_its_letters_are_written_in_between(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "PORTION_BYTES", 100)
+    monkeypatch.setattr(kafka_records, "PORTION_BYTES", 100)
     most, decode_records = [], Decoder.decode
     monkeypatch.setattr(Decoder, "decode",
                         lambda self, records, *rest: most.append(len(records)) or decode_records(self, records, *rest))

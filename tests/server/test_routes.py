@@ -15,6 +15,7 @@ import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.listening import web_config
+from streamd.settings_sources import FeatureSettings, SetSettings, SourceSettings
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -200,6 +201,28 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
 
     monkeypatch.setattr(world.state.forwarder, "produce", broken)
     assert "away" in post(world, "/v1/events", {"events": [good]}, 503)["detail"]
+
+
+def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
+    sent = []
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
+    record = {"u": 1, "v": 30, "t": 5, "f": [1, 2]}
+    assert "send events" in post(world, "/v1/events", {"records": [record]}, 422)["detail"]
+    feature = FeatureSettings(vector=2)
+    mapping = {"topic": "events", "fields": {"src": {"path": "u", "prefix": "n:"}, "dst": "v", "time": "t", "features": {"both": "f"}}, "where": {"v": 30}}
+    s = world.state.settings
+    graph = s.graph.model_copy(update={"edge_sets": {"default": SetSettings(features={"both": feature})}})
+    monkeypatch.setattr(world.state.forwarder, "_settings", s.model_copy(update={"graph": graph, "sources": (SourceSettings(**mapping),)}))
+    monkeypatch.setattr(world.state.forwarder, "_decoder", None)
+    # One that is skipped belongs to the topic too.
+    told = post(world, "/v1/events", {"records": [record, record | {"v": 7}]}, 202)
+    assert [e["offset"] for e in told["events"]] == [0, 1]
+    assert [(key, json.loads(value)) for key, value in sent] == [(b"n:1", record), (b"", record | {"v": 7})]
+    assert "event 1: time (t) is text" in post(world, "/v1/events", {"records": [record, record | {"t": "x"}]}, 422)["detail"]
+    assert "send records" in post(world, "/v1/events", {"events": [{"src": 1, "dst": 2}]}, 422)["detail"]
+    for wrong in ({}, {"events": [{"src": 1, "dst": 2}], "records": [record]}, {"records": []}, {"records": [5]}, {"records": [record | {"u": 10**30}]}):
+        post(world, "/v1/events", wrong, 422)
+    assert len(sent) == 2
 
 
 @pytest.fixture(scope="module")

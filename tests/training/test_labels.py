@@ -109,3 +109,20 @@ def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
              for c in recorder.chunks(w) if c.labels is not None]
     told = np.concatenate(nodes)
     assert len(told) and gone not in told and (log.labels()[0] == gone).any()
+
+
+@pytest.mark.parametrize(("given", "kept"), [(500, 500), (2500, 2000)])
+def test_labels_of_one_time_are_all_taken_up_to_two_thousand(tmp_path, given, kept):
+    schema = Schema(0, 0, 1)
+    writer = LogWriter(tmp_path, schema, 5000)
+    keys = [f"n:{i}" for i in range(given)]
+    writer.keys.update({k: i for i, k in enumerate(keys)})
+    rows = batch(schema, np.zeros(50, np.int64), np.arange(1, 51), np.arange(50) * SECOND, keys)
+    nodes = np.arange(given)
+    writer.commit(dataclasses.replace(rows, label_node_L=nodes, label_time_L=np.zeros(given, np.int64),
+                                      label_target_L=np.ones((given, 1), np.float32)), Progress(), 100 * HOUR)
+    writer.close()
+    s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
+    log = LogReader.open(tmp_path)
+    chunks = [c for w in recorded_windows(log, HOUR) for c in Recorder(s, log).chunks(w)]
+    assert [len(c.labels.target_LT) for c in chunks if c.labels is not None] == [kept]

@@ -119,10 +119,10 @@ def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
 
 
 def test_small_windows_are_passed_over_more_often_and_replay_is_in_proportion(tmp_path):
-    s, log = world(tmp_path, training__min_steps=12, training__replay_share=0.5, training__replay_events=100)
+    s, log = world(tmp_path, training__min_steps=8, training__replay_share=0.5, training__replay_events=100)
     learner = run(s, log)[0]
     # Chunks are of 40 events, epochs are 2.
-    assert [learner.epochs_of(n) for n in (0, 1, 40, 80, 81, 240, 10**6)] == [8, 8, 8, 6, 4, 2, 2]
+    assert [learner.epochs_of(n) for n in (0, 1, 40, 80, 81, 160, 10**6)] == [4, 4, 4, 4, 3, 2, 2]
     asked = []
     learner.replay.draw = lambda num_events, window_edge: asked.append(num_events) or []
     for num_events in (10, 200, 1000):

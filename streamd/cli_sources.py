@@ -1,0 +1,78 @@
+"""The `streamd sources` commands look at topics in a shape of their own; they write nothing."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from streamd.cli_options import ConfigOption, err, out, printable, settings_of
+from streamd.telemetry.progress import ProgressLine
+
+sources_app = typer.Typer(
+    help="Topics in a shape of their own: check, guess.", no_args_is_help=True
+)
+NameArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC|FILE", help="A topic, or a file of its records.")
+]
+RecordsOption = Annotated[int, typer.Option(min=1, max=100_000, help="How many records to read.")]
+
+
+@sources_app.command("check")
+def sources_check(
+    name: NameArgument,
+    records: RecordsOption = 100,
+    source: Annotated[
+        str, typer.Option(help="Topic whose source maps a file; the only source's otherwise.")
+    ] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Show the events that records become; exit status 1 where one is refused."""
+    from streamd.clock import SystemClock
+    from streamd.exchange.sample import judge, read_sample
+
+    settings = settings_of(config, None)
+    clock = SystemClock()
+    with ProgressLine(err, f"reading {name}", "records") as line:
+        line.begin(f"reading {name}", "records")
+        sample = read_sample(settings, name, records, clock, source)
+    verdict = judge(settings, sample, clock)
+
+    # What is in the records comes from outside, so it is shown as plain text.
+    table = Table("partition", "offset", "place", "becomes", box=None)
+    table.add_column("event or reason", overflow="fold")
+    for judged in verdict.judged:
+        place = "" if judged.index < 0 else str(judged.index)
+        cells = (judged.what, judged.event or judged.error)
+        table.add_row(
+            str(judged.partition), str(judged.offset), place, *(Text(printable(c)) for c in cells)
+        )
+    out.print(table)
+    out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(1 if verdict.refused else 0)
+
+
+@sources_app.command("guess")
+def sources_guess(
+    name: NameArgument, records: RecordsOption = 100, config: ConfigOption = None
+) -> None:
+    """Print settings to start from for a topic's records, and what is doubtful about them."""
+    from pathlib import Path
+
+    from streamd.clock import SystemClock
+    from streamd.exchange.guess import guess
+    from streamd.exchange.sample import read_sample
+
+    settings = settings_of(config, None)
+    clock = SystemClock()
+    with ProgressLine(err, f"reading {name}", "records") as line:
+        line.begin(f"reading {name}", "records")
+        sample = read_sample(settings, name, records, clock)
+    read = [record for part in sample.records.values() for record in part]
+    topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
+    guessed = guess(topic, read, clock.now_us())
+
+    # Doubts are comments, so that all of it may go into a file.
+    for doubt in guessed.doubts:
+        out.print(f"# {printable(doubt)}", soft_wrap=True, markup=False, highlight=False)
+    out.print(guessed.settings, end="", soft_wrap=True, markup=False, highlight=False)

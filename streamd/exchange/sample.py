@@ -1,0 +1,152 @@
+"""A few records of a topic or a file, read without a trace, and what the settings make of them."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from streamd.clock import Clock
+from streamd.errors import KafkaError
+from streamd.events import DELETE, EDGE, LABEL, NODE
+from streamd.exchange.load import FileRow
+from streamd.exchange.sourced import source_named
+from streamd.exchange.tables import read_rows
+from streamd.ingest.client import make_consumer
+from streamd.ingest.columns import as_json
+from streamd.ingest.kafka_records import make_reading_safe
+from streamd.ingest.mapped import make_decoder
+from streamd.settings import Settings, schema_of
+
+PATIENCE_SECONDS = 10.0
+"""Longest wait for the records of a topic, whose last offsets may give none."""
+WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Records by partition. topic: whose source maps them, empty for our own events."""
+
+    topic: str
+    records: dict[int, list[Any]]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.records.values()))
+
+
+def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: str = "") -> Sample:
+    """The first records of a file, or the newest of a topic, `count` in all.
+
+    Args: name: of a file where there is one, else of a topic; topic: whose source maps a file's
+    rows, the only source's where empty.
+    Raises: SettingsError, KafkaError.
+    """
+    path = Path(name)
+    if not path.is_file():
+        return Sample(name, _of_topic(settings, name, count))
+    if topic:
+        source_named(settings, topic)
+    elif len(settings.sources) == 1:
+        topic = settings.sources[0].topic
+    # A row of a file has no timestamp; Kafka will give it one when it is sent.
+    now_ms = clock.now_us() // 1000
+    rows = islice(read_rows(path), count)
+    return Sample(topic, {0: [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in rows]})
+
+
+def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]]:
+    """The newest records of a topic, read without a group. Raises: KafkaError."""
+    make_reading_safe(settings.ingest.max_batch_bytes)
+    consumer = make_consumer(settings.kafka)
+    try:
+        numbers = sorted(consumer.partitions_for_topic(topic) or ())
+        if not numbers:
+            raise KafkaError(
+                f"There is no topic {topic}, and no file of that name.", "check its name."
+            )
+        partitions = [TopicPartition(topic, number) for number in numbers]
+        consumer.assign(partitions)
+        first = consumer.beginning_offsets(partitions)
+        end = consumer.end_offsets(partitions)
+
+        # Of each partition the same share, and what is there where that is less.
+        share = -(-count // len(partitions))
+        for tp in partitions:
+            consumer.seek(tp, max(first[tp], end[tp] - share))
+        found: dict[int, list[Any]] = {number: [] for number in numbers}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and any(
+            consumer.position(tp) < end[tp] for tp in partitions
+        ):
+            for tp, records in consumer.poll(timeout_ms=500, max_records=count).items():
+                found[tp.partition] += [r for r in records if r.offset < end[tp]]
+        return {number: records[:share] for number, records in found.items()}
+    except ClientError as error:
+        raise KafkaError(f"Topic {topic} cannot be read: {error}.", "check the broker.") from None
+    finally:
+        consumer.close(autocommit=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of one record, or of one event in it. event: as JSON, empty where it is refused.
+
+    index: its place in the record, -1 for a whole record.
+    """
+
+    partition: int
+    offset: int
+    index: int
+    what: str
+    event: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a sample. counts: by type of event, and of refused ones by reason."""
+
+    judged: list[Judged]
+    num_skipped: int
+    counts: Counter[str]
+    refused: Counter[str]
+
+    def words(self, num_records: int) -> str:
+        """The counts in words."""
+        events = (
+            ", ".join(f"{n:,} {what}{'s' if n > 1 else ''}" for what, n in self.counts.items())
+            or "no events"
+        )
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.refused.most_common())
+        refused = f"{self.refused.total():,} refused{f' ({reasons})' if reasons else ''}"
+        return f"{num_records:,} records: {events}; {self.num_skipped:,} skipped; {refused}"
+
+
+def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
+    """What ingest would make of a sample's records now, in their order.
+
+    Raises: SchemaRegistryError; SettingsError where the settings fit no source.
+    """
+    decoder = make_decoder(settings, schema_of(settings))
+    judged: list[Judged] = []
+    num_skipped = 0
+    for partition, records in sample.records.items():
+        block, rejected = decoder.decode(records, partition, clock.now_us(), sample.topic)
+        told: list[Judged] = []
+        for row, event in enumerate(block.rows):
+            text = as_json(block, row, decoder.keys.keys, settings.stream.time_unit).decode()
+            place = (partition, int(event["offset"]), int(event["item"]))
+            told.append(Judged(*place, WORDS[int(event["kind"])], text))
+        told += [Judged(partition, r.offset, r.index, r.reason, "", r.error) for r in rejected]
+        num_skipped += len({r.offset for r in records} - {j.offset for j in told})
+        judged += sorted(told, key=lambda j: (j.offset, j.index))
+    return Verdict(
+        judged,
+        num_skipped,
+        Counter(j.what for j in judged if j.event),
+        Counter(j.what for j in judged if not j.event),
+    )

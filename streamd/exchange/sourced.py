@@ -1,0 +1,56 @@
+"""Files whose rows have the shape of a mapped topic, to be sent to that topic."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamd.clock import Clock
+from streamd.errors import SettingsError
+from streamd.exchange.load import RECORDS, FileRow
+from streamd.exchange.produce import Outgoing
+from streamd.exchange.tables import read_rows
+from streamd.ingest.formats import JSON_FORMATS
+from streamd.ingest.mapped import first_events, make_decoder
+from streamd.settings import Settings, schema_of
+from streamd.settings_sources import SourceSettings
+
+
+def source_named(settings: Settings, topic: str) -> SourceSettings:
+    """The source of a topic. Raises: SettingsError where there is none."""
+    for source in settings.sources:
+        if source.topic == topic:
+            return source
+    known = ", ".join(s.topic for s in settings.sources) or "none"
+    raise SettingsError(f"There is no source of topic {topic}; there are: {known}.")
+
+
+def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> Iterator[Outgoing]:
+    """Yield a file's rows as they are, each checked as ingest will check it.
+
+    The key of a record is that of its first event's source or node, the time is in microseconds.
+    Raises: SettingsError naming the first row that does not fit, or where the topic is not JSON.
+    """
+    source = source_named(settings, topic)
+    if source.format not in JSON_FORMATS:
+        raise SettingsError(
+            f"Topic {topic} is {source.format}, and rows are sent as JSON.",
+            "send them by a producer of that format.",
+        )
+    decoder = make_decoder(settings, schema_of(settings))
+    rows = read_rows(path)
+    while batch := list(itertools.islice(rows, RECORDS)):
+        # Kafka will stamp them when they are sent.
+        now_us = clock.now_us()
+        records = [FileRow(offset=n, value=v, timestamp=now_us // 1000) for n, v in batch]
+        block, rejected = decoder.decode(records, 0, now_us, topic)
+        for r in rejected:
+            raise SettingsError(
+                f"{path} row {r.offset}: {r.error} ({r.reason}).",
+                "correct it in the file, or the source in the settings.",
+            )
+
+        # A row that is skipped is sent too: it belongs to the topic.
+        first = first_events(block, decoder.keys.keys)
+        for number, value in batch:
+            key, time = first.get(number, ("", None))
+            yield Outgoing(key.encode(), value, time, number)

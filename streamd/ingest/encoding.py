@@ -1,0 +1,250 @@
+"""Values of a record turned into what an event carries: times, keys and numbers.
+
+Each kind of value is read in two ways that agree: a whole column at once, which says only whether
+all values are valid, and one value, which says what is wrong with it.
+"""
+
+import datetime
+import itertools
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from streamd.clock import time_us
+from streamd.errors import BadEvent
+from streamd.events import MICROSECONDS, Int64
+from streamd.ingest.shapes import kind_of
+from streamd.settings_sources import FeatureSettings, text_of
+
+Float64 = NDArray[np.float64]
+EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+MICROSECOND = datetime.timedelta(microseconds=1)
+INTEGER = re.compile(r"-?[0-9]{1,19}")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+MAX_NUMBER_TEXT = 64
+"""Longest text that is read as a number."""
+MAX_TIME_TEXT = 64
+"""Longest text that is read as a time."""
+LEAP_SECOND = re.compile(r"(.*[0-9]{2}:[0-9]{2}:)60(.*)")
+MAX_US = 2**63 - 1
+ISO = "0000-00-00T00:00:00"
+ZERO = np.uint8(ord("0"))
+ISO_Z = {
+    len(text): np.frombuffer(text.encode(), np.uint8)
+    for text in (f"{ISO}Z", *(f"{ISO}.{'0' * digits}Z" for digits in range(1, 7)))
+}
+"""Times as most programs write them, with a zero for each digit, by their length."""
+
+
+class Times:
+    """Reads times of one form as int64 microseconds. form: s, ms, us or iso8601."""
+
+    def __init__(self, form: str) -> None:
+        self._scale = MICROSECONDS.get(form, 0)
+        self._form = form
+
+    def column(self, values: Sequence[Any]) -> Int64 | None:
+        """int64[n] microseconds; None where one value is not valid, or not of the usual type."""
+        try:
+            column = self._usual(values)
+        except (TypeError, ValueError, OverflowError):
+            column = None
+        if column is not None:
+            return column
+        # Of another type, a leap second, or no time at all.
+        try:
+            return np.array([self.one(v, "") for v in values], np.int64)
+        except BadEvent:
+            return None
+
+    def _usual(self, values: Sequence[Any]) -> Int64 | None:
+        """As `column`, where all values are integers, or text with or without a zone."""
+        kinds = set(map(type, values))
+        if self._scale and kinds == {int}:
+            column = np.fromiter(values, np.int64, len(values))
+            # Compare before scaling, which could overflow.
+            if max(int(column.max()), -int(column.min())) > MAX_US // self._scale:
+                return None
+            return column * self._scale
+        if self._scale or kinds != {str} or max(map(len, values)) > MAX_TIME_TEXT:
+            return None
+        usual = _iso_column(values)
+        if usual is not None:
+            return usual
+        read = datetime.datetime.fromisoformat
+        epoch = EPOCH if read(values[0]).tzinfo else EPOCH.replace(tzinfo=None)
+        return np.array([(read(v) - epoch) // MICROSECOND for v in values], np.int64)
+
+    def one(self, value: Any, name: str) -> int:
+        """One time in microseconds. name: of the field, for the error. Raises: BadEvent."""
+        if value is None:
+            raise BadEvent("missing_field", f"{name} is missing")
+        # Decoders of typed formats make dates themselves.
+        if isinstance(value, datetime.datetime):
+            return time_us(value)
+        if self._scale:
+            taken = _number_of(value)
+            if taken is None or taken != taken:
+                what = f"{name} is {kind_of(value)}, not a number of {self._form}"
+                raise BadEvent("bad_time", what)
+            # An integer is exact; a float has the microseconds that it can hold.
+            if abs(taken) > MAX_US // self._scale:
+                raise BadEvent("bad_time", f"{name} is out of range")
+            return round(taken * self._scale)
+        if isinstance(value, str) and len(value) <= MAX_TIME_TEXT:
+            try:
+                return _iso_us(value.strip())
+            except (ValueError, OverflowError):
+                pass
+        raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601")
+
+
+def _iso_column(values: Sequence[str]) -> Int64 | None:
+    """As `Times.column`, for text of one length that is written as `ISO` is; None for other text.
+
+    Raises: ValueError where one is no time.
+    """
+    width = len(values[0])
+    pattern = ISO_Z.get(width)
+    text = "".join(values)
+    if pattern is None or not text.isascii() or set(map(len, values)) != {width}:
+        return None
+    # Numpy would read other words too, such as "now", so every character is looked at first.
+    bytes_NW = np.frombuffer(text.encode(), np.uint8).reshape(-1, width)
+    is_digit = pattern == ZERO
+    if (bytes_NW[:, ~is_digit] != pattern[~is_digit]).any():
+        return None
+    if ((bytes_NW[:, is_digit] - ZERO) > 9).any():
+        return None
+    without_zone = np.ascontiguousarray(bytes_NW[:, :-1]).view(f"S{width - 1}").ravel()
+    return without_zone.astype("M8[us]").astype(np.int64)
+
+
+def _iso_us(text: str) -> int:
+    """ISO 8601 text in microseconds, UTC where it names no zone. Raises: ValueError."""
+    leap = LEAP_SECOND.fullmatch(text)
+    if leap is None:
+        return time_us(datetime.datetime.fromisoformat(text))
+    # A leap second is the second after 59, which POSIX counts as the next minute's first.
+    when = datetime.datetime.fromisoformat(f"{leap[1]}59{leap[2]}")
+    return time_us(when) + MICROSECONDS["s"]
+
+
+def _number_of(value: Any) -> int | float | None:
+    """A value as a number: also text of one, but neither true nor false; None for others."""
+    if type(value) is int or type(value) is float:
+        return value
+    if isinstance(value, Decimal):
+        return float(value)
+    if type(value) is str and len(value) <= MAX_NUMBER_TEXT and NUMBER.fullmatch(value):
+        return int(value) if INTEGER.fullmatch(value) else float(value)
+    return None
+
+
+class Feature:
+    """Reads the values of one declared feature as `width` numbers. name: in the declaration."""
+
+    def __init__(self, name: str, declared: FeatureSettings) -> None:
+        self.name = name
+        self.width = declared.width
+        self._declared = declared
+        self._missing = declared.missing
+        places = [text_of(c) for c in declared.categories or ()]
+        self._place = {text: place for place, text in enumerate(places)}
+        self._others = len(places)
+
+    def column(self, values: Sequence[Any]) -> Float64 | None:
+        """float64[n, width]; None where one value is not valid, or not of the usual type."""
+        if None in values:
+            if self._missing is None:
+                return None
+            values = [self._missing if v is None else v for v in values]
+        declared = self._declared
+        if declared.vector is not None:
+            return self._vectors(values, declared.vector)
+        kinds = set(map(type, values))
+        if declared.type is not None:
+            if not kinds <= ({bool} if declared.type == "bool" else {int, float}):
+                return self._rows(values)
+            try:
+                return np.fromiter(values, np.float64, len(values)).reshape(-1, 1)
+            except OverflowError:
+                return None
+
+        # Categories and hashes are the place of a one.
+        if kinds != {str}:
+            return self._rows(values)
+        get = self._place.get
+        if declared.hash is not None:
+            places = [crc32c(v.encode(errors="replace")) % declared.hash for v in values]
+        else:
+            places = [get(v, self._others) for v in values]
+        out = np.zeros((len(values), self.width))
+        out[np.arange(len(values)), places] = 1
+        return out
+
+    def _vectors(self, values: Sequence[Any], width: int) -> Float64 | None:
+        if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
+            return None
+        flat = list(itertools.chain.from_iterable(values))
+        if not set(map(type, flat)) <= {int, float}:
+            return None
+        try:
+            return np.fromiter(flat, np.float64, len(flat)).reshape(-1, width)
+        except OverflowError:
+            return None
+
+    def _rows(self, values: Sequence[Any]) -> Float64 | None:
+        try:
+            return np.array([self.one(v, "") for v in values], np.float64)
+        except BadEvent:
+            return None
+
+    def one(self, value: Any, path: str) -> list[float]:
+        """The numbers of one value. path: of the field, for the error. Raises: BadEvent."""
+        if value is None:
+            value = self._missing
+            if value is None:
+                where = f" ({path})" if path else ""
+                raise BadEvent(
+                    "missing_field",
+                    f"feature {self.name}{where} is missing, and no `missing` stands for it",
+                )
+        declared = self._declared
+        if declared.vector is not None:
+            numbers = [_float(v) for v in value] if type(value) is list else [None]
+            if len(numbers) == declared.vector and None not in numbers:
+                return [n for n in numbers if n is not None]
+        elif declared.type == "number":
+            number = _float(value)
+            if number is not None:
+                return [number]
+        elif declared.type == "bool":
+            if type(value) is bool or (type(value) is int and value in (0, 1)):
+                return [float(value)]
+        elif type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
+            out = [0.0] * self.width
+            text = text_of(value)
+            if declared.hash is not None:
+                out[crc32c(text.encode(errors="replace")) % declared.hash] = 1.0
+            else:
+                out[self._place.get(text, self._others)] = 1.0
+            return out
+        where = f" ({path})" if path else ""
+        raise BadEvent(
+            "bad_features", f"feature {self.name}{where} is {kind_of(value)}, not {declared.words}"
+        )
+
+
+def _float(value: Any) -> float | None:
+    """A value as a float; None where it is no number, or larger than one holds."""
+    number = _number_of(value)
+    try:
+        return None if number is None else float(number)
+    except OverflowError:
+        return None

@@ -1,0 +1,144 @@
+"""Formats of mapped records: what turns the bytes of a value into plain Python objects.
+
+JSON is read by `streamd.ingest.shapes` without making objects of all of it; every other format is
+a `Format`.
+"""
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from streamd.errors import BadEvent
+from streamd.ingest.arrow_metadata import check_batches, check_head
+from streamd.ingest.framed import JSONValues, RegistryValues
+from streamd.ingest.notices import named
+from streamd.settings import Settings
+from streamd.settings_sources import REGISTRY_FORMATS, SourceSettings
+
+MAX_VALUES = 2_000_000
+"""Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""
+JSON_FORMATS = ("json", "ndjson")
+"""Formats that a shape reads; the others are made by `make_format`."""
+
+
+class Format(Protocol):
+    """Decodes values of one topic."""
+
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Get ready to decode these values.
+
+        Args: waiting: called where it takes time. Raises: SchemaRegistryError.
+        """
+
+    def decode(self, value: bytes) -> list[dict[str, Any]]:
+        """The records in a value, as objects of numbers, text, truth values, lists and objects.
+
+        Raises: BadEvent where the value is none of this format; SchemaRegistryError where that
+        cannot be told now, since the registry does not answer.
+        """
+
+
+def make_format(source: SourceSettings, settings: Settings) -> Format:
+    """The format of a source that is not in `JSON_FORMATS`. Raises: SettingsError."""
+    if source.format in REGISTRY_FORMATS:
+        return RegistryValues(source.format, settings.schema_registry)
+    if source.format == "json-schema":
+        return JSONValues()
+    return ArrowRows(settings.ingest.max_record_events)
+
+
+class ArrowRows:
+    """Rows of Arrow IPC streams, whose columns may have any name. It has no state."""
+
+    def __init__(self, max_events: int) -> None:
+        self._max_events = max_events
+
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Do nothing: a stream has its schema with it."""
+
+    def decode(self, value: bytes) -> list[dict[str, Any]]:
+        """The rows of a stream. Raises: BadEvent."""
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise BadEvent(
+                "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
+            ) from None
+        rows: list[dict[str, Any]] = []
+        try:
+            # Judge the schema before pyarrow reads a batch, and each batch before its values.
+            check_head(value, pa, is_nested=True)
+            reader = pa.ipc.open_stream(value)
+            _check_types(reader.schema, pa)
+            num_values = sum(_num_values(kind, pa) for kind in reader.schema.types)
+            check_batches(value, pa)
+            num_rows = 0
+            size = 0
+            for batch in reader:
+                num_rows += batch.num_rows
+                if num_rows > self._max_events:
+                    raise BadEvent(
+                        "too_many_events", f"{num_rows} rows, at most {self._max_events}"
+                    )
+                if num_rows * num_values > MAX_VALUES:
+                    raise BadEvent(
+                        "bad_arrow", f"{num_rows} rows of {num_values} values are too many"
+                    )
+                batch.validate(full=True)
+                # Columns that share bytes could make much memory of few.
+                size += batch.nbytes
+                if size > len(value):
+                    raise BadEvent("bad_arrow", "its columns share their bytes")
+                rows += _in_microseconds(batch, pa).to_pylist()
+        except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
+            raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
+        return rows
+
+
+def _check_types(schema: Any, pa: Any) -> None:
+    """Refuse columns whose values could take far more memory than their bytes. Raises: BadEvent."""
+    for column in schema:
+        if schema.names.count(column.name) > 1:
+            raise BadEvent("bad_arrow", f"two columns are named {named([column.name])}")
+        if not _is_plain(column.type, pa):
+            raise BadEvent(
+                "bad_arrow",
+                f"column {named([column.name])} is neither text, number, truth value or time, "
+                "nor a list of text or numbers, nor a struct of those: cast it",
+            )
+
+
+def _is_plain(kind: Any, pa: Any) -> bool:
+    """Whether a type is one of those that take no more memory than their bytes."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return False
+    if types.is_struct(kind):
+        inside = [kind.field(i).type for i in range(kind.num_fields)]
+        return bool(inside) and all(_is_plain(inner, pa) for inner in inside)
+    # A list of truth values or of structs would take far more memory than its bytes.
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _is_flat(kind.value_type, pa)
+    return _is_flat(kind, pa) or types.is_timestamp(kind) or types.is_boolean(kind)
+
+
+def _is_flat(kind: Any, pa: Any) -> bool:
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_text or types.is_integer(kind) or types.is_floating(kind))
+
+
+def _num_values(kind: Any, pa: Any) -> int:
+    """How many values a row has of a column of this type, a list counted as one."""
+    if not pa.types.is_struct(kind):
+        return 1
+    return 1 + sum(_num_values(kind.field(i).type, pa) for i in range(kind.num_fields))
+
+
+def _in_microseconds(batch: Any, pa: Any) -> Any:
+    """A batch with its timestamps in microseconds and UTC: Python's dates have no finer ones."""
+    for at, column in enumerate(batch.schema):
+        if pa.types.is_timestamp(column.type):
+            cast = batch.column(at).cast(pa.timestamp("us"), safe=False)
+            batch = batch.set_column(at, column.name, cast)
+    return batch

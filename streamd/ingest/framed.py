@@ -1,0 +1,157 @@
+"""Values with a schema's id before them, as Confluent's serializers write them: a zero byte, the id
+as four bytes, big-endian, and the value."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from streamd.errors import BadEvent, SettingsError
+from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
+from streamd.ingest.wire import TOO_DEEP
+from streamd.settings import SchemaRegistrySettings
+
+HEAD_BYTES = 5
+MAX_SCHEMAS = 1_000
+"""Most schemas of a topic that are kept; those used longest ago go first."""
+NUM_TRIES = 3
+"""How often an id is asked before the registry does not know it: a follower of the registry may
+not have it yet."""
+TRY_SECONDS = 0.25
+"""Pause between them."""
+MAX_ASKED_AGAIN = 100
+"""Most ids of a poll that are asked more than once: only hostile records have so many."""
+UNKNOWN_SECONDS = 60.0
+"""So long the registry is not asked again for an id that it does not know."""
+MAX_UNKNOWN = 100_000
+"""Most such ids that are remembered."""
+
+Read = Callable[[bytes, int], Any]
+"""Reads the value that begins at a place in some bytes. Raises: BadEvent."""
+_json = msgspec.json.Decoder()
+
+
+class JSONValues:
+    """JSON behind a schema's id. It needs no schema, so no registry is asked."""
+
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Do nothing."""
+
+    def decode(self, value: bytes) -> list[Any]:
+        """The object or array in a value. Raises: BadEvent."""
+        _id_of(value)
+        try:
+            decoded = _json.decode(memoryview(value)[HEAD_BYTES:])
+        except RecursionError:
+            raise BadEvent("too_deep", TOO_DEEP) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadEvent("bad_json", str(error)) from None
+        return decoded if isinstance(decoded, list) else [decoded]
+
+
+class RegistryValues:
+    """Avro or Protobuf behind a schema's id. Owner: the mapping of a topic.
+
+    A schema never changes under its id, so it is asked once and kept, and so is one that cannot be
+    used. An unknown id is asked again after a while.
+    """
+
+    def __init__(self, format: str, settings: SchemaRegistrySettings) -> None:
+        """Raises: SettingsError where the library of the format is missing."""
+        self._compile, self._kind, self._form = _compiler(format)
+        self._registry = SchemaRegistry(settings)
+        self._readers: OrderedDict[int, Read | BadEvent] = OrderedDict()
+        self._unknown: OrderedDict[int, tuple[float, BadEvent]] = OrderedDict()
+
+    def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
+        """Learn the schemas of values that are about to be decoded.
+
+        Args: waiting: called before each question. Raises: SchemaRegistryError.
+        """
+        self._registry.waiting = waiting
+        heads = {value[:HEAD_BYTES] for value in values}
+        ids = {_id_of(head) for head in heads if len(head) == HEAD_BYTES and not head[0]}
+        missing = sorted(number for number in ids if self._needs_asking(number))
+        for turn in range(NUM_TRIES):
+            if turn and missing:
+                time.sleep(TRY_SECONDS)
+            for number in missing:
+                self._learn(number)
+            missing = [number for number in missing if number in self._unknown][:MAX_ASKED_AGAIN]
+
+    def decode(self, value: bytes) -> list[Any]:
+        """The record in a value. Raises: BadEvent, SchemaRegistryError."""
+        number = _id_of(value)
+        reader = self._readers.get(number)
+        if reader is None:
+            reader = self._learned(number)
+        if isinstance(reader, BadEvent):
+            raise reader.with_traceback(None)
+        return [reader(value, HEAD_BYTES)]
+
+    def _learned(self, number: int) -> Read | BadEvent:
+        if self._needs_asking(number):
+            self._learn(number)
+        if number in self._unknown:
+            return self._unknown[number][1]
+        return self._readers[number]
+
+    def _needs_asking(self, number: int) -> bool:
+        if number in self._readers:
+            self._readers.move_to_end(number)
+            return False
+        asked_at, _ = self._unknown.get(number, (-UNKNOWN_SECONDS, None))
+        return time.monotonic() - asked_at >= UNKNOWN_SECONDS
+
+    def _learn(self, number: int) -> None:
+        """Ask for a schema, and keep its reader or why there is none. Raises:
+        SchemaRegistryError."""
+        self._unknown.pop(number, None)
+        reader: Read | BadEvent
+        try:
+            reader = self._made(number)
+        except UnknownSchema as unknown:
+            self._unknown[number] = time.monotonic(), unknown
+            if len(self._unknown) > MAX_UNKNOWN:
+                self._unknown.popitem(last=False)
+            return
+        except BadEvent as bad:
+            reader = BadEvent("bad_schema", f"schema {number} cannot be used: {bad}")
+        self._readers[number] = reader
+        if len(self._readers) > MAX_SCHEMAS:
+            self._readers.popitem(last=False)
+
+    def _made(self, number: int) -> Read:
+        schema = self._registry.schema(number, self._form)
+        if schema.kind != self._kind:
+            raise BadEvent("bad_schema", f"it is of type {schema.kind[:20]}, not {self._kind}")
+        needed = self._registry.referenced(schema, self._form)
+        return self._compile(schema.text, {name: s.text for name, s in needed.items()})
+
+
+def _compiler(format: str) -> tuple[Callable[[str, dict[str, str]], Read], str, str]:
+    """What makes a reader of a schema and those it needs, the registry's word for the format, and
+    the form to ask its schemas in. Raises: SettingsError."""
+    try:
+        if format == "avro":
+            from streamd.ingest.avro import compile_avro
+
+            return lambda text, needed: compile_avro(text, needed.values()), "AVRO", ""
+        from streamd.ingest.protobuf import compile_protobuf
+
+        return compile_protobuf, "PROTOBUF", "serialized"
+    except ImportError as error:
+        raise SettingsError(
+            f"A source of format {format} needs {error.name}.", "pip install 'streamd[registry]'."
+        ) from None
+
+
+def _id_of(value: bytes) -> int:
+    """The schema's id before a value. Raises: BadEvent."""
+    if len(value) < HEAD_BYTES or value[0]:
+        raise BadEvent(
+            "bad_frame", "it does not begin with a zero byte and the four bytes of a schema's id"
+        )
+    return int.from_bytes(value[1:HEAD_BYTES], "big")

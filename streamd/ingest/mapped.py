@@ -1,0 +1,449 @@
+"""Topics in a shape of their own: a source's mapping applied to Kafka records."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from streamd.errors import BadEvent
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema
+from streamd.ingest.block import ROW, Block, joined
+from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
+from streamd.ingest.cloudevents import as_structured, mode_of, with_data
+from streamd.ingest.decode import (
+    NUM_SINGLES,
+    SINGLES_BYTES,
+    Batch,
+    Decoder,
+    content_header,
+    timestamp_us,
+)
+from streamd.ingest.explain import MAX_TEXT, foreign
+from streamd.ingest.formats import JSON_FORMATS, Format, make_format
+from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
+from streamd.ingest.headers import content_of
+from streamd.ingest.kafka_records import REFUSED_HEADER
+from streamd.ingest.mapping import FeatureSets, features_of
+from streamd.ingest.node_ids import KeyTable
+from streamd.ingest.notices import Notices
+from streamd.ingest.shapes import Columns, kind_of, parsed
+from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
+from streamd.settings import Settings, edge_set, node_set
+from streamd.settings_sources import SourceSettings
+from streamd.telemetry import metrics
+
+SPECIAL = "special"
+"""The name of the form of a record that is not the topic's own."""
+WRAPPED = b'{"schema"'
+"""Beginning of a value that a converter with schemas wrote: `payload` comes behind the schema."""
+
+
+def make_decoder(settings: Settings, schema: Schema) -> Decoder:
+    """A decoder of our own events and of all topics in `sources`."""
+    rules = rules_of(settings, schema)
+    decoder = Decoder(rules)
+    for source in settings.sources:
+        decoder.mapped[source.topic] = MappedTopic(settings, source, rules, decoder.keys)
+    return decoder
+
+
+def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int | None]]:
+    """By offset of its record, the first event's key (source or node) and its time in microseconds,
+    None where it has none. keys: by the numbers in the block."""
+    first = {}
+    for event in block.rows[::-1]:
+        time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
+        first[int(event["offset"])] = (str(keys[int(event["a"])]), time)
+    return first
+
+
+class MappedTopic:
+    """Makes events of one topic's records, as its source says. Owner: the decoder.
+
+    It remembers of each partition the key of a row that was deleted by the record before, since a
+    tombstone of the same key follows it.
+    """
+
+    def __init__(
+        self, settings: Settings, source: SourceSettings, rules: Rules, keys: KeyTable
+    ) -> None:
+        form = source.time or settings.stream.time_unit
+        has_unit = form in ("s", "ms", "us")
+        # Times arrive at the checker in microseconds, whatever their unit is in the record.
+        self._rules = replace(
+            rules,
+            time_unit=form if has_unit else "us",
+            unit_setting="the source's time" if has_unit else "",
+        )
+        self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
+        self.checker = EventChecker(self._rules, self.notices, keys)
+        self._source = source
+        sets = FeatureSets(features_of(edge_set(settings)), features_of(node_set(settings)))
+        maker = FormMaker(source, sets, keys, rules.schema, rules.max_feature, form)
+        self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
+        self._tombstone = maker.tombstone()
+        self._is_ndjson = source.format == "ndjson"
+        self._format: Format | None = None
+        if source.format not in JSON_FORMATS:
+            self._format = make_format(source, settings)
+        self._deleted_key: dict[int, bytes | None] = {}
+        self._num_skipped = 0
+        metrics.begin_at_zero(metrics.skipped, (source.topic,))
+
+    def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
+        """Learn what decoding records needs. waiting: called where that takes time.
+
+        Raises: SchemaRegistryError.
+        """
+        if self._format is not None:
+            most = self._rules.max_record_bytes
+            values = (r.value for r in records if r.value is not None and len(r.value) <= most)
+            self._format.prepare(values, waiting)
+
+    def feed(self, batch: Batch, records: Sequence[Any]) -> None:
+        """Decode records of one partition into a batch. Raises: SchemaRegistryError."""
+        self._num_skipped = 0
+        first = 0
+        while first < len(records):
+            name, values = self._values_of_singles(records, first)
+            if values:
+                self._deleted_key.pop(batch.source, None)
+                batch.singles(
+                    records[first : first + len(values)],
+                    values,
+                    partial(self._take, batch, self._forms[name]),
+                    partial(self._record, batch),
+                )
+                first += len(values)
+            else:
+                batch.record(records[first], partial(self._record, batch))
+                first += 1
+
+        # What was skipped is counted once the records are done with.
+        if self._num_skipped:
+            metrics.skipped.labels(self._source.topic).inc(self._num_skipped)
+
+    def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
+        """The text of an error, which names paths and never shows values."""
+        hint = ""
+        if bad.reason == "bad_json" and self._format is None:
+            hint = foreign(bytes(memoryview(raw)[:64]))
+        return f"{bad}{'; ' if hint else ''}{hint}"[:MAX_TEXT]
+
+    def _values_of_singles(self, records: Sequence[Any], first: int) -> tuple[str, list[bytes]]:
+        """The values of the records from `first` on that hold one object each and have one form,
+        up to the first that does not or is too much; and the name of the form."""
+        values: list[bytes] = []
+        name = ""
+        size = 0
+        for record in records[first : first + NUM_SINGLES]:
+            value = record.value
+            if value is None or len(value) > self._rules.max_record_bytes:
+                break
+            if self._format is None and value[:1] != b"{":
+                break
+            size += len(value)
+            if size > SINGLES_BYTES and values:
+                break
+            form = self._form_name(record)
+            if form not in self._forms or (values and form != name):
+                break
+            # Among values of another format, one in JSON goes alone.
+            if self._format is not None and self._is_json(record, form):
+                break
+            name = form
+            values.append(value)
+        return name, values
+
+    def _form_name(self, record: Any) -> str:
+        """The name of a record's form; `SPECIAL` where its headers say that it is none of them."""
+        kind = ""
+        if record.headers:
+            kind = content_of(record.headers)
+            if kind == OWN_EVENT or any(name == REFUSED_HEADER for name, _ in record.headers):
+                return SPECIAL
+        if self._source.envelope == "debezium":
+            is_wrapped = self._format is None and record.value.startswith(WRAPPED)
+            return "wrapped" if is_wrapped else "bare"
+        if self._source.envelope == "cloudevents":
+            return mode_of(record.headers or (), kind)
+        return "plain"
+
+    def _is_json(self, record: Any, name: str) -> bool:
+        """Whether a record is JSON: as a dead letter that was a row, or a structured CloudEvent, is
+        in a topic of any format. name: of its form."""
+        if self._format is None or name == "structured":
+            return True
+        return content_of(record.headers or ()) == OWN_ROW
+
+    def _take(
+        self, batch: Batch, form: Form, records: Sequence[Any], values: Sequence[bytes]
+    ) -> bool:
+        """Take one event of each record; False where one needs a look alone, then none is taken."""
+        columns = self._columns_of_singles(form, values)
+        if columns is None:
+            return False
+        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
+        stamp = np.fromiter(map(timestamp_us, records), np.int64, len(records))
+        item = np.zeros(len(records), np.int64)
+        return self._take_columns(batch, form, records, columns, offset, item, stamp)
+
+    def _columns_of_singles(self, form: Form, values: Sequence[bytes]) -> Columns | None:
+        if self._format is None:
+            return form.shape.of_lines(values)
+        rows = []
+        for value in values:
+            try:
+                of_value = self._format.decode(value)
+            except BadEvent:
+                return None
+            if len(of_value) != 1 or type(of_value[0]) is not dict:
+                return None
+            rows += of_value
+        return form.shape.of_rows(rows)
+
+    def _take_columns(
+        self,
+        batch: Batch,
+        form: Form,
+        records: Sequence[Any],
+        of_values: Columns,
+        offset: Int64,
+        item: Int64,
+        stamp: Int64,
+    ) -> bool:
+        """Take n events, or skip them; False where one needs a look alone, then none is taken.
+
+        offset, item, stamp: int64[n], of their records.
+        """
+        columns = form.columns(records, of_values)
+        if columns is None:
+            return False
+        is_edge, is_other = form.layout.split(columns, len(records))
+        at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
+
+        # Edges as columns, events of other types from the same columns one by one.
+        blocks = []
+        if len(at_edges):
+            columns_E = columns
+            if len(at_edges) < len(records):
+                kept = is_edge.tolist()
+                columns_E = [list(itertools.compress(column, kept)) for column in columns]
+            places = offset[is_edge], item[is_edge], stamp[is_edge]
+            blocks.append(self._edge_block(batch, form, columns_E, *places))
+        if len(at_others):
+            blocks.append(self._other_block(batch, form, columns, at_others, offset, item, stamp))
+        made = [block for block in blocks if block is not None]
+        if len(made) < len(blocks):
+            return False
+
+        # Together in the order in which the records hold them.
+        if len(made) == 1:
+            batch.add(made[0])
+        elif made:
+            order = np.argsort(np.concatenate([at_edges, at_others]))
+            batch.add(joined(made).take(order))
+        self._num_skipped += len(records) - len(at_edges) - len(at_others)
+        return True
+
+    def _edge_block(
+        self,
+        batch: Batch,
+        form: Form,
+        columns: Columns,
+        offset: Int64,
+        item: Int64,
+        stamp: Int64,
+    ) -> Block | None:
+        """The block of n edges; None where one of them is not valid."""
+        edges = form.layout.edges(columns, stamp)
+        if edges is None or edges.time.min() < 0 or edges.time.max() > MAX_TIME_US:
+            return None
+        if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
+            return None
+        return edge_block(
+            edges.time,
+            edges.src,
+            edges.dst,
+            edges.values,
+            offset,
+            item,
+            batch.source,
+            np.minimum(stamp, batch.now_us),
+        )
+
+    def _other_block(
+        self,
+        batch: Batch,
+        form: Form,
+        columns: Columns,
+        at: Int64,
+        offset: Int64,
+        item: Int64,
+        stamp: Int64,
+    ) -> Block | None:
+        """The block of the events at some rows, none of which is an edge; None where one of them
+        is not valid."""
+        rows = []
+        extras: list[Sequence[float]] = []
+        horizon = self.checker.horizon(stamp[at], batch.now_us).tolist()
+        for i, latest in zip(at.tolist(), horizon, strict=True):
+            stamp_us = int(stamp[i])
+            try:
+                event = form.layout.event([column[i] for column in columns], stamp_us)
+                assert event is not None
+                time, kind, a, b, carried = self.checker.event(event, stamp_us, latest, 1)
+            except BadEvent:
+                return None
+            extra = len(extras) if carried else -1
+            extras += [carried] if carried else []
+            seen = min(stamp_us, batch.now_us)
+            rows.append((time, seen, batch.source, int(offset[i]), int(item[i]), kind, a, b, extra))
+        return Block(np.array(rows, ROW), np.zeros((len(rows), batch.dim), np.float32), extras)
+
+    def _record(self, batch: Batch, record: Any) -> None:
+        """Decode a record of any kind. Raises: BadEvent, SchemaRegistryError."""
+        # The tombstone of a deleted row comes right behind it.
+        deleted_key = self._deleted_key.pop(batch.source, None)
+        if record.value is None:
+            self._decode_tombstone(batch, record, deleted_key)
+            return
+        name = self._form_name(record)
+        if name == SPECIAL:
+            batch.native().record(record)
+            return
+
+        # Values of other formats are rows; a dead letter that was one comes back as JSON.
+        form = self._forms[name]
+        value: bytes = record.value
+        if self._format is not None and not self._is_json(record, name):
+            self._rows(batch, form, record, self._format.decode(value))
+        elif self._is_ndjson and name != "structured":
+            items = lines(value, self._rules.max_record_events)
+            self._many(batch, form, record, form.shape.of_lines(items), items)
+        elif value.lstrip()[:1] == b"[":
+            columns = form.shape.of_array(value)
+            self._many(batch, form, record, columns, () if columns else elements(value))
+        else:
+            self._one_by_one(batch, form, record, [value])
+
+    def _many(
+        self,
+        batch: Batch,
+        form: Form,
+        record: Any,
+        columns: Columns | None,
+        items: Sequence[bytes | msgspec.Raw],
+    ) -> None:
+        """Take the items of one record by their columns, else one by one. Raises: BadEvent."""
+        if columns is None:
+            batch.check_count(len(items))
+        elif self._take_record(batch, form, record, columns):
+            return
+        self._one_by_one(batch, form, record, items or elements(record.value))
+
+    def _take_record(self, batch: Batch, form: Form, record: Any, of_values: Columns) -> bool:
+        """Take the events of one record by their columns; False where one needs a look alone."""
+        count = form.num_rows(of_values)
+        batch.check_count(count)
+        return self._take_columns(
+            batch,
+            form,
+            [record] * count,
+            of_values,
+            np.full(count, record.offset, np.int64),
+            np.arange(count),
+            np.full(count, timestamp_us(record), np.int64),
+        )
+
+    def _rows(self, batch: Batch, form: Form, record: Any, rows: list[dict[str, Any]]) -> None:
+        """Take rows of one record that are parsed already. Raises: BadEvent."""
+        batch.check_count(len(rows))
+        are_objects = all(type(row) is dict for row in rows)
+        if are_objects and self._take_record(batch, form, record, form.shape.of_rows(rows)):
+            return
+        # One row is sent again as it came, one of several as JSON.
+        is_single = len(rows) == 1
+        stamp = timestamp_us(record)
+        batch.events(
+            rows,
+            lambda row: self._event(batch, form, record, form.shape.of_row(row), stamp),
+            record,
+            lambda row: record.value if is_single else msgspec.json.encode(row, enc_hook=str),
+            scale=1,
+            content_type=content_header(record) if is_single else OWN_ROW,
+        )
+
+    def _one_by_one(
+        self, batch: Batch, form: Form, record: Any, items: Sequence[bytes | msgspec.Raw]
+    ) -> None:
+        """Take the JSON objects of one record one by one."""
+        stamp = timestamp_us(record)
+        is_binary = form is self._forms.get("binary")
+
+        def read(item: bytes | msgspec.Raw) -> WireEvent | None:
+            of_value = form.shape.of_one(item)
+            if form.inlined >= 0 and of_value[form.inlined] is not None:
+                of_value = form.shape.of_row(with_data(parsed(item)))
+            chosen = form
+            # Where the operation is not where it was expected, the schema is beside the payload.
+            if form.operation >= 0 and of_value[form.operation] is None:
+                for other in self._forms.values():
+                    of_other = other.shape.of_one(item)
+                    if of_other[other.operation] is not None:
+                        chosen, of_value = other, of_other
+            return self._event(batch, chosen, record, of_value, stamp)
+
+        # A letter holds no headers, so attributes that were there go into the value.
+        batch.events(
+            items,
+            read,
+            record,
+            lambda item: as_structured(record.headers, bytes(item)) if is_binary else bytes(item),
+            scale=1,
+            content_type=OWN_ROW if is_binary else "",
+        )
+
+    def _event(
+        self, batch: Batch, form: Form, record: Any, of_value: Sequence[Any], stamp_us: int
+    ) -> WireEvent | None:
+        """The event of one object; None where it is to be skipped. Raises: BadEvent."""
+        row = form.row(record, of_value)
+        deleted = False
+        if form.operation >= 0:
+            operation = row[form.operation]
+            if operation is None:
+                raise BadEvent("missing_field", "op is missing: this is no event of Debezium")
+            deleted = operation == DELETED
+            if deleted:
+                self._deleted_key[batch.source] = record.key
+            elif type(operation) is not str:
+                what = f"op is {kind_of(operation)}: this is no event of Debezium"
+                raise BadEvent("wrong_type", what)
+            elif operation not in CHANGED:
+                self._num_skipped += 1
+                return None
+        event = form.layout.event(row, stamp_us, deleted)
+        self._num_skipped += event is None
+        return event
+
+    def _decode_tombstone(self, batch: Batch, record: Any, deleted_key: bytes | None) -> None:
+        """Take a null value as the delete of what its key names. Raises: BadEvent."""
+        if record.key is not None and record.key == deleted_key:
+            self._num_skipped += 1
+            return
+        if self._source.envelope != "debezium" and not self._rules.tombstones:
+            raise BadEvent("tombstone", "the value is null, and ingest.tombstones is dead_letter")
+        form = self._tombstone
+        if form is None or record.key is None:
+            lacks = "the key is null too" if record.key is None else "the source has no deletes"
+            raise BadEvent("tombstone", f"the value is null, and {lacks}")
+        try:
+            event = form.layout.event(form.row(record, ()), timestamp_us(record))
+        except BadEvent as bad:
+            raise BadEvent("tombstone", f"the value is null, and of its key: {bad}") from None
+        batch.events([event], lambda event: event, record, lambda _: b"", scale=1)

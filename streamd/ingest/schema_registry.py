@@ -1,0 +1,292 @@
+"""Asks a schema registry for schemas by HTTP, as Confluent's REST API has it.
+
+Whatever says nothing about a schema (a refused connection, a timeout, a status other than 200 and
+404, an answer that is not the API's) means that the registry is away.
+"""
+
+import base64
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
+from streamd.settings import SchemaRegistrySettings
+from streamd.telemetry import metrics
+
+MAX_ANSWER_BYTES = 1_048_576
+"""Longest answer that is read; schemas of some hundred fields take tens of kilobytes."""
+MAX_REFERENCES = 100
+"""Most schemas that one schema needs, those of its references counted too."""
+UNKNOWN = (40401, 40402, 40403)
+"""The API's codes for an unknown subject, version and id. Any other 404 is of a wrong address."""
+FIRST_PAUSE_SECONDS = 0.5
+"""Pause after a first failure; each further one doubles it."""
+MAX_PAUSE_SECONDS = 10.0
+"""Longest pause: so long after the registry is back, ingest may still wait."""
+CHECK = "check that it runs, and schema_registry.url, user, secret and the TLS files; ingest waits."
+
+
+class UnknownSchema(BadEvent):
+    """When the registry says that it has no such schema; a moment later it may have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Another schema that a schema needs. name: by which the schema names it."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema as the registry has it. kind: AVRO, PROTOBUF or JSON."""
+
+    kind: str
+    text: str
+    references: tuple[Reference, ...]
+
+
+class SchemaRegistry:
+    """One connection to a registry. Owner: the format that asks it; it caches nothing.
+
+    waiting: called before each question, which may take as long as the timeout.
+
+    After a failure nothing is asked for a while that grows to MAX_PAUSE_SECONDS, and every question
+    fails as the last one did.
+    """
+
+    def __init__(
+        self, settings: SchemaRegistrySettings, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Raises: SettingsError where the TLS files or the secret's cannot be used."""
+        assert settings.url is not None
+        url = urlsplit(settings.url)
+        self._settings = settings
+        self._monotonic = monotonic
+        self._base = url.path.rstrip("/")
+        self._name = f"The schema registry at {settings.url}"
+        host, timeout = str(url.hostname), settings.timeout_seconds
+        if url.scheme == "https":
+            context = _tls(settings)
+            self._link: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, url.port, timeout=timeout, context=context
+            )
+        else:
+            self._link = http.client.HTTPConnection(host, url.port, timeout=timeout)
+        self.waiting: Callable[[], None] = lambda: None
+        self._num_failures = 0
+        self._ask_at = 0.0
+        self._failure: SchemaRegistryError | None = None
+        _secret(settings)
+
+    def schema(self, number: int, form: str = "") -> RegisteredSchema:
+        """The schema of an id. form: `serialized` for a Protobuf file as base64.
+
+        Raises: UnknownSchema; BadEvent where it is too large; SchemaRegistryError.
+        """
+        return self._schema(f"/schemas/ids/{number}", form, f"schema {number}")
+
+    def referenced(self, schema: RegisteredSchema, form: str = "") -> dict[str, RegisteredSchema]:
+        """All schemas that a schema needs, by name, each behind those that it needs itself.
+
+        Raises: BadEvent, SchemaRegistryError.
+        """
+        found: dict[str, RegisteredSchema] = {}
+        begun: set[str] = set()
+
+        def follow(needy: RegisteredSchema, depth: int) -> None:
+            for reference in needy.references:
+                if reference.name in begun:
+                    continue
+                begun.add(reference.name)
+                if len(begun) > MAX_REFERENCES or depth > MAX_REFERENCES // 4:
+                    raise BadEvent("bad_schema", f"it needs more than {MAX_REFERENCES} schemas")
+                place = f"/subjects/{quote(reference.subject, safe='')}/versions/"
+                what = f"version {reference.version} of {reference.subject[:100]!r}"
+                needed = self._schema(f"{place}{reference.version}", form, what)
+                follow(needed, depth + 1)
+                found[reference.name] = needed
+
+        follow(schema, 0)
+        return found
+
+    def _schema(self, path: str, form: str, what: str) -> RegisteredSchema:
+        # A schema that was deleted since is still that of the records before.
+        query = f"?format={form}" if form else ""
+        if path.startswith("/subjects"):
+            query += ("&" if query else "?") + "deleted=true"
+        answer = self._ask(path + query, what)
+        try:
+            references = tuple(
+                Reference(_text(r["name"]), _text(r["subject"]), int(r["version"]))
+                for r in answer.get("references") or ()
+            )
+            return RegisteredSchema(
+                _text(answer.get("schemaType") or "AVRO"), _text(answer["schema"]), references
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise self._failed(f"{self._name} answers with something else than a schema") from None
+
+    def _ask(self, path: str, what: str) -> Any:
+        """The JSON that a path answers. Raises: BadEvent, SchemaRegistryError."""
+        if self._failure is not None and self._monotonic() < self._ask_at:
+            raise self._failure
+        self.waiting()
+        try:
+            status, kind, body = self._get(path)
+        except SettingsError as error:
+            # A secret's file that is being replaced is no reason to end.
+            raise self._failed(str(error).rstrip(".")) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise self._failed(f"{self._name} does not answer: {why}") from None
+
+        # Anything but the API's own answer says nothing about the schema.
+        if status in (401, 403):
+            raise self._failed(f"{self._name} refuses our credentials (status {status})")
+        if status not in (200, 404) or "json" not in kind:
+            raise self._failed(f"{self._name} answers with status {status} and {kind[:60]!r}")
+        if len(body) > MAX_ANSWER_BYTES:
+            self._answered("refused")
+            raise BadEvent("bad_schema", f"{what} is larger than {MAX_ANSWER_BYTES} bytes")
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            raise self._failed(f"{self._name} answers with what is not JSON") from None
+        if not isinstance(answer, dict):
+            raise self._failed(f"{self._name} answers with something else than a schema")
+        if status == 404:
+            if answer.get("error_code") not in UNKNOWN:
+                raise self._failed(f"{self._name} has no {path.partition('?')[0]}: is it its root?")
+            self._answered("unknown")
+            raise UnknownSchema("unknown_schema", f"the registry does not know {what}")
+        self._answered("found")
+        return answer
+
+    def _get(self, path: str) -> tuple[int, str, bytes]:
+        """Status, content type and body, at most one byte more than is taken.
+
+        Raises: OSError, HTTPException.
+        """
+        # A connection that waited long may be closed: then a new one is tried.
+        for is_new in (self._link.sock is None, True):
+            try:
+                return self._get_once(path)
+            except (ConnectionError, http.client.RemoteDisconnected):
+                self._link.close()
+                if is_new:
+                    raise
+            except BaseException:
+                self._link.close()
+                raise
+        raise AssertionError("unreachable")
+
+    def _get_once(self, path: str) -> tuple[int, str, bytes]:
+        if self._link.sock is None:
+            self._link.connect()
+        # The socket's timeout is for each part; one that trickles must end too.
+        is_late = threading.Event()
+        timer = threading.Timer(self._settings.timeout_seconds, _end, (self._link.sock, is_late))
+        timer.daemon = True
+        timer.start()
+        try:
+            self._link.request("GET", self._base + path, headers=self._headers())
+            answer = self._link.getresponse()
+            body = answer.read(MAX_ANSWER_BYTES + 1)
+        except (OSError, http.client.HTTPException):
+            if is_late.is_set():
+                raise TimeoutError("timed out") from None
+            raise
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            raise TimeoutError("timed out")
+        # What was not read would be taken for the next answer.
+        if len(body) > MAX_ANSWER_BYTES or not answer.isclosed():
+            self._link.close()
+        return answer.status, answer.headers.get("content-type") or "", body
+
+    def _headers(self) -> Mapping[str, str]:
+        accept = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        secret = _secret(self._settings)
+        if not secret:
+            return accept
+        if self._settings.user is None:
+            return accept | {"Authorization": f"Bearer {secret}"}
+        pair = base64.b64encode(f"{self._settings.user}:{secret}".encode()).decode()
+        return accept | {"Authorization": f"Basic {pair}"}
+
+    def _answered(self, outcome: str) -> None:
+        self._num_failures = 0
+        self._failure = None
+        metrics.schema_requests.labels(outcome).inc()
+
+    def _failed(self, why: str) -> SchemaRegistryError:
+        """Note a failure, and the error to raise for it."""
+        pause = FIRST_PAUSE_SECONDS * 2 ** min(self._num_failures, 10)
+        self._num_failures += 1
+        self._ask_at = self._monotonic() + min(pause, MAX_PAUSE_SECONDS)
+        self._failure = SchemaRegistryError(f"{why}.", CHECK)
+        metrics.schema_requests.labels("failed").inc()
+        return self._failure
+
+
+def _end(link: socket.socket, is_late: threading.Event) -> None:
+    """End a connection that another thread reads from."""
+    is_late.set()
+    # It may have ended by itself. Of TLS too: the layer above would wait for the other side.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(link, socket.SHUT_RDWR)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _tls(settings: SchemaRegistrySettings) -> ssl.SSLContext:
+    """Raises: SettingsError."""
+    try:
+        tried = f"ca_file {settings.ca_file}"
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        tried = f"cert_file {settings.cert_file} with its key"
+        if settings.cert_file is not None:
+            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+            context.load_cert_chain(settings.cert_file, settings.key_file, "")
+    except OSError as error:
+        raise SettingsError(
+            f"schema_registry.{tried} cannot be used: {error.strerror or error}.",
+            "name files in PEM that this user may read.",
+        ) from None
+    return context
+
+
+def _secret(settings: SchemaRegistrySettings) -> str:
+    """The password or token; a file is read each time, since tokens end. Raises: SettingsError."""
+    if settings.secret is not None:
+        return settings.secret.get_secret_value()
+    if settings.secret_file is None:
+        return ""
+    try:
+        secret = settings.secret_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise SettingsError(
+            f"schema_registry.secret_file {settings.secret_file} cannot be read: {why}."
+        ) from None
+    if not secret.isprintable() or not secret.isascii():
+        raise SettingsError(
+            f"schema_registry.secret_file {settings.secret_file} holds more than one line of ASCII."
+        )
+    return secret

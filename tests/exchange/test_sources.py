@@ -1,0 +1,178 @@
+"""Files and samples of topics in a shape of their own, through the command line."""
+
+import csv
+import datetime
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from streamd.cli import app
+from streamd.exchange import produce
+from streamd.exchange.guess import guess
+from streamd.exchange.sample import Sample, judge
+from streamd.segments.reader import LogReader
+from streamd.settings import load_settings
+from tests.builders import ManualClock
+from tests.ingest.mapped import CLICKS, NOW, click, record
+from tests.ingest.test_envelopes import binary, change, cloud, wrapped
+
+
+def invoke(*args, **env):
+    return CliRunner().invoke(app, [str(a) for a in args], env={k: str(v) for k, v in env.items()})
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "s.yaml").write_text(CLICKS)
+    return tmp_path / "s.yaml"
+
+
+@pytest.fixture
+def clicks(tmp_path):
+    """Thirty records of the topic as NDJSON, every tenth of which is skipped."""
+    path = tmp_path / "clicks.ndjson"
+    rows = [click(user_id=i, ts=f"2026-11-22T10:00:{i:02}Z", kind="other" if i % 10 == 9 else "view") for i in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_in_a_topics_shape_is_imported_by_its_source(config, clicks, tmp_path):
+    done = invoke("tguf", "import", clicks, "--source", "clicks", "--config", config, "--data-dir", tmp_path / "log")
+    assert done.exit_code == 0 and "27 events" in done.output, done.exception
+    assert "times 2026-11-22T10:00:00Z to 2026-11-22T10:00:28Z, read as the source of clicks says" in done.output
+    log = LogReader.open(tmp_path / "log")
+    assert log.keys[:3] == ["user:0", "b41", "user:1"] and log.features_of(np.array([0])).tolist() == [[3.5, 1, 0, 0]]
+
+
+def test_a_row_that_does_not_fit_ends_an_import_with_its_path(config, clicks, tmp_path):
+    clicks.write_text(clicks.read_text() + json.dumps(click(item=None)) + "\n")
+    done = invoke("tguf", "import", clicks, "--source", "clicks", "--config", config, "--data-dir", tmp_path / "log")
+    assert re.search(r"row 31: dst \(item\.id\) is missing \(missing_field\)", str(done.exception))
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--source", "other"), "There is no source of topic other; there are: clicks"), (("--source", "clicks", "--src", "x"), "contradict one another")])
+def test_a_wrong_source_is_named_before_a_log_is_made(config, clicks, tmp_path, args, says):
+    done = invoke("tguf", "import", clicks, *args, "--config", config, "--data-dir", tmp_path / "log")
+    assert says in str(done.exception) and not (tmp_path / "log").exists()
+
+
+def test_csv_and_parquet_in_a_shape_of_their_own(tmp_path):
+    (tmp_path / "s.yaml").write_text("sources: [{topic: x, time: iso8601, fields: {src: {path: u, prefix: 'u:'}, dst: v, time: t}, where: {k: [a]}}]")
+    rows = [("7", "8", "2026-11-22T10:00:00Z", "a"), ("9", "z", "2026-11-22T10:00:01Z", "a"), ("", "", "", "b")]
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("u", "v", "t", "k"), *rows])
+    when = [datetime.datetime(2026, 11, 22, 10, 0, s, tzinfo=datetime.UTC) for s in range(3)]
+    pyarrow.parquet.write_table(pa.table({"u": [7, 9, None], "v": ["8", "z", None], "t": when, "k": ["a", "a", "b"]}), tmp_path / "t.parquet")
+    for name, key in (("t.csv", 8), ("t.parquet", "8")):
+        done = invoke("tguf", "import", tmp_path / name, "--source", "x", "--config", tmp_path / "s.yaml", "--data-dir", tmp_path / f"log-{name}")
+        assert "2 events" in done.output, done.exception
+        assert LogReader.open(tmp_path / f"log-{name}").keys == ["u:7", key, "u:9", "z"]
+
+
+def test_produce_sends_records_as_they_are_once_they_fit(config, clicks, monkeypatch):
+    sent = []
+
+    class Producer:
+        def send(self, topic, key, value):
+            sent.append((topic, key, value))
+            return self
+
+        def flush(self): ...
+
+        def get(self, timeout): ...
+
+        def close(self): ...
+
+    monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
+    done = invoke("produce", clicks, "--config", config)
+    assert done.exit_code == 0, done.exception
+    assert [value for _, _, value in sent] == clicks.read_bytes().splitlines()
+    assert sent[3][:2] == ("clicks", b"user:3") and sent[9][1] == b""
+    assert "leave out the names of columns" in str(invoke("produce", clicks, "--src", "x", "--config", config).exception)
+    clicks.write_text(json.dumps(click(ts=5)) + "\n")
+    assert "row 1: time (ts)" in str(invoke("produce", clicks, "--config", config).exception)
+
+
+def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_path):
+    clicks.write_text(clicks.read_text() + json.dumps(click(item=None)) + "\n")
+    before = sorted(tmp_path.iterdir())
+    done = invoke("sources", "check", clicks, "--config", config, COLUMNS="200")
+    assert done.exit_code == 1 and '{"src":"user:8","dst":"b41"' in done.output and "dst (item.id) is missing" in done.output
+    assert "31 records: 27 edges; 3 skipped; 1 refused (missing_field 1)" in done.output
+    done = invoke("sources", "check", clicks, "--records", 5, "--config", config)
+    assert done.exit_code == 0 and "5 records: 5 edges; 0 skipped; 0 refused" in done.output
+    narrow = invoke("sources", "check", clicks, "--records", 1, "--config", config, COLUMNS="60").output
+    assert "…" not in narrow and '[3.5,1.0,0.0,0.0]}' in re.sub(r"\s", "", narrow)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "There is no source of topic x" in str(invoke("sources", "check", clicks, "--source", "x", "--config", config).exception)
+
+
+def test_check_reads_our_own_events_too(tmp_path):
+    (tmp_path / "t.ndjson").write_text('{"src": 1, "dst": 2, "time": 5}\n{"src": 1}\n')
+    done = invoke("sources", "check", tmp_path / "t.ndjson")
+    assert "2 records: 1 edge; 0 skipped; 1 refused (missing_field 1)" in done.output
+
+
+def test_what_comes_from_outside_cannot_spoil_the_terminal(config, tmp_path):
+    (tmp_path / "t.ndjson").write_text(json.dumps(click(item={"id": "\x1b[2J"})) + "\n" + json.dumps({"\x1b[2J": 1, "id\x1b": "\x1b"}) + "\n")
+    for command in ("check", "guess"):
+        assert "\x1b" not in invoke("sources", command, tmp_path / "t.ndjson", "--config", config).output
+
+
+def guessed(records, tmp_path):
+    """The guess for records, and what its own settings make of them."""
+    it = guess("t", records, NOW)
+    (tmp_path / "guess.yaml").write_text(it.settings)
+    settings = load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0]
+    return it, judge(settings, Sample("t", {0: list(records)}), ManualClock(NOW))
+
+
+SHAPES = {
+    "clicks": [click(user_id=i % 5, ts=f"2026-11-22T10:00:{i:02}Z") for i in range(40)],
+    "seconds": [{"from": f"a{i % 3}", "to": f"b{i % 4}", "ts": 1_795_000_000 + i, "amount": i / 2} for i in range(40)],
+    "text times": [{"customerId": i % 3, "product": {"code": f"b{i % 4}"}, "created_at": str(1_795_000_000_000 + i)} for i in range(40)],
+    "no time": [{"u": i % 3, "v": f"b{i % 4}"} for i in range(40)],
+    "optional fields": [{"user": i % 3, "item": i % 4, "ts": 1_795_000_000_000 + i, **({"price": i, "gift": True} if i % 3 else {})} for i in range(40)],
+    "debezium": [change("c", u=i % 3, user_id=i % 3, item_id=i, t=1_795_000_000_000 + i) for i in range(40)],
+    "debezium with schemas": [wrapped(change("u", user_id=i % 3, item_id=i, t=1_795_000_000_000 + i)) for i in range(40)],
+    "connect": [wrapped({"user": i % 3, "item": i, "ts": 1_795_000_000_000 + i}) for i in range(40)],
+    "cloudevents": [cloud(data={"user": i % 3, "item": i, "ts": 1_795_000_000_000 + i}) for i in range(40)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_guess_maps_all_records_it_was_made_of(shape, tmp_path):
+    records = [record(v, i) for i, v in enumerate(SHAPES[shape])]
+    it, verdict = guessed(records, tmp_path)
+    assert verdict.counts == {"edge": 40}, (it, verdict.judged[:3])
+
+
+def test_a_guess_finds_fields_by_name_and_says_its_doubts(tmp_path):
+    rows = [click(user_id=i % 5, id=f"e{i}", kind="view" if i % 2 else "buy", pay="card" if i % 3 else "cash", ts=f"2026-11-22T10:00:{i:02}Z",
+                  dwell={"s": i} if i % 4 else None) for i in range(40)]
+    it, _ = guessed([record(v, i) for i, v in enumerate(rows)], tmp_path)
+    settings = yaml.safe_load(it.settings)
+    (source,) = settings["sources"]
+    assert (source["time"], source["fields"]["src"], source["fields"]["dst"], source["fields"]["time"]) == ("iso8601", "user_id", "item.id", "ts")
+    declared = settings["graph"]["edge_sets"]["default"]["features"]
+    assert declared["dwell_s"] == {"type": "number", "missing": 0} and declared["pay"] == {"categories": ["card", "cash"]}
+    assert any("kind is one of buy, view" in d for d in it.doubts)
+
+
+def test_binary_cloudevents_are_told_by_their_headers(tmp_path):
+    told = binary(value={"user": 1, "item": 2})
+    it, verdict = guessed([record(told["value"], i, headers=told["headers"]) for i in range(20)], tmp_path)
+    assert yaml.safe_load(it.settings)["sources"][0]["envelope"] == "cloudevents" and verdict.counts == {"edge": 20}
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\x00\x00\x00\x00\x07x", b"[1, 2]", b'{"a": 1e400}', b'"x"', b'{"": {"$": 1}}', b"\xff", b'{"a": ' + b"[" * 50_000])
+def test_a_guess_of_what_cannot_be_read_is_settings_with_a_doubt(value, tmp_path):
+    it, _ = guessed([record(value, i) for i in range(3)], tmp_path)
+    assert it.doubts
