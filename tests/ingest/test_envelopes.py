@@ -50,6 +50,16 @@ def test_structured_cloudevents(tmp_path, headers):
     assert [(r.offset, r.reason) for r in rejected] == [(3, "missing_field"), (4, "missing_field"), (5, "wrong_type")]
 
 
+def test_structured_cloudevents_may_be_lines(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: ndjson\n  envelope:"), tmp_path)
+    lines = b"\n".join(json.dumps(e).encode() for e in (cloud(), cloud(data=None), cloud(type="buy"), cloud(data={"u": "b", "v": 6})))
+    events, rejected = topic.decode(lines)
+    assert [(e.item, e.a) for e in events] == [(0, "a"), (3, "b")] and [r.index for r in rejected] == [1]
+    # A header that says JSON means one event, on however many lines, or an array of them.
+    assert topic.one(json.dumps(cloud(), indent=1).encode(), headers=STRUCTURED).a == "a"
+    assert len(topic.decode([cloud(), cloud()], headers=(("content-type", b"application/cloudevents-batch+json"),))[0]) == 2
+
+
 def test_a_batch_of_cloudevents(tmp_path):
     topic = Topic(CLOUD, tmp_path)
     events, rejected = topic.decode([cloud(), cloud(type="buy"), cloud(data={"u": "b", "v": 6})],
