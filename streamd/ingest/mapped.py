@@ -400,6 +400,7 @@ class MappedTopic:
 
         def read(item: bytes | msgspec.Raw) -> WireEvent | None:
             of_value = form.shape.of_one(item)
+            form.check_mark(of_value, item)
             if form.inlined >= 0 and of_value[form.inlined] is not None:
                 of_value = form.shape.of_row(with_data(parsed(item)))
             chosen = form

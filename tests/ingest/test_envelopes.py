@@ -149,3 +149,16 @@ def test_connect_has_its_data_in_the_payload(tmp_path):
     topic = Topic(source("{envelope: connect, time: s, fields: {src: u, dst: v, time: t}, where: {$envelope.schema.type: struct}}"), tmp_path)
     assert topic.one(wrapped({"u": "a", "v": 5, "t": 7})).time == 7_000_000
     assert topic.refused(wrapped(None))[0] == "missing_field"
+
+
+@pytest.mark.parametrize(("body", "good", "missing"), [
+    ("{envelope: connect, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", wrapped({"u": 1, "v": 2, "kind": "view"}), "payload"),
+    ("{envelope: cloudevents, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", cloud(data={"u": 1, "v": 2, "kind": "view"}), "specversion")])
+def test_a_record_without_its_envelope_is_refused_and_not_skipped(tmp_path, body, good, missing):
+    topic = Topic(source(body), tmp_path)
+    values = [good] * 20
+    values[7] = {"u": 1, "v": 2, "kind": "view"}
+    events, (bad,) = topic.decode(*values)
+    assert len(events) == 19 and (bad.offset, bad.reason) == (7, "missing_field") and bad.error.startswith(f"{missing} is missing")
+    # One that has it and nothing else is another kind of record.
+    assert topic.decode(wrapped({}) if missing == "payload" else cloud(data={})) == ([], [])
