@@ -176,6 +176,8 @@ class FormMaker:
         rules: Sequence[Rule] = ()
         if self._source.envelope == "debezium":
             rules = self._row_deletes(maker, {}, {})
+            if len(rules) > 1:
+                rules = [Rule(type="delete", conditions=(), refuses=EITHER)]
         elif self._source.deletes is not None:
             rules = [maker.deletes({}, self._source.deletes.fields)]
         return self._form(rules[:1], leaves) if rules else None
@@ -227,6 +229,7 @@ class FormMaker:
         )
 
 
+EITHER = "nothing tells whether a node or an edge was deleted"
 NO_TIME = "time is record, so nothing tells which edge was deleted"
 
 

@@ -130,6 +130,13 @@ def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     assert topic.of([record(None, 7)])[1][0].reason == "tombstone"
 
 
+def test_a_tombstone_deletes_no_node_where_the_row_may_have_been_an_edge(tmp_path):
+    topic = Topic(source("{envelope: debezium, time: ms, fields: {src: u, dst: v, time: t}, nodes: {where: {kind: user}, fields: {id: id}}}"), tmp_path)
+    key = b'{"id": 5}'
+    events, (bad,) = topic.of([record(change("d", id=5), 0, key=key), record(None, 1, key=key), record(None, 2, key=key)])
+    assert [(e.offset, e.b) for e in events] == [(0, 5)] and (bad.offset, bad.reason) == (2, "tombstone") and "node or an edge" in bad.error
+
+
 @pytest.mark.parametrize(("value", "says"), [
     ({"u": 1}, "op is missing"), ({"op": None, "after": {}}, "op is missing"), ({"op": "c", "after": None}, "missing"), ({"op": "d", "before": None}, ""), ([], ""),
     ({"op": "d", "before": {"ok": True, "u": 1}}, "dst (v) is missing"), ({"op": "c", "after": [1]}, ""), ({"payload": None}, "op is missing"),
