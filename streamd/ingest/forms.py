@@ -64,10 +64,10 @@ class Form:
                 return None
         if self.inlined >= 0 and any(data is not None for data in columns[self.inlined]):
             return None
-        # Usually some path is met by all, which is cheaper to see.
-        if self.mark and all(None in column for column in of_values):
-            if (None,) * len(of_values) in zip(*of_values, strict=True):
-                return None
+        # Usually some path is met by all, which is cheaper to see than that no value lacks all.
+        may_lack = self.mark and all(None in column for column in of_values)
+        if may_lack and (None,) * len(of_values) in zip(*of_values, strict=True):
+            return None
         return columns
 
     def check_mark(self, of_value: Sequence[Any], raw: bytes | msgspec.Raw) -> None:
