@@ -29,8 +29,10 @@ KINDS = (".csv", ".ndjson", ".jsonl", ".parquet")
 """Suffixes of files of events, before .gz."""
 MAX_NAMES = 30
 """Most columns that an error lists: a table may have thousands."""
-NAME_COLUMNS = ("name the columns with --src, --dst, --time and --features, "
-                "or a topic of `sources` with --source.")
+NAME_COLUMNS = (
+    "name the columns with --src, --dst, --time and --features, "
+    "or a topic of `sources` with --source."
+)
 _json = json.JSONEncoder(separators=(",", ":")).encode
 Row = dict[str, Any]
 T = TypeVar("T")
