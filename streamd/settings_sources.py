@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 DEFAULT_SET = "default"
 """The one node set and the one edge set that there are."""
+NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+"""What no step of a path holds: msgspec reads no fields with such names."""
 ROOTS = ("$envelope", "$key", "$headers")
 """First steps of paths that lead out of the record's own data."""
 REGISTRY_FORMATS = ("avro", "protobuf")
@@ -20,6 +22,8 @@ MAX_STEPS = 16
 """Most steps of a path: a deeper value is no field of an event."""
 MAX_WIDTH = 65_536
 """Most numbers of one feature."""
+MAX_FLOAT32 = (2 - 2**-23) * 2**127
+"""Largest number of the log."""
 Scalar = str | int | float | bool | None
 
 
@@ -27,6 +31,11 @@ class Part(BaseModel):
     """A part of a declaration: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _is_number(value: Any) -> bool:
+    # No comparison holds for NaN.
+    return type(value) in (int, float) and abs(value) <= MAX_FLOAT32
 
 
 def _as_tuple(value: Any) -> Any:
@@ -71,22 +80,23 @@ class FeatureSettings(Part):
                     raise ValueError(f"categories has {text!r} twice")
 
         # What stands for a missing value must itself be one.
-        if self.missing is not None and not self._takes(self.missing):
+        if self.missing is not None and not self.takes(self.missing):
             raise ValueError(f"missing is not a value of {self.words}")
         return self
 
-    def _takes(self, value: Any) -> bool:
+    def takes(self, value: Any) -> bool:
+        """Whether settings may say this value, for records that have none of their own."""
         if self.vector is not None:
             return (
                 isinstance(value, list)
                 and len(value) == self.vector
-                and all(type(v) in (int, float) for v in value)
+                and all(map(_is_number, value))
             )
         if self.type == "number":
-            return type(value) in (int, float)
+            return _is_number(value)
         if self.type == "bool":
-            return type(value) is bool
-        return type(value) in (str, int, bool)
+            return type(value) is bool or (type(value) is int and value in (0, 1))
+        return type(value) in (str, bool) or (type(value) is int and abs(value) < 2**63)
 
     @property
     def width(self) -> int:
@@ -129,6 +139,8 @@ def steps_of(path: str) -> tuple[str, ...]:
     steps = tuple(s.replace("\\.", ".") for s in re.split(r"(?<!\\)\.", path))
     if not all(steps) or len(steps) > MAX_STEPS:
         raise ValueError(f"a path is 1 to {MAX_STEPS} names with dots between them")
+    if any(map(NO_NAME.search, steps)):
+        raise ValueError("a name in a path holds no quotation mark, backslash or control character")
     if steps[0].startswith("$") and steps[0] not in ROOTS:
         raise ValueError(f"a path begins with a field's name or one of {', '.join(ROOTS)}")
     if steps[0] in ("$envelope", "$headers") and len(steps) == 1:
@@ -385,8 +397,10 @@ def _check_fields(fields: BaseModel, at: tuple[str | int, ...]) -> None:
         is_key = place[0] in ("src", "dst", "node", "id")
         if field.prefix and not is_key:
             raise Misplaced((*at, *place), "only keys have a prefix")
-        if is_key and field.default is not None and type(field.default) not in (str, int):
-            raise Misplaced((*at, *place, "default"), "a key is text or an integer")
+        for word, value in (("default", field.default), ("constant", field.constant)):
+            is_wrong = type(value) not in (str, int) or value == ""
+            if is_key and value is not None and is_wrong:
+                raise Misplaced((*at, *place, word), "a key is text or an integer, and not empty")
         if field.constant is not None and place[0] in ("time", "target"):
             raise Misplaced((*at, *place), f"{place[0]} cannot be a constant")
 
@@ -396,9 +410,13 @@ def _check_features(
 ) -> None:
     """Compare a source's features with the declared ones. Raises: Misplaced."""
     key = f"graph.{kind}_sets.{DEFAULT_SET}.features"
-    for name in given:
+    for name, field in given.items():
         if name not in declared.features:
             raise Misplaced((*at, "features", name), f"{name} is not declared in {key}")
+        feature = declared.features[name]
+        for word, value in (("default", field.default), ("constant", field.constant)):
+            if value is not None and not feature.takes(value):
+                raise Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
     for name, feature in declared.features.items():
         if name not in given and feature.missing is None:
             raise Misplaced(at, f"{name} of {key} has no path here, and no `missing` stands for it")

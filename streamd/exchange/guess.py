@@ -14,6 +14,7 @@ from streamd.ingest.encoding import Times
 from streamd.ingest.explain import OTHER_NAMES, foreign
 from streamd.ingest.notices import NEAR
 from streamd.ingest.shapes import parsed
+from streamd.settings_sources import NO_NAME
 
 MAX_DEPTH = 6
 MAX_PATHS = 200
@@ -153,7 +154,8 @@ def _scalars(value: Any, steps: tuple[str, ...], depth: int) -> Iterator[tuple[s
         return
     if type(value) is dict:
         for name, inner in value.items():
-            if name and len(name) <= MAX_NAME and name.isprintable() and name[0] != "$":
+            is_name = name and len(name) <= MAX_NAME and not NO_NAME.search(name)
+            if is_name and name.isprintable() and name[0] != "$":
                 yield from _scalars(inner, (*steps, name.replace(".", "\\.")), depth + 1)
     elif type(value) is list:
         if value and all(type(v) in (int, float) for v in value):

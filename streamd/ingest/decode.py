@@ -17,12 +17,14 @@ from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64, Key
 from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block
 from streamd.ingest.explain import Explainer
-from streamd.ingest.headers import JSONHeaders
+from streamd.ingest.headers import JSONHeaders, content_header
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.notices import Notices
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
+    OWN_EVENT,
+    TOO_DEEP,
     EventReader,
     WireEdge,
     WireEvent,
@@ -32,6 +34,7 @@ from streamd.ingest.wire import (
     unknown_fields,
 )
 
+NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
 NUM_SINGLES = 512
 """Most records of one event each that are decoded in one call."""
 NUM_ONE_BY_ONE = 8
@@ -172,9 +175,10 @@ class Batch:
         self._notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
         return block, self._rejected
 
-    def native(self) -> "Batch":
-        """A batch of our own events that go into the same block."""
+    def native(self, checker: EventChecker | None) -> "Batch":
+        """A batch of our own events, with a checker of theirs, that go into the same block."""
         own = Batch(self._decoder, self.source, self.now_us)
+        own._checker = checker or own._checker
         own._blocks, own._rejected = self._blocks, self._rejected
         return own
 
@@ -226,11 +230,8 @@ class Batch:
         )
 
     def record(self, record: Any, decode: Callable[[Any], None] | None = None) -> None:
-        """Decode a record of any kind; one that does not fit, or does not fit into memory, is
-        rejected as a whole.
-
-        decode: as in `singles`.
-        """
+        """Decode a record of any kind by `decode`, which is as in `singles`; one that does not fit,
+        or does not fit into memory, is rejected as a whole."""
         num_blocks = len(self._blocks)
         num_rejected = len(self._rejected)
         try:
@@ -244,11 +245,12 @@ class Batch:
             (decode or self._decode_record)(record)
         except BadEvent as bad:
             self.reject(record, bad)
-        except MemoryError:
+        except (MemoryError, RecursionError) as error:
             del self._blocks[num_blocks:], self._rejected[num_rejected:]
-            self.reject(
-                record, BadEvent("out_of_memory", "there is not enough memory to decode it")
-            )
+            # What could just be read may be too deep to be written into a letter.
+            is_deep = isinstance(error, RecursionError)
+            why = ("too_deep", TOO_DEEP) if is_deep else NO_MEMORY
+            self.reject(record, BadEvent(*why))
 
     def reject(self, record: Any, bad: BadEvent) -> None:
         """Reject a whole record."""
@@ -375,11 +377,14 @@ class Batch:
         self._reader.watches = False
 
     def _one_by_one(self, items: Sequence[bytes | msgspec.Raw], record: Any) -> None:
+        # In a topic of another shape only its header tells our own event.
+        sent = content_header(record)
         self.events(
             items,
             self._reader.parse,
             record,
             lambda item: record.value if len(items) == 1 else bytes(item),
+            content_type=sent if sent.startswith(OWN_EVENT) else "",
         )
 
     def events(
@@ -482,14 +487,6 @@ class Batch:
         return (
             self.now_us if stamp == NO_STAMP else min(stamp, self.now_us)
         ) + self._rules.max_ahead_us
-
-
-def content_header(record: Any) -> str:
-    """The `content-type` header as sent, at most 100 bytes of it; empty where there is none."""
-    values = [
-        value for name, value in record.headers or () if name.lower() == "content-type" and value
-    ]
-    return values[-1][:100].decode(errors="replace") if values else ""
 
 
 def timestamp_us(record: Any) -> int:

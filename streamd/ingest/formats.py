@@ -60,6 +60,7 @@ class ArrowRows:
         """The rows of a stream. Raises: BadEvent."""
         try:
             import pyarrow as pa
+            import pyarrow.compute
         except ImportError:
             raise BadEvent(
                 "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
@@ -90,7 +91,15 @@ class ArrowRows:
                 if size > len(value):
                     raise BadEvent("bad_arrow", "its columns share their bytes")
                 rows += _in_microseconds(batch, pa).to_pylist()
-        except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
+        # Python has no dates beyond the year 9999.
+        except (
+            pa.ArrowException,
+            OSError,
+            struct.error,
+            IndexError,
+            ValueError,
+            OverflowError,
+        ) as error:
             raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
         return rows
 
@@ -136,9 +145,23 @@ def _num_values(kind: Any, pa: Any) -> int:
 
 
 def _in_microseconds(batch: Any, pa: Any) -> Any:
-    """A batch with its timestamps in microseconds and UTC: Python's dates have no finer ones."""
+    """A batch with its timestamps in microseconds and UTC: Python's dates have no finer ones.
+
+    Raises: ArrowInvalid where one does not fit.
+    """
     for at, column in enumerate(batch.schema):
-        if pa.types.is_timestamp(column.type):
-            cast = batch.column(at).cast(pa.timestamp("us"), safe=False)
-            batch = batch.set_column(at, column.name, cast)
+        kind = _kind_in_microseconds(column.type, pa)
+        if kind != column.type:
+            options = pa.compute.CastOptions(target_type=kind, allow_time_truncate=True)
+            batch = batch.set_column(at, column.name, batch.column(at).cast(options=options))
     return batch
+
+
+def _kind_in_microseconds(kind: Any, pa: Any) -> Any:
+    """A type with its timestamps, those inside structs too, in microseconds without a zone."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if not pa.types.is_struct(kind):
+        return kind
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    return pa.struct([f.with_type(_kind_in_microseconds(f.type, pa)) for f in fields])

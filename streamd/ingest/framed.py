@@ -14,6 +14,8 @@ from streamd.ingest.wire import TOO_DEEP
 from streamd.settings import SchemaRegistrySettings
 
 HEAD_BYTES = 5
+MAX_ID = 2**31 - 1
+"""Largest id that a registry gives. Asked for a larger one it answers as at a wrong address."""
 MAX_SCHEMAS = 1_000
 """Most schemas of a topic that are kept; those used longest ago go first."""
 NUM_TRIES = 3
@@ -73,7 +75,7 @@ class RegistryValues:
         self._registry.waiting = waiting
         heads = {value[:HEAD_BYTES] for value in values}
         ids = {_id_of(head) for head in heads if len(head) == HEAD_BYTES and not head[0]}
-        missing = sorted(number for number in ids if self._needs_asking(number))
+        missing = sorted(n for n in ids if n <= MAX_ID and self._needs_asking(n))
         for turn in range(NUM_TRIES):
             if turn and missing:
                 time.sleep(TRY_SECONDS)
@@ -84,6 +86,8 @@ class RegistryValues:
     def decode(self, value: bytes) -> list[Any]:
         """The record in a value. Raises: BadEvent, SchemaRegistryError."""
         number = _id_of(value)
+        if number > MAX_ID:
+            raise BadEvent("bad_frame", f"{number} is no schema's id: they are at most {MAX_ID}")
         reader = self._readers.get(number)
         if reader is None:
             reader = self._learned(number)

@@ -1,6 +1,7 @@
 """Which headers leave a record one that the fast path may take."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from streamd.errors import BadEvent
 from streamd.ingest.kafka_records import REFUSED_HEADER
@@ -50,3 +51,11 @@ def content_of(headers: Sequence[Header]) -> str:
         if name.lower() == "content-type":
             kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
     return kind
+
+
+def content_header(record: Any) -> str:
+    """The `content-type` header as sent, at most 100 bytes of it; empty where there is none."""
+    values = [
+        value for name, value in record.headers or () if name.lower() == "content-type" and value
+    ]
+    return values[-1][:100].decode(errors="replace") if values else ""

@@ -12,7 +12,7 @@ from streamd.ingest.block import Block
 from streamd.ingest.columns import as_json
 from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
 from streamd.ingest.origins import Origins
-from streamd.ingest.wire import OWN_EVENT
+from streamd.ingest.wire import OWN_EVENT_US
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
@@ -54,15 +54,16 @@ class LetterWriter:
     def refuse(self, events: Block, row: int, reason: str, error: str, keys: Sequence[Key]) -> None:
         """Make one event of a block a dead letter. keys: by the numbers in the block."""
         event = events.rows[row]
+        is_mapped = self._partitions[int(event["source"])].topic in self._mapped
         self.add(
             int(event["source"]),
             int(event["offset"]),
             int(event["item"]),
             reason,
             error,
-            as_json(events, row, keys, self._time_unit),
+            as_json(events, row, keys, "us" if is_mapped else self._time_unit),
             # Sent again, it is read as what it is.
-            OWN_EVENT if self._partitions[int(event["source"])].topic in self._mapped else "",
+            OWN_EVENT_US if is_mapped else "",
         )
 
     def add(

@@ -13,25 +13,25 @@ from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema
 from streamd.ingest.block import ROW, Block, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
-from streamd.ingest.cloudevents import as_structured, mode_of, with_data
+from streamd.ingest.cloudevents import STRUCTURED, as_structured, mode_of, with_data
 from streamd.ingest.decode import (
     NUM_SINGLES,
     SINGLES_BYTES,
     Batch,
     Decoder,
-    content_header,
     timestamp_us,
 )
+from streamd.ingest.encoding import Times
 from streamd.ingest.explain import MAX_TEXT, foreign
 from streamd.ingest.formats import JSON_FORMATS, Format, make_format
 from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
-from streamd.ingest.headers import content_of
+from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets, features_of
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
-from streamd.ingest.wire import OWN_EVENT, OWN_ROW, WireEvent, elements, lines
+from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
 from streamd.settings import Settings, edge_set, node_set
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry import metrics
@@ -81,7 +81,10 @@ class MappedTopic:
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
         self.checker = EventChecker(self._rules, self.notices, keys)
+        own_rules = replace(rules, time_unit="us", unit_setting="")
+        self._own_checker = EventChecker(own_rules, self.notices, keys)
         self._source = source
+        self._times = Times(form)
         sets = FeatureSets(features_of(edge_set(settings)), features_of(node_set(settings)))
         maker = FormMaker(source, sets, keys, rules.schema, rules.max_feature, form)
         self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
@@ -314,7 +317,8 @@ class MappedTopic:
             return
         name = self._form_name(record)
         if name == SPECIAL:
-            batch.native().record(record)
+            is_finer = content_header(record) == OWN_EVENT_US
+            batch.native(self._own_checker if is_finer else None).record(record)
             return
 
         # Values of other formats are rows; a dead letter that was one comes back as JSON.
@@ -322,7 +326,7 @@ class MappedTopic:
         value: bytes = record.value
         if self._format is not None and not self._is_json(record, name):
             self._rows(batch, form, record, self._format.decode(value))
-        elif self._is_ndjson and name != "structured":
+        elif self._is_ndjson and content_of(record.headers or ()) not in STRUCTURED:
             items = lines(value, self._rules.max_record_events)
             self._many(batch, form, record, form.shape.of_lines(items), items)
         elif value.lstrip()[:1] == b"[":
@@ -366,16 +370,25 @@ class MappedTopic:
         are_objects = all(type(row) is dict for row in rows)
         if are_objects and self._take_record(batch, form, record, form.shape.of_rows(rows)):
             return
-        # One row is sent again as it came, one of several as JSON.
-        is_single = len(rows) == 1
+        # One row is sent again as it came, one of several as JSON, and so is one whose attributes
+        # are in headers, which a letter does not hold.
+        is_binary = form is self._forms.get("binary")
+        as_it_came = len(rows) == 1 and not is_binary
         stamp = timestamp_us(record)
+
+        def raw(row: Any) -> bytes:
+            if as_it_came:
+                return bytes(record.value)
+            of_row = self._times.as_json(row)
+            return as_structured(record.headers, of_row) if is_binary else of_row
+
         batch.events(
             rows,
             lambda row: self._event(batch, form, record, form.shape.of_row(row), stamp),
             record,
-            lambda row: record.value if is_single else msgspec.json.encode(row, enc_hook=str),
+            raw,
             scale=1,
-            content_type=content_header(record) if is_single else OWN_ROW,
+            content_type=content_header(record) if as_it_came else OWN_ROW,
         )
 
     def _one_by_one(
@@ -387,6 +400,7 @@ class MappedTopic:
 
         def read(item: bytes | msgspec.Raw) -> WireEvent | None:
             of_value = form.shape.of_one(item)
+            form.check_mark(of_value, item)
             if form.inlined >= 0 and of_value[form.inlined] is not None:
                 of_value = form.shape.of_row(with_data(parsed(item)))
             chosen = form

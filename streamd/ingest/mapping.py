@@ -161,7 +161,8 @@ def _comparable(value: Any) -> Any:
 class Rule:
     """Which records become events of a type, and where their fields are.
 
-    refuses: the reason, where a record that meets the conditions cannot become an event.
+    refuses: the reason, where a record that meets the conditions cannot become an event. skips:
+    whether such a record is none.
     """
 
     type: EventType
@@ -171,6 +172,7 @@ class Rule:
     features: tuple[tuple[Feature, Source | None], ...] = ()
     target: tuple[Source, ...] = ()
     refuses: str = ""
+    skips: bool = False
 
     def holds(self, row: Sequence[Any]) -> bool:
         return all(c.holds(row) for c in self.conditions)
@@ -273,7 +275,7 @@ class Layout:
         """
         rules = self.of_deleted if deleted else self.rules
         rule = next((r for r in rules if r.holds(row)), None)
-        return None if rule is None else self._event(rule, row, stamp_us)
+        return None if rule is None or rule.skips else self._event(rule, row, stamp_us)
 
     def _event(self, rule: Rule, row: Sequence[Any], stamp_us: int) -> WireEvent:
         """The event that a rule makes of a record. Raises: BadEvent."""

@@ -14,6 +14,8 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 OWN_EVENT = "application/vnd.streamd.event+json"
 """One of our own events in a topic that has another shape, as replayed dead letters are."""
+OWN_EVENT_US = f"{OWN_EVENT};time_unit=us"
+"""The same with its time in microseconds: a mapped topic's may be finer than the stream's unit."""
 OWN_ROW = "application/vnd.streamd.row+json"
 """One record of a mapped topic as a JSON object, whatever the topic's format is."""
 CONTENT_TYPES = (JSON, NDJSON, ARROW, OWN_EVENT)

@@ -88,7 +88,8 @@ class Registry:
         try:
             found = self.schemas[int(steps[2])] if steps[:2] == ["schemas", "ids"] else self.versions[steps[1], int(steps[3])]
         except (KeyError, IndexError, ValueError):
-            code = {"schemas": 40403, "subjects": 40401}.get(steps[0], 404)
+            # The API's ids are Java's ints: another number is no address of it.
+            code = 404 if steps[-1].isdecimal() and int(steps[-1]) >= 2**31 else {"schemas": 40403, "subjects": 40401}.get(steps[0], 404)
             return 404, "application/vnd.schemaregistry.v1+json", json.dumps({"error_code": code, "message": "not found"}).encode()
         if found.get("schemaType") == "PROTOBUF" and form != "serialized":
             found = found | {"schema": 'syntax = "proto3";'}

@@ -50,6 +50,16 @@ def test_structured_cloudevents(tmp_path, headers):
     assert [(r.offset, r.reason) for r in rejected] == [(3, "missing_field"), (4, "missing_field"), (5, "wrong_type")]
 
 
+def test_structured_cloudevents_may_be_lines(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: ndjson\n  envelope:"), tmp_path)
+    lines = b"\n".join(json.dumps(e).encode() for e in (cloud(), cloud(data=None), cloud(type="buy"), cloud(data={"u": "b", "v": 6})))
+    events, rejected = topic.decode(lines)
+    assert [(e.item, e.a) for e in events] == [(0, "a"), (3, "b")] and [r.index for r in rejected] == [1]
+    # A header that says JSON means one event, on however many lines, or an array of them.
+    assert topic.one(json.dumps(cloud(), indent=1).encode(), headers=STRUCTURED).a == "a"
+    assert len(topic.decode([cloud(), cloud()], headers=(("content-type", b"application/cloudevents-batch+json"),))[0]) == 2
+
+
 def test_a_batch_of_cloudevents(tmp_path):
     topic = Topic(CLOUD, tmp_path)
     events, rejected = topic.decode([cloud(), cloud(type="buy"), cloud(data={"u": "b", "v": 6})],
@@ -76,6 +86,13 @@ def test_the_letter_of_a_binary_cloudevent_keeps_its_attributes(tmp_path, value)
     assert topic.one(letter | {"data": {"u": "b", "v": 5}}, headers=(("content-type", OWN_ROW.encode()),)).a == "b"
 
 
+def test_the_letter_of_a_binary_cloudevent_in_another_format_keeps_its_attributes_too(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: json-schema\n  envelope:"), tmp_path)
+    _, (bad,) = topic.decode(b"\0\0\0\0\1" + json.dumps({"u": None, "v": 5}).encode(), headers=binary()["headers"])
+    letter = json.loads(bad.raw) | {"data": {"u": "b", "v": 5}}
+    assert told([topic.one(letter, headers=(("content-type", bad.content_type.encode()),))]) == [(0, EDGE, 5_000_000, "b", 5)]
+
+
 @pytest.mark.parametrize("wrap", [dict, wrapped])
 def test_changed_rows_are_edges_and_deleted_ones_deletes(tmp_path, wrap):
     topic = Topic(ROWS, tmp_path)
@@ -92,6 +109,13 @@ def test_rows_of_nodes_are_features_and_their_deletes_delete_the_node(tmp_path):
     assert [(e.kind, e.a, e.values) for e in events] == [(NODE, "user:1", [30]), (NODE, "user:1", [31]), (DELETE, "user:1", [])] and not rejected
 
 
+def test_the_delete_of_a_row_that_was_a_label_or_a_delete_deletes_no_edge(tmp_path):
+    others = "labels: {where: {kind: rate}, fields: {node: u, time: t, target: stars}}, deletes: {where: {gone: true}, fields: {node: u}}"
+    topic = Topic(source(f"{{envelope: debezium, time: ms, fields: {{src: u, dst: v, time: t}}, {others}}}", stream={"label_dim": 1}), tmp_path)
+    events, rejected = topic.decode(change("d", kind="rate", stars=3), change("u", gone=True), change("d", gone=True), change("d"))
+    assert [(e.offset, e.kind, e.b) for e in events] == [(1, DELETE, None), (3, DELETE, 5)] and not rejected
+
+
 def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     topic = Topic(USERS, tmp_path)
     gone = {"op": "d", "before": {"id": 1}, "after": None}
@@ -104,6 +128,13 @@ def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     topic.of([record(gone, 5, key=key)])
     assert len(topic.of([record(None, 6, key=key)], partition=1)[0]) == 1
     assert topic.of([record(None, 7)])[1][0].reason == "tombstone"
+
+
+def test_a_tombstone_deletes_no_node_where_the_row_may_have_been_an_edge(tmp_path):
+    topic = Topic(source("{envelope: debezium, time: ms, fields: {src: u, dst: v, time: t}, nodes: {where: {kind: user}, fields: {id: id}}}"), tmp_path)
+    key = b'{"id": 5}'
+    events, (bad,) = topic.of([record(change("d", id=5), 0, key=key), record(None, 1, key=key), record(None, 2, key=key)])
+    assert [(e.offset, e.b) for e in events] == [(0, 5)] and (bad.offset, bad.reason) == (2, "tombstone") and "node or an edge" in bad.error
 
 
 @pytest.mark.parametrize(("value", "says"), [
@@ -125,3 +156,16 @@ def test_connect_has_its_data_in_the_payload(tmp_path):
     topic = Topic(source("{envelope: connect, time: s, fields: {src: u, dst: v, time: t}, where: {$envelope.schema.type: struct}}"), tmp_path)
     assert topic.one(wrapped({"u": "a", "v": 5, "t": 7})).time == 7_000_000
     assert topic.refused(wrapped(None))[0] == "missing_field"
+
+
+@pytest.mark.parametrize(("body", "good", "missing"), [
+    ("{envelope: connect, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", wrapped({"u": 1, "v": 2, "kind": "view"}), "payload"),
+    ("{envelope: cloudevents, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", cloud(data={"u": 1, "v": 2, "kind": "view"}), "specversion")])
+def test_a_record_without_its_envelope_is_refused_and_not_skipped(tmp_path, body, good, missing):
+    topic = Topic(source(body), tmp_path)
+    values = [good] * 20
+    values[7] = {"u": 1, "v": 2, "kind": "view"}
+    events, (bad,) = topic.decode(*values)
+    assert len(events) == 19 and (bad.offset, bad.reason) == (7, "missing_field") and bad.error.startswith(f"{missing} is missing")
+    # One that has it and nothing else is another kind of record.
+    assert topic.decode(wrapped({}) if missing == "payload" else cloud(data={})) == ([], [])

@@ -75,6 +75,19 @@ def test_avro_becomes_events_as_its_mapping_says(registry, tmp_path):
     assert [e.a for e in events] == [f"user:{i}" for i in range(50)] and not rejected and list(events[0].values) == [-1, 0]
 
 
+def test_a_decimal_without_places_may_be_a_key(registry, tmp_path):
+    from decimal import Decimal
+
+    number = {"type": "bytes", "logicalType": "decimal", "precision": 38}
+    schema = {"type": "record", "name": "Row", "fields": [{"name": n, "type": number | {"scale": s}} for n, s in (("u", 0), ("v", 0), ("x", 1))]}
+    registry.add(1, schema)
+    rows = Topic(source("{format: avro, time: record, fields: {src: u, dst: v}}", schema_registry={"url": registry.url}), tmp_path)
+    event = rows.one(avro(1, schema, {"u": Decimal(2**62), "v": Decimal(-5), "x": Decimal("0.5")}))
+    assert (event.a, event.b) == (2**62, -5)
+    fraction = Topic(source("{format: avro, time: record, fields: {src: x, dst: v}}", schema_registry={"url": registry.url}), tmp_path)
+    assert fraction.refused(avro(1, schema, {"u": Decimal(1), "v": Decimal(1), "x": Decimal("0.5")}))[0] == "bad_key"
+
+
 def test_protobuf_becomes_events_as_its_mapping_says(registry, tmp_path):
     add_proto(registry, 9)
     click = proto_class()(user_id=8, item={"id": "b41"}, kind=0, tags=["a"], more={"x": 1}, parts=[{"id": "p"}], price={"amount": 2.5}, seconds=0)
@@ -106,6 +119,14 @@ def test_json_behind_an_id_needs_no_registry(tmp_path):
     rows = [{"user_id": i, "item": {"id": "b"}, "ts": SECONDS, "kind": "view"} for i in range(3)]
     assert [e.a for e in one.decode(frame(1, json.dumps(rows[0]).encode()), frame(2**31, json.dumps(rows[1:]).encode()))[0]] == ["user:0", "user:1", "user:2"]
     assert one.refused(rows[0])[0] == "bad_frame" and one.refused(frame(1, b"{"))[0] == "bad_json" and one.refused(frame(1, b"[" * 9000))[0] == "too_deep"
+
+
+def test_json_as_deep_as_can_just_be_read_costs_no_other_record(tmp_path):
+    topic = Topic(source("{format: json-schema, time: record, fields: {src: u, dst: v}}"), tmp_path)
+    for depth in (400, *range(880, 1000)):
+        deep = b'[{"u": null, "x": ' + b"[" * depth + b"1" + b"]" * depth + b'}, {"u": 1, "v": 2}]'
+        events, rejected = topic.decode(frame(1, deep), frame(1, b'{"u": 3, "v": 4}'))
+        assert events[-1].a == 3 and [(r.offset, r.reason) for r in rejected] == [(0, "missing_field" if depth == 400 else "too_deep")]
 
 
 def test_references_are_resolved(registry):
@@ -170,6 +191,15 @@ def test_a_flood_of_unknown_ids_is_asked_once_each(registry, monkeypatch):
     with pytest.raises(BadEvent, match="does not know schema 150"):
         values.decode(frame(150, b""))
     assert len(registry.asked) == 210
+
+
+def test_an_id_that_no_registry_gives_is_not_asked_since_the_answer_would_be_no_answer(registry, tmp_path):
+    registry.add(1, CLICK)
+    clicks = topic(registry, tmp_path, "avro")
+    records = [record(frame(2**31, b""), 0), record(avro(1, CLICK, VALUE), 1), record(frame(2**32 - 1, b""), 2)]
+    clicks.decoder.mapped["clicks"].prepare(records, lambda: None)
+    events, rejected = clicks.of(records)
+    assert [e.offset for e in events] == [1] and [(r.offset, r.reason) for r in rejected] == [(0, "bad_frame"), (2, "bad_frame")]
 
 
 def test_a_schema_of_another_format_and_one_in_text_are_told_apart(registry):

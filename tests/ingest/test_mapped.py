@@ -282,7 +282,12 @@ def test_our_own_events_in_a_mapped_topic_are_told_by_their_header(clicks):
 def arrow(rows):
     import pyarrow as pa
 
-    table = pa.Table.from_pylist(rows)
+    return arrow_of(pa.Table.from_pylist(rows))
+
+
+def arrow_of(table):
+    import pyarrow as pa
+
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -302,6 +307,38 @@ def test_arrow_columns_of_any_name(tmp_path):
     assert [e.a for e in topic.of([again])[0]] == ["user:10"] == [e.a for e in topic.of([again, record(arrow(rows[1:2]), 1)])[0]]
     assert topic.refused(b"x")[0] == "bad_arrow"
     assert len(topic.of([record(arrow([click(ts=when, user_id=i)]), i) for i in range(20)])[0]) == 20
+
+
+@pytest.mark.parametrize("form", ["s", "ms", "us", "iso8601"])
+def test_the_letter_of_an_arrow_row_reads_as_the_row_did(tmp_path, form):
+    features = {"x": {"type": "number", "missing": 0}}
+    topic = Topic(source(f"{{format: arrow, time: {form}, fields: {{src: u, dst: v, time: t, features: {{x: x}}}}}}",
+                         graph={"edge_sets": {"default": {"features": features}}}), tmp_path)
+    when = datetime.datetime(2026, 11, 22, 10, 0, 0, 123_457)
+    _, rejected = topic.decode(arrow([{"u": None, "v": 1, "t": when, "x": 1.0}, {"u": 1, "v": 2, "t": when, "x": float("nan")}]))
+    assert [r.reason for r in rejected] == ["missing_field", "bad_features"]
+    # A mended one has its own time; NaN is not taken for a missing value.
+    headers = (("content-type", OWN_ROW.encode()),)
+    assert topic.one(json.loads(rejected[0].raw) | {"u": 3}, headers=headers).time == TEN + 123_457
+    assert topic.refused(rejected[1].raw, headers=headers)[0] == "bad_features"
+
+
+def test_arrow_times_of_every_unit_are_exact_and_one_beyond_them_refuses_its_record_alone(tmp_path):
+    import pyarrow as pa
+
+    topic = Topic(source("{format: arrow, time: us, fields: {src: u, dst: v, time: s.t}}"), tmp_path)
+
+    def row(stamp, unit, zone=None):
+        when = pa.array([stamp], pa.int64()).cast(pa.timestamp(unit, zone))
+        return arrow_of(pa.table({"u": [1], "v": [2], "s": pa.StructArray.from_arrays([when], ["t"])}))
+
+    for unit, scale in (("s", 10**6), ("ms", 1000), ("us", 1)):
+        assert topic.one(row(TEN // scale, unit, "Mars/Phobos")).time == TEN
+        # More microseconds than int64 holds, and dates that Python has not.
+        for stamp in (2**62, -(2**62), (2**64 + TEN) // scale if scale > 1 else 2**63 - 1):
+            events, (bad,) = topic.decode(row(stamp, unit), row(TEN // scale, unit))
+            assert [e.time for e in events] == [TEN] and (bad.offset, bad.reason) == (0, "bad_arrow")
+    assert topic.one(row(TEN * 1000 + 999, "ns")).time == TEN
 
 
 def test_other_content_types_do_not_change_the_format(clicks):

@@ -9,7 +9,7 @@ import pytest
 from streamd.errors import JournalError, SchemaRegistryError
 from streamd.ingest import loop, mapped
 from streamd.ingest.deadletter import DeadLetter, make_dead_letters
-from streamd.ingest.wire import OWN_EVENT
+from streamd.ingest.wire import OWN_EVENT_US
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import settings
 from tests.ingest.world import World
@@ -122,11 +122,31 @@ def test_what_the_log_refuses_can_be_sent_again_as_our_own_event(tmp_path):
     world.send(0, {"u": 2, "kind": "buy", "item": {"id": 1}, "t": now_s - 5})
     world.run(1)
     (letter,) = world.dead_letters()
-    assert (letter["reason"], letter["content_type"]) == ("late", OWN_EVENT)
+    assert (letter["reason"], letter["content_type"]) == ("late", OWN_EVENT_US)
     mended = json.loads(base64.b64decode(letter["value_base64"])) | {"time": now_s * 10**6}
-    world.send(0, mended, headers=(("content-type", OWN_EVENT.encode()),))
+    headers = (("content-type", letter["content_type"].encode()),)
+    world.send(0, mended, headers=headers)
+    # One that is refused a second time is still told as ours.
+    world.send(0, mended | {"time": "soon"}, headers=headers)
     world.run(1).stop()
     assert [src for src, _, _ in world.events()] == ["user:1", "user:2"]
+    assert [f["content_type"] for f in world.dead_letters()] == [OWN_EVENT_US] * 2
+
+
+def test_a_delete_that_came_before_its_edge_finds_it_when_it_is_sent_again(tmp_path):
+    deletes = {"where": {"kind": "undo"}, "fields": {"src": "u", "dst": "v", "time": "t"}}
+    fields = {"src": "u", "dst": "v", "time": "t"}
+    world = World(tmp_path, stream__time_unit="ms", sources=[{"topic": "events", "time": "us", "fields": fields, "deletes": deletes}])
+    # Finer than the stream's unit, which is a millisecond.
+    event = {"u": 1, "v": 2, "t": world.clock.now_us() // 1000 * 1000 - 123}
+    world.send(0, event | {"kind": "undo"})
+    world.run(1)
+    (letter,) = world.dead_letters()
+    assert letter["reason"] == "unmatched_delete"
+    world.send(0, event)
+    world.send(0, value=base64.b64decode(letter["value_base64"]), headers=(("content-type", letter["content_type"].encode()),))
+    world.run(1).stop()
+    assert len(world.dead_letters()) == 1
 
 
 def test_a_changed_mapping_reads_what_comes_next_and_a_changed_width_is_refused(tmp_path):
