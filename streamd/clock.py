@@ -53,10 +53,8 @@ def time_us(when: datetime.datetime) -> int:
     """Convert a time to microseconds since the epoch; it is UTC where it has no zone."""
     # A quotient of two differences is exact where a timestamp in float seconds is not.
     epoch = datetime.datetime.fromtimestamp(0, datetime.UTC)
-    return round(
-        (when.replace(tzinfo=when.tzinfo or datetime.UTC) - epoch)
-        / datetime.timedelta(microseconds=1)
-    )
+    since = when.replace(tzinfo=when.tzinfo or datetime.UTC) - epoch
+    return since // datetime.timedelta(microseconds=1)
 
 
 def utc(time_us: int) -> str:

@@ -8,6 +8,8 @@
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
+    |-- TFGNNError             a schema, spec, record or table of TF-GNN is not what it must be
+    |   `-- TFRecordError      a TFRecord file is truncated or damaged
     |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
@@ -62,6 +64,16 @@ class DiskError(DataDirectoryError):
 
 class TGUFError(StreamdError):
     """When a file is not a TGUF version 1 file. The operator rewrites or restores it."""
+
+
+class TFGNNError(StreamdError):
+    """When a schema, sampling spec, record or table of TF-GNN is not what it must be. The operator
+    corrects what the message names."""
+
+
+class TFRecordError(TFGNNError):
+    """When a TFRecord file is truncated or damaged. What comes before the byte it names was
+    delivered. The operator writes or copies the file again."""
 
 
 class CapacityError(StreamdError):

@@ -331,10 +331,24 @@ def _nearest(key: str, known: set[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "; `streamd config` lists all settings"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice; YAML's own loader takes the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
+                )
+            known.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file. Raises: SettingsError where it cannot be read or is none."""
     try:
-        content = yaml.safe_load(path.read_text()) or {}
+        content = yaml.load(path.read_text(), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(
             f"Settings file {path} cannot be read: {' '.join(str(error).split())}."

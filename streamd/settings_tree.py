@@ -90,6 +90,10 @@ class SchemaRegistrySettings(Branch):
             raise ValueError("the address holds a user: set schema_registry.user and secret")
         if parts.query or parts.fragment or not url.isascii() or " " in url:
             raise ValueError("an address has no ?, no # and no spaces")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError("an address has a host's name of 1 to 63 letters a part") from None
         return url
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, empty_batch
+from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, SetKey, empty_batch
+from streamd.schema import EdgeSet, NodeSet
 from streamd.segments.holds import Hold, ask_to_compact, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
@@ -51,6 +52,49 @@ def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,)
         mark = int(time[end - 1]) if end < len(src) or watermark is None else watermark
         writer.commit(batch(schema, src[at:end], dst[at:end], time[at:end], new, at), Progress(), mark)
         at, turn = end, turn + 1
+    writer.close()
+
+
+SETS = Schema.declared(
+    (NodeSet("user", 2), NodeSet("item", 1)),
+    (EdgeSet("views", "user", "item", 1), EdgeSet("buys", "user", "item", 2), EdgeSet("follows", "user", "user")), 1)
+"""Two kinds of nodes and three kinds of edges, with features and labels."""
+
+
+def sets_stream(num_edges: int = 900, num_users: int = 20, num_items: int = 15, seed: int = 0, hours: int = 6):
+    """A stream of the sets of SETS: src, dst, time as `stream` gives them, and the number of each edge's set.
+
+    Users come first, then items; who buys something viewed it before; follows lead to users."""
+    rng = np.random.default_rng(seed)
+    src, dst, time = stream(num_edges, num_users, num_items, seed, hours)
+    sets = rng.choice(3, num_edges, p=[0.6, 0.2, 0.2])
+    dst[sets == 2] = (src[sets == 2] + 1 + rng.integers(0, 3, int((sets == 2).sum()))) % num_users
+    return src, dst, time, sets
+
+
+def sets_rows(sets: Int64, seed: int = 0):
+    """Rows of edge features of the sets of SETS, whose values follow from their places."""
+    rows = np.zeros((len(sets), SETS.edge_feature_dim), np.float32)
+    for i, number in enumerate(sets.tolist()):
+        columns = SETS.edge_columns(number)
+        value = np.arange(columns.stop - columns.start, dtype=np.float32)[None] + (i + seed) % 7
+        rows[i] = SETS.edge_rows(number, value)[0]
+    return rows
+
+
+def write_sets_log(path: Path, src, dst, time, sets, num_users: int = 20, watermark=None, segment_edges=100_000, tail=97):
+    """A log of the sets of SETS; keys are numbers within their node set."""
+    writer = LogWriter(path, SETS, segment_edges)
+    msg, keys = sets_rows(sets), [i if i < num_users else SetKey(1, i - num_users) for i in range(int(max(src.max(), dst.max())) + 1)]
+    writer.keys.update({key: i for i, key in enumerate(keys)})
+    at = 0
+    while at < len(src):
+        end = min(at + min(tail, writer.remaining_rows()), len(src))
+        rows = dataclasses.replace(
+            empty_batch(SETS), src_E=src[at:end], dst_E=dst[at:end], time_E=time[at:end], msg_ED=msg[at:end],
+            new_keys=tuple(keys) if at == 0 else ())
+        writer.commit(rows, Progress(), int(time[end - 1]) if end < len(src) or watermark is None else watermark)
+        at = end
     writer.close()
 
 

@@ -85,7 +85,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("dst: v, ", "", r"sources\.0\.fields\.dst \(file .*s\.yaml line 8\): Field required"), ("dst: v", "dts: v", r"fields\.dts .*line 8\) is unknown; did you mean 'dst'"),
     ("topic: clicks", "topic: clicks\n    format: csv", r"sources\.0\.format .*line 8\): Input should be 'json'"), ("src: u", "src: a..b", r"fields\.src .*a path is"),
-    ("src: u", "src: 'a\"b.c'", r"fields\.src .*no quotation mark"), ("src: u", r"src: 'a\b'", r"backslash"), ("src: u", "src: $kee.x", r"a path begins with"), ("src: u", "src: $envelope.x", r"needs an envelope"), ("src: u", "src: {}", r"a field is a path"),
+    ("topic: clicks", "where: {kind: [view]}\n    topic: clicks", r"'where' is there twice .*line 10"), ("src: u", "src: 'a\"b.c'", r"fields\.src .*no quotation mark"), ("src: u", r"src: 'a\b'", r"backslash"), ("src: u", "src: $kee.x", r"a path begins with"), ("src: u", "src: $envelope.x", r"needs an envelope"), ("src: u", "src: {}", r"a field is a path"),
     ("src: u", "src: {constant: a, prefix: b}", r"neither prefix nor default"), ("time: t", "time: {path: t, prefix: x}", r"fields\.time .*line 8\): only keys have a prefix"),
     ("time: t, ", "", r"sources\.0 .*fields needs a time"), ("topic: clicks", "topic: clicks\n    time: record", r"time is record"),
     ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),

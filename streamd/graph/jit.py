@@ -15,8 +15,8 @@ from pathlib import Path
 import numba
 from numba import njit
 
-ROOMS = ("graph", "gpu")
-"""Rooms whose files hold kernels."""
+ROOMS = ("graph", "gpu", "exchange/tfgnn")
+"""Folders whose files hold kernels."""
 
 
 def sources_hash(package: Path) -> str:

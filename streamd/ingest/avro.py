@@ -227,12 +227,12 @@ class _Memory:
         return OBJECT + sum(fields) + FIELD * len(fields)
 
 
-def _decimal(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> float | bytes:
-    """A decimal as a number."""
+def _decimal(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> int | float | bytes:
+    """A decimal as a number, an integer where it has no places: databases number rows so."""
     if len(data) > MAX_DECIMAL_BYTES or writer["scale"] > 2 * MAX_DECIMAL_BYTES:
         return data
     number: int = int.from_bytes(data, "big", signed=True)
-    return number / int(10 ** writer["scale"])
+    return number / int(10 ** writer["scale"]) if writer["scale"] else number
 
 
 fastavro.read.LOGICAL_READERS[f"bytes-{DECIMAL}"] = _decimal

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from streamd.errors import BadEvent
 from streamd.events import Schema
 from streamd.ingest.cloudevents import ATTRIBUTE
@@ -47,6 +49,8 @@ class Form:
     """Debezium: column of the operation."""
     inlined: int = -1
     """CloudEvents: column of data that is written as text in base64."""
+    mark: str = ""
+    """Name of a field that every value has; without it and all paths, a value is none of these."""
 
     def columns(self, records: Sequence[Any], of_values: Columns) -> Columns | None:
         """All columns of n records; None where one of them needs a look alone."""
@@ -61,7 +65,16 @@ class Form:
                 return None
         if self.inlined >= 0 and any(data is not None for data in columns[self.inlined]):
             return None
+        # Usually some path is met by all, which is cheaper to see than that no value lacks all.
+        may_lack = self.mark and all(None in column for column in of_values)
+        if may_lack and (None,) * len(of_values) in zip(*of_values, strict=True):
+            return None
         return columns
+
+    def check_mark(self, of_value: Sequence[Any], raw: bytes | msgspec.Raw) -> None:
+        """Refuse a value that is not in this form; it would be skipped. Raises: BadEvent."""
+        if self.mark and of_value.count(None) == len(of_value) and self.mark not in parsed(raw):
+            raise BadEvent("missing_field", f"{self.mark} is missing: the source's envelope has it")
 
     def num_rows(self, of_values: Columns) -> int:
         """The number of rows of columns that come from values."""
@@ -112,7 +125,7 @@ class FormMaker:
         """Records whose data lies at `base` of the value."""
         leaves = Leaves()
         rules = plain_rules(self._source, RuleMaker(leaves, absolute(base, ())), self._sets)
-        return self._form(rules, _with_one_of_value(leaves))
+        return self._form(rules, _with_one_of_value(leaves), mark=base[0] if base else "")
 
     def debezium(self, base: Steps) -> Form:
         """Change events, whose operation lies in the object at `base`."""
@@ -138,7 +151,7 @@ class FormMaker:
         leaves = Leaves()
         inlined = leaves.number(("data_base64",))
         rules = plain_rules(self._source, RuleMaker(leaves, absolute(("data",), ())), self._sets)
-        return self._form(rules, leaves, inlined=inlined)
+        return self._form(rules, leaves, inlined=inlined, mark="specversion")
 
     def binary(self) -> Form:
         """CloudEvents whose value is the data, with the attributes in headers."""
@@ -166,6 +179,8 @@ class FormMaker:
         rules: Sequence[Rule] = ()
         if self._source.envelope == "debezium":
             rules = self._row_deletes(maker, {}, {})
+            if len(rules) > 1:
+                rules = [Rule(type="delete", conditions=(), refuses=EITHER)]
         elif self._source.deletes is not None:
             rule = self._source.deletes
             rules = [maker.deletes({}, rule.fields, deleted_set(self._source, rule))]
@@ -197,6 +212,7 @@ class FormMaker:
         operation: int = -1,
         inlined: int = -1,
         num_first: int = 0,
+        mark: str = "",
     ) -> Form:
         layout = Layout(
             rules, leaves, self._keys, self._times, self._schema, self._max_feature, num_first
@@ -213,9 +229,11 @@ class FormMaker:
             ),
             operation,
             inlined,
+            mark,
         )
 
 
+EITHER = "nothing tells whether a node or an edge was deleted"
 NO_TIME = "time is record, so nothing tells which edge was deleted"
 
 

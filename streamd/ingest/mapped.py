@@ -13,7 +13,7 @@ from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
 from streamd.ingest.block import ROW, Block, joined
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
-from streamd.ingest.cloudevents import as_structured, mode_of, with_data
+from streamd.ingest.cloudevents import STRUCTURED, as_structured, mode_of, with_data
 from streamd.ingest.decode import (
     NUM_SINGLES,
     SINGLES_BYTES,
@@ -333,7 +333,7 @@ class MappedTopic:
         value: bytes = record.value
         if self._format is not None and not self._is_json(record, name):
             self._rows(batch, form, record, self._format.decode(value))
-        elif self._is_ndjson and name != "structured":
+        elif self._is_ndjson and content_of(record.headers or ()) not in STRUCTURED:
             items = lines(value, self._rules.max_record_events)
             self._many(batch, form, record, form.shape.of_lines(items), items)
         elif value.lstrip()[:1] == b"[":
@@ -407,6 +407,7 @@ class MappedTopic:
 
         def read(item: bytes | msgspec.Raw) -> WireEvent | None:
             of_value = form.shape.of_one(item)
+            form.check_mark(of_value, item)
             if form.inlined >= 0 and of_value[form.inlined] is not None:
                 of_value = form.shape.of_row(with_data(parsed(item)))
             chosen = form

@@ -134,7 +134,7 @@ class SchemaRegistry:
             return RegisteredSchema(
                 _text(answer.get("schemaType") or "AVRO"), _text(answer["schema"]), references
             )
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise self._failed(f"{self._name} answers with something else than a schema") from None
 
     def _ask(self, path: str, what: str) -> Any:
@@ -148,7 +148,7 @@ class SchemaRegistry:
             # A secret's file that is being replaced is no reason to end.
             raise self._failed(str(error).rstrip(".")) from None
         except (OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
+            why = str(error)[:200] or type(error).__name__
             raise self._failed(f"{self._name} does not answer: {why}") from None
 
         # Anything but the API's own answer says nothing about the schema.
@@ -274,19 +274,19 @@ def _tls(settings: SchemaRegistrySettings) -> ssl.SSLContext:
 
 def _secret(settings: SchemaRegistrySettings) -> str:
     """The password or token; a file is read each time, since tokens end. Raises: SettingsError."""
+    name = "secret"
     if settings.secret is not None:
-        return settings.secret.get_secret_value()
-    if settings.secret_file is None:
+        # An environment variable may end in a newline as a file does.
+        secret = settings.secret.get_secret_value().strip()
+    elif settings.secret_file is not None:
+        name = f"secret_file {settings.secret_file}"
+        try:
+            secret = settings.secret_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise SettingsError(f"schema_registry.{name} cannot be read: {why}.") from None
+    else:
         return ""
-    try:
-        secret = settings.secret_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise SettingsError(
-            f"schema_registry.secret_file {settings.secret_file} cannot be read: {why}."
-        ) from None
     if not secret.isprintable() or not secret.isascii():
-        raise SettingsError(
-            f"schema_registry.secret_file {settings.secret_file} holds more than one line of ASCII."
-        )
+        raise SettingsError(f"schema_registry.{name} holds more than one line of ASCII.")
     return secret

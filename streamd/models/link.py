@@ -178,19 +178,18 @@ class LinkModel(nn.Module):
         """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
         # Each root is projected once, however many pairs it is in.
         src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
-        if (set_E1D := self.asked_set(inputs.facts_ECF[:, :1])) is not None:
-            src_E1D = src_E1D + set_E1D
+        if self.head_set is not None:
+            src_E1D = src_E1D + self.asked_set(inputs.facts_ECF[:, :1])
         hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
         if dropout is not None and self.settings.pair_facts:
             hidden_ECD = half_dropout(hidden_ECD, dropout, inputs.event_E)
         out: Tensor = self.head_out(hidden_ECD)[..., 0]
         return out
 
-    def asked_set(self, facts_F: Tensor) -> Tensor | None:
-        """What the head adds for the edge set that facts [..., F] are asked about: [..., D]; None
-        where there is one set."""
-        if self.head_set is None or not facts_F.shape[-1]:
-            return None
+    def asked_set(self, facts_F: Tensor) -> Tensor:
+        """What the head adds for the edge set that facts [..., F] are asked about: [..., D], where
+        there are several sets."""
+        assert self.head_set is not None
         out: Tensor = self.head_set(facts_F[..., -self.schema.num_edge_sets :])
         return out
 

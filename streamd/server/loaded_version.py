@@ -314,8 +314,8 @@ class LoadedVersion:
         out = self.model.pair_logits(facts)
         if self._by_vectors:
             src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
-            if (set_RD := self.model.asked_set(facts)) is not None:
-                src_RD = src_RD + set_RD
+            if self.model.head_set is not None:
+                src_RD = src_RD + self.model.asked_set(facts)
             out = out + self.model.residual_of(src_RD, dst_RD)
         logits_R: Float32 = out.cpu().numpy()
         return logits_R

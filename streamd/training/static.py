@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamd import __version__
 from streamd.errors import SettingsError, StreamdError
-from streamd.events import Int64
+from streamd.events import Float32, Int64
 from streamd.gpu import choose_device, make_graph, memory_for
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
@@ -191,6 +191,15 @@ class StaticTraining:
         self.model.eval()
         return total / len(order)
 
+    def _asked_sets(self, event: Int64, num_candidates: int) -> Float32:
+        """In place of facts: one-hot of the edge set of each event, float32[E, C, sets]; nothing
+        where there is one set."""
+        sets = self.schema.num_edge_sets
+        if sets == 1:
+            return np.zeros((len(event), num_candidates, 0), np.float32)
+        one_hot = np.eye(sets, dtype=np.float32)[self._log.edge_sets_of(event)]
+        return one_hot[:, None].repeat(num_candidates, 1)
+
     def _known(self, dst: Int64) -> Int64:
         """How many nodes of each destination's set are destinations of training edges."""
         return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
@@ -212,8 +221,8 @@ class StaticTraining:
         nodes, index = np.unique(asked, return_inverse=True)
         index = index.reshape(asked.shape)
         around = self._around(nodes, self._training.seed + number)
-        none = np.zeros((len(event), asked.shape[1] - 1, 0), np.float32)
-        inputs = link_inputs(event, none, index[:, 0], index[:, 1:], around)
+        sets = self._asked_sets(event, asked.shape[1] - 1)
+        inputs = link_inputs(event, sets, index[:, 0], index[:, 1:], around)
 
         # Without the edges themselves.
         hops = tuple(
@@ -249,7 +258,11 @@ class StaticTraining:
             rows = slice(a, a + BATCH_EDGES)
             src_at = torch.from_numpy(np.searchsorted(nodes, src[rows]))
             dst_at = torch.from_numpy(np.searchsorted(nodes, candidate_EC[rows]))
-            logits = self.model.residual_of(heads[0][src_at][:, None], heads[1][dst_at])
+            src_E1D = heads[0][src_at][:, None]
+            if self.model.head_set is not None:
+                sets = torch.from_numpy(self._asked_sets(event[rows], 1))
+                src_E1D = src_E1D + self.model.asked_set(sets.to(src_E1D.device))
+            logits = self.model.residual_of(src_E1D, heads[1][dst_at])
             score_EC[rows] = logits.cpu().numpy()
         return measures(score_EC, self._pool.holds(dst, known))
 

@@ -16,12 +16,13 @@ from tests.benchmarks import (
     ingest,
     labels,
     serving,
+    tfgnn,
     tgb,
     training,
 )
 
 ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
-       "growth": growth, "tgb": tgb, "labels": labels, "gpu": gpu}
+       "growth": growth, "tgb": tgb, "labels": labels, "tfgnn": tfgnn, "gpu": gpu}
 
 if __name__ == "__main__":
     console = Console(width=150)

@@ -2,7 +2,8 @@
 
 `python -m tests.benchmarks.accuracy STREAM [--name tgn] [--stale 200] [--seeds 0,1,2] [--set model.dim=100 ...]` prints one
 line of JSON per seed. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
-`--without met,gap` hides the facts whose names hold one of these words.
+`--without met,gap` hides the facts whose names hold one of these words. `--sets` makes each type of mathoverflow's events an edge
+set of its own, where else the type is a feature.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 from streamd.evaluation.backtest import means
 from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
 from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
+from streamd.schema import EdgeSet, Schema
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
 from streamd.training.recorder import Recorder
@@ -27,6 +29,7 @@ from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
 
 DAY = 86_400
+MATHOVERFLOW = ("answers", "comments_on_questions", "comments_on_answers")
 WIDTH = {"wikipedia": DAY, "collegemsg": 7 * DAY, "mathoverflow": 60 * DAY, "nyc-green-taxi": DAY}
 STALE_TARGET = {"wikipedia": (0.865, 0.988), "collegemsg": (0.648, 0.948), "nyc-green-taxi": (0.446, 0.929), "mathoverflow": (0.760, 0.973)}
 FRESH_TARGET = {"wikipedia": (0.907, 0.992), "collegemsg": (0.799, 0.972), "nyc-green-taxi": (0.447, 0.930), "mathoverflow": (0.875, 0.988)}
@@ -48,7 +51,7 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return src, dst, when, features
 
 
-def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[RegimeWindow], int, int, float]:
+def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, **values) -> tuple[list[RegimeWindow], int, int, float]:
     """Windows of one run, first edge behind the initial part, edges in all, seconds."""
     src, dst, when, features = read(name)
     width = WIDTH[name]
@@ -57,7 +60,9 @@ def protocol(name: str, stale: int, regimes=("live",), **values) -> tuple[list[R
     shifted = (when - cut_time + -(-(cut_time - int(when[0])) // width) * width) * 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
-        write_edges(path, list(range(int(max(src.max(), dst.max())) + 1)), src, dst, shifted, features, int(shifted[-1]) + 10**15)
+        # The one-hot type of an event is just what a row of features of sets without features is.
+        schema = Schema.declared((), [EdgeSet(t) for t in MATHOVERFLOW]) if sets else None
+        write_edges(path, list(range(int(max(src.max(), dst.max())) + 1)), src, dst, shifted, features, int(shifted[-1]) + 10**15, schema)
         half_lives = tuple(f * width for f in (0.001, 0.02, 0.1, 0.5, 8))
         settings = load_settings(None, {
             "data_dir": path, "stream.edge_feature_dim": features.shape[1], "windows.width_seconds": width,
@@ -119,18 +124,19 @@ def main() -> None:
     parser.add_argument("--regimes", default="live,frozen")
     parser.add_argument("--without", default="")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--sets", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     without = hide_facts(asked.without.split(",")) if asked.without else []
     values = {k: json.loads(v) for k, v in (s.split("=", 1) for s in asked.set)}
     for seed in map(int, asked.seeds.split(",")):
         windows, cut, total, seconds = protocol(
-            asked.stream, asked.stale, asked.regimes.split(","), **{"model.name": asked.name, "training.seed": seed} | values)
+            asked.stream, asked.stale, asked.regimes.split(","), asked.sets, **{"model.name": asked.name, "training.seed": seed} | values)
         got = all_means(windows)
         half = best_half_life(windows, int(0.2 * total), cut)
         target = (STALE_TARGET if asked.stale else FRESH_TARGET)[asked.stream]
         per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
-        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "without": without,
+        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "without": without, "sets": asked.sets,
                           "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)

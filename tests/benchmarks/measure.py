@@ -50,11 +50,11 @@ def load_synth():
     return module
 
 
-def write_edges(path: Path, keys: list, src, dst, time_E, msg, watermark: int) -> Schema:
-    """A log of given edges in commits of 20,000."""
+def write_edges(path: Path, keys: list, src, dst, time_E, msg, watermark: int, schema: Schema | None = None) -> Schema:
+    """A log of given edges in commits of 20,000. schema: of several edge sets, which rows of `msg` say."""
     import dataclasses
 
-    schema = Schema(msg.shape[1], 0, 0)
+    schema = schema or Schema(msg.shape[1], 0, 0)
     writer = LogWriter(path, schema, len(src))
     writer.keys.update({k: i for i, k in enumerate(keys)})
     for a in range(0, len(src), 20_000):

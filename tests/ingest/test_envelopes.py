@@ -50,6 +50,16 @@ def test_structured_cloudevents(tmp_path, headers):
     assert [(r.offset, r.reason) for r in rejected] == [(3, "missing_field"), (4, "missing_field"), (5, "wrong_type")]
 
 
+def test_structured_cloudevents_may_be_lines(tmp_path):
+    topic = Topic(CLOUD.replace("envelope:", "format: ndjson\n  envelope:"), tmp_path)
+    lines = b"\n".join(json.dumps(e).encode() for e in (cloud(), cloud(data=None), cloud(type="buy"), cloud(data={"u": "b", "v": 6})))
+    events, rejected = topic.decode(lines)
+    assert [(e.item, e.a) for e in events] == [(0, "a"), (3, "b")] and [r.index for r in rejected] == [1]
+    # A header that says JSON means one event, on however many lines, or an array of them.
+    assert topic.one(json.dumps(cloud(), indent=1).encode(), headers=STRUCTURED).a == "a"
+    assert len(topic.decode([cloud(), cloud()], headers=(("content-type", b"application/cloudevents-batch+json"),))[0]) == 2
+
+
 def test_a_batch_of_cloudevents(tmp_path):
     topic = Topic(CLOUD, tmp_path)
     events, rejected = topic.decode([cloud(), cloud(type="buy"), cloud(data={"u": "b", "v": 6})],
@@ -120,6 +130,13 @@ def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     assert topic.of([record(None, 7)])[1][0].reason == "tombstone"
 
 
+def test_a_tombstone_deletes_no_node_where_the_row_may_have_been_an_edge(tmp_path):
+    topic = Topic(source("{envelope: debezium, time: ms, fields: {src: u, dst: v, time: t}, nodes: {where: {kind: user}, fields: {id: id}}}"), tmp_path)
+    key = b'{"id": 5}'
+    events, (bad,) = topic.of([record(change("d", id=5), 0, key=key), record(None, 1, key=key), record(None, 2, key=key)])
+    assert [(e.offset, e.b) for e in events] == [(0, 5)] and (bad.offset, bad.reason) == (2, "tombstone") and "node or an edge" in bad.error
+
+
 @pytest.mark.parametrize(("value", "says"), [
     ({"u": 1}, "op is missing"), ({"op": None, "after": {}}, "op is missing"), ({"op": "c", "after": None}, "missing"), ({"op": "d", "before": None}, ""), ([], ""),
     ({"op": "d", "before": {"ok": True, "u": 1}}, "dst (v) is missing"), ({"op": "c", "after": [1]}, ""), ({"payload": None}, "op is missing"),
@@ -139,3 +156,16 @@ def test_connect_has_its_data_in_the_payload(tmp_path):
     topic = Topic(source("{envelope: connect, time: s, fields: {src: u, dst: v, time: t}, where: {$envelope.schema.type: struct}}"), tmp_path)
     assert topic.one(wrapped({"u": "a", "v": 5, "t": 7})).time == 7_000_000
     assert topic.refused(wrapped(None))[0] == "missing_field"
+
+
+@pytest.mark.parametrize(("body", "good", "missing"), [
+    ("{envelope: connect, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", wrapped({"u": 1, "v": 2, "kind": "view"}), "payload"),
+    ("{envelope: cloudevents, time: record, fields: {src: u, dst: v}, where: {kind: [view]}}", cloud(data={"u": 1, "v": 2, "kind": "view"}), "specversion")])
+def test_a_record_without_its_envelope_is_refused_and_not_skipped(tmp_path, body, good, missing):
+    topic = Topic(source(body), tmp_path)
+    values = [good] * 20
+    values[7] = {"u": 1, "v": 2, "kind": "view"}
+    events, (bad,) = topic.decode(*values)
+    assert len(events) == 19 and (bad.offset, bad.reason) == (7, "missing_field") and bad.error.startswith(f"{missing} is missing")
+    # One that has it and nothing else is another kind of record.
+    assert topic.decode(wrapped({}) if missing == "payload" else cloud(data={})) == ([], [])

@@ -75,6 +75,19 @@ def test_avro_becomes_events_as_its_mapping_says(registry, tmp_path):
     assert [e.a for e in events] == [f"user:{i}" for i in range(50)] and not rejected and list(events[0].values) == [-1, 0]
 
 
+def test_a_decimal_without_places_may_be_a_key(registry, tmp_path):
+    from decimal import Decimal
+
+    number = {"type": "bytes", "logicalType": "decimal", "precision": 38}
+    schema = {"type": "record", "name": "Row", "fields": [{"name": n, "type": number | {"scale": s}} for n, s in (("u", 0), ("v", 0), ("x", 1))]}
+    registry.add(1, schema)
+    rows = Topic(source("{format: avro, time: record, fields: {src: u, dst: v}}", schema_registry={"url": registry.url}), tmp_path)
+    event = rows.one(avro(1, schema, {"u": Decimal(2**62), "v": Decimal(-5), "x": Decimal("0.5")}))
+    assert (event.a, event.b) == (2**62, -5)
+    fraction = Topic(source("{format: avro, time: record, fields: {src: x, dst: v}}", schema_registry={"url": registry.url}), tmp_path)
+    assert fraction.refused(avro(1, schema, {"u": Decimal(1), "v": Decimal(1), "x": Decimal("0.5")}))[0] == "bad_key"
+
+
 def test_protobuf_becomes_events_as_its_mapping_says(registry, tmp_path):
     add_proto(registry, 9)
     click = proto_class()(user_id=8, item={"id": "b41"}, kind=0, tags=["a"], more={"x": 1}, parts=[{"id": "p"}], price={"amount": 2.5}, seconds=0)

@@ -74,6 +74,7 @@ FAULTS = {
     "a list": ((200, JSON, b"[]"), "something else"),
     "no schema": ((200, JSON, b"{}"), "something else"),
     "a number": ((200, JSON, b'{"schema": 5}'), "something else"),
+    "no version": ((200, JSON, b'{"schema": "x", "references": [{"name": "a", "subject": "b", "version": 1e999}]}'), "something else"),
     "odd references": ((200, JSON, b'{"schema": "x", "references": [5]}'), "something else"),
     "no number": ((200, JSON, b'{"schema": "x", "references": [{"name": "a", "subject": "b", "version": "../x"}]}'), "something else"),
     "a slow byte": (trickle, "timed out"),
@@ -161,6 +162,12 @@ def test_credentials_are_sent_as_basic_or_bearer_and_a_changed_file_counts(regis
             client(registry, secret_file=file)
     with pytest.raises(SettingsError, match="cannot be read"):
         client(registry, secret_file=tmp_path / "none")
+    # As from an environment variable; an error does not show it.
+    client(registry, secret="hush\n").schema(7)
+    assert registry.headers[-1]["Authorization"] == "Bearer hush"
+    with pytest.raises(SettingsError, match=r"schema_registry\.secret holds more than one line of ASCII") as error:
+        client(registry, secret="hush\nhush")
+    assert "hush" not in str(error.value)
 
 
 def test_a_registry_behind_tls_must_be_who_it_says(registry, tmp_path):
@@ -185,7 +192,7 @@ def test_a_registry_behind_tls_must_be_who_it_says(registry, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("{url: 'ftp://x'}", "begins with http"), ("{url: 'http://'}", "begins with http"), ("{url: 'http://a:b@x'}", "the address holds a user"), ("{url: 'http://x:99999'}", "ort"),
+    ("{url: 'ftp://x'}", "begins with http"), ("{url: 'http://'}", "begins with http"), ("{url: 'http://a:b@x'}", "the address holds a user"), ("{url: 'http://x:99999'}", "ort"), ("{url: 'http://a..b'}", r"url .*line 1\): an address has a host"),
     ("{url: 'http://x', secret: a, secret_file: b}", "both set"), ("{url: 'http://x', user: me}", "needs schema_registry.secret"),
     ("{url: 'http://x', ca_file: a}", "unless schema_registry.url is https"), ("{url: 'https://x', key_file: a}", "needs schema_registry.cert_file"), ("{user: 'a:b'}", "pattern")])
 def test_settings_that_cannot_work_are_refused(tmp_path, text, says):

@@ -1,0 +1,353 @@
+"""Unigraph tables in: the rows of a set from CSV or TFRecord files."""
+
+import csv
+import io
+import itertools
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.exchange.tfgnn.columns import Column, ColumnReader
+from streamd.exchange.tfgnn.lists import typed
+from streamd.exchange.tfgnn.records import MAX_RECORDS, open_file, read_blocks
+from streamd.exchange.tfgnn.schema import TYPES, Context, EdgeSet, Feature, NodeSet
+from streamd.exchange.tfgnn.shards import find_files, table_format
+from streamd.exchange.tfgnn.tensor import Ragged, Value
+
+ROWS = 1 << 13
+"""Rows of a CSV file that are given at once."""
+CELLS = 1 << 22
+"""Most features times records of a block, which bounds what is noted of each."""
+MAX_LINE = 1 << 24
+"""Most characters of a line of CSV: without an end of line a whole file would be one."""
+WEIGHT = "#weight"
+"""A column of edges that the guide names; also read under `weight`. Floats, declared or not."""
+IDS = {"id": "#id", "source": "#source", "target": "#target"}
+"""Columns that CSV may name without the #."""
+Set = Context | NodeSet | EdgeSet
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """Some rows of a table, in the order of its files.
+
+    first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
+    object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
+    edges, float32, None where the table has none. others: columns that the schema does not have,
+    as bytes (CSV only).
+    """
+
+    first: int
+    num: int
+    ids: Array | None = None
+    source: Array | None = None
+    target: Array | None = None
+    weight: Array | None = None
+    features: Mapping[str, Value] = field(default_factory=dict)
+    others: Mapping[str, Array] = field(default_factory=dict)
+
+
+def table_path(one: Set, base: Path) -> Path | None:
+    """Where the table of a set lies, None where the schema names none.
+
+    base: the folder of the schema, or the schema. Raises: TFGNNError for a place that is no file.
+    """
+    name = one.metadata.filename if one.metadata else ""
+    if not name:
+        return None
+    if "://" in name:
+        raise TFGNNError(f"{name} is not a local file.", "copy it here and name the copy.")
+    return (base if base.is_dir() else base.parent) / name
+
+
+def read_table(one: Set, path: Path) -> Iterator[Rows]:
+    """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
+
+    Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
+    TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
+    """
+    table = _Table(one)
+    read = table.csv_rows if table_format(path) == "csv" else table.records
+    number = 0
+    for file in find_files(path):
+        for rows in read(file, number):
+            number += rows.num
+            yield rows
+
+
+def read_ids(path: Path) -> Iterator[bytes]:
+    """Yield the ids of a table of seeds. Raises: as `read_table`."""
+    for rows in read_table(NodeSet(), path):
+        assert rows.ids is not None
+        yield from rows.ids.tolist()
+
+
+class _Table:
+    """Reads rows of the table of one set."""
+
+    def __init__(self, one: Set) -> None:
+        self._features = dict(one.features)
+        self._is_reversed = one.metadata is not None and one.metadata.is_reversed
+        self._keys: tuple[str, ...] = ()
+        if isinstance(one, NodeSet):
+            self._keys = ("#id",)
+        elif isinstance(one, EdgeSet):
+            self._keys = ("#source", "#target")
+        self._is_edges = isinstance(one, EdgeSet)
+        for name in self._keys:
+            feature = one.features.get(name)
+            if feature is not None and (feature.shape or feature.dtype.wire != "bytes"):
+                raise TFGNNError(
+                    f"{name} is one string a row, not {feature}.", "correct the schema."
+                )
+
+    def records(self, path: Path, first: int) -> Iterator[Rows]:
+        """Yield the rows of a TFRecord file. Raises: TFGNNError."""
+        features = self._features
+        for name, feature in features.items():
+            if len(feature.ragged_dims) > 1 or (feature.ragged_dims and feature.shape[0]):
+                raise TFGNNError(
+                    f"{path}: feature {name!r} has the shape {feature.shape}; a row of a table "
+                    "holds one ragged dim at most, the first.",
+                    "flatten it.",
+                )
+        weights = [WEIGHT] if self._is_edges and WEIGHT not in features else []
+        weights += ["weight"] if weights and "weight" not in features else []
+        keys = [(key, "bytes") for key in self._keys if key not in features]
+        keys += [(name, feature.dtype.wire) for name, feature in features.items()]
+        keys += [(name, "float") for name in weights]
+        reader = ColumnReader(keys)
+        for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
+            where = f"{path} record {block.first}"
+            columns = dict(
+                zip(
+                    reader.names,
+                    reader.read(block.data, block.start_R, block.end_R, where),
+                    strict=True,
+                )
+            )
+            num = len(block.start_R)
+            values: dict[str, Value] = {
+                name: _of_column(columns[name], feature, num, f"{where}: feature {name!r}")
+                for name, feature in features.items()
+            }
+            ends = {
+                key: _one_each(columns[key], f"{where}: {key}")
+                for key in self._keys
+                if key not in values
+            }
+            weight = None
+            for name in weights:
+                if columns[name].count_R.any():
+                    weight = _one_each(columns[name], f"{where}: {name}")
+                    break
+            yield self._rows(first, num, ends, values, weight, {})
+            first += num
+
+    def csv_rows(self, path: Path, first: int) -> Iterator[Rows]:
+        """Yield the rows of a CSV file, whose first row is its header. Raises: TFGNNError."""
+        for name, feature in self._features.items():
+            if feature.shape:
+                raise TFGNNError(
+                    f"{path}: feature {name!r} has the shape {feature.shape}; a cell of CSV "
+                    "holds one value.",
+                    "write the table as .tfrecord.",
+                )
+        with ExitStack() as stack:
+            reader = _csv_reader(path, stack)
+            header = next(reader, None)
+            if header is None:
+                raise TFGNNError(f"{path} is empty.", "write a header.")
+            names = [IDS.get(name, name) for name in header]
+            self._check_header(names, path)
+            at = 1
+            take = max(1, min(ROWS, CELLS // len(names)))
+            while chunk := list(itertools.islice(reader, take)):
+                for row, cells in enumerate(chunk, at):
+                    if len(cells) != len(names):
+                        # What comes before is delivered.
+                        if row > at:
+                            yield self._of_cells(chunk[: row - at], names, path, at, first)
+                        raise TFGNNError(
+                            f"{path} row {row} has {len(cells)} cells, the header {len(names)}.",
+                            "correct the row.",
+                        )
+                yield self._of_cells(chunk, names, path, at, first)
+                at += len(chunk)
+                first += len(chunk)
+
+    def _check_header(self, names: list[str], path: Path) -> None:
+        """Refuse a header that lacks a column or has one twice. Raises: TFGNNError."""
+        for name in (*self._keys, *self._features):
+            if name not in names:
+                told = ", ".join(names[:20])
+                raise TFGNNError(
+                    f"{path} has no column {name!r}; there are {told}.", "add it to the table."
+                )
+        if len(set(names)) < len(names):
+            name, _ = Counter(names).most_common(1)[0]
+            raise TFGNNError(f"{path} has the column {name!r} twice.", "rename one.")
+
+    def _of_cells(
+        self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
+    ) -> Rows:
+        """Rows of cells. at: the number of the first row in the file. Raises: TFGNNError."""
+        values: dict[str, Value] = {}
+        ends: dict[str, Array] = {}
+        others: dict[str, Array] = {}
+        weight = None
+        for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
+            if name in self._features:
+                dtype = self._features[name].dtype
+                flat = _parsed(cells, dtype.wire, f"{path} row", at, name)
+                values[name] = typed(flat, dtype, f"{path} rows from {at}, column {name!r}")
+            elif name in self._keys:
+                ends[name] = _strings(cells)
+            elif self._is_edges and name in (WEIGHT, "weight"):
+                weight = _parsed(cells, "float", f"{path} row", at, name)
+            else:
+                others[name] = _strings(cells)
+        return self._rows(first, len(chunk), ends, values, weight, others)
+
+    def _rows(
+        self,
+        first: int,
+        num: int,
+        ends: dict[str, Array],
+        values: dict[str, Value],
+        weight: Array | None,
+        others: dict[str, Array],
+    ) -> Rows:
+        """Rows with sources and targets at their places."""
+        # A schema may declare the ids as a feature too.
+        found: list[Any] = [ends.get(k, values.get(k)) for k in ("#id", "#source", "#target")]
+        ids, source, target = found
+        if self._is_reversed:
+            source, target = target, source
+        for name in (WEIGHT, "weight"):
+            declared = values.get(name)
+            if weight is not None or not self._is_edges or not isinstance(declared, np.ndarray):
+                continue
+            if declared.ndim == 1 and declared.dtype.kind in "fiu":
+                weight = typed(declared, TYPES["DT_FLOAT"], name)
+        return Rows(
+            first=first,
+            num=num,
+            ids=ids,
+            source=source,
+            target=target,
+            weight=weight,
+            features=values,
+            others=others,
+        )
+
+
+def _csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
+    """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
+    try:
+        file = stack.enter_context(open_file(path))
+    except OSError as error:
+        raise TFGNNError(f"{path} cannot be read: {error.strerror}.", "check it.") from None
+    text = stack.enter_context(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+    return _cells(path, csv.reader(_lines(text), strict=True))
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield lines. Raises: ValueError for one without an end."""
+    while line := text.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise ValueError(f"a line has {MAX_LINE} characters or more")
+        yield line
+
+
+def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
+    """Yield the rows of a reader that are not blank. Raises: TFGNNError naming the line."""
+    while True:
+        try:
+            row = next(rows, None)
+        except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+            raise TFGNNError(
+                f"{path} cannot be read behind line {rows.line_num}: {error}.", "write it again."
+            ) from None
+        if row is None:
+            return
+        if row:
+            yield row
+
+
+def _parsed(cells: Iterable[str], wire: str, place: str, at: int, name: str) -> Array:
+    """The values of a column of cells. Raises: TFGNNError naming the row."""
+    if wire == "bytes":
+        return _strings(cells)
+    parse: Callable[[str], float | int] = float if wire == "float" else int
+    values = []
+    for row, cell in enumerate(cells, at):
+        try:
+            value = parse(cell)
+            if wire == "int64" and not -(2**63) <= value < 2**64:
+                raise ValueError
+        except ValueError:
+            words = "a number" if wire == "float" else "an integer of 64 bits"
+            raise TFGNNError(
+                f"{place} {row}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
+            ) from None
+        values.append(value)
+    if wire == "float":
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.array(values, np.float64).astype(np.float32)
+    # An integer beyond int64 is one of uint64, by its bits.
+    return np.array([v - 2**64 if v >= 2**63 else v for v in values], np.int64)
+
+
+def _strings(cells: Iterable[str]) -> Array:
+    """Cells as an array of bytes."""
+    values = [cell.encode() for cell in cells]
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _one_each(column: Column, place: str) -> Array:
+    """The values of a column with one in each record. Raises: TFGNNError."""
+    wrong = np.flatnonzero(column.count_R != 1)
+    if len(wrong):
+        r = int(wrong[0])
+        raise TFGNNError(
+            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one; it "
+            "must have one.",
+            "write the table again.",
+        )
+    return column.values
+
+
+def _of_column(column: Column, feature: Feature, num: int, place: str) -> Value:
+    """The value of a feature over rows. Raises: TFGNNError."""
+    inner = 1
+    trailing = feature.shape[1:] if feature.ragged_dims else feature.shape
+    for size in trailing:
+        inner *= size or 0
+    wrong = np.flatnonzero(
+        column.count_R % max(inner, 1) if feature.ragged_dims else column.count_R != inner
+    )
+    if len(wrong) or (inner == 0 and len(column.values)):
+        r = int(wrong[0]) if len(wrong) else 0
+        raise TFGNNError(
+            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one, its "
+            f"shape is {feature.shape}.",
+            "write the value for every row.",
+        )
+    flat = typed(column.values, feature.dtype, place)
+    shape = [size or 0 for size in trailing]
+    if not feature.ragged_dims:
+        return flat.reshape(num, *shape)
+    lengths = column.count_R // max(inner, 1)
+    return Ragged(feature.shape, flat.reshape(int(lengths.sum()), *shape), (lengths,))

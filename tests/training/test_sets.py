@@ -1,0 +1,91 @@
+"""Learning from a log of several kinds of nodes and edges."""
+
+import numpy as np
+import pytest
+import torch
+
+from streamd.models.standardize import RunningStandardizer, SetStandardizer
+from streamd.segments.reader import LogReader
+from streamd.training.learner import Learner
+from streamd.training.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
+from streamd.training.recorder import Recorder
+from streamd.training.replay import ReplayStore
+from streamd.training.scores import measures
+from streamd.windows import next_window
+from tests.builders import HOUR, SETS, sets_rows, sets_stream, settings, write_sets_log
+
+
+def world(tmp_path, **values):
+    write_sets_log(tmp_path / "log", *sets_stream(), watermark=100 * HOUR, segment_edges=250)
+    s = settings(tmp_path / "log", stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim, **values)
+    return s, LogReader.open(tmp_path / "log")
+
+
+def run(s, log, learn=True):
+    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
+    scores, chunks, edge = [], [], 0
+    while (window := next_window(log, edge, HOUR)) is not None:
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            chunks.append(chunk)
+            scores.append(learner.score(chunk))
+        if learn:
+            learner.learn(window.first_edge)
+        edge = window.end_edge
+    return learner, recorder, np.concatenate([x for x in scores if x.size]), chunks
+
+
+@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
+def test_every_model_learns_from_several_sets(tmp_path, name):
+    s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
+    learner, _, learned, _ = run(s, log)
+    _, _, frozen, _ = run(s, log, learn=False)
+    assert learner.model.is_finite
+    assert measures(learned[-300:])["mrr"] > measures(frozen[-300:])["mrr"] + 0.1
+
+
+def test_negatives_are_of_the_node_set_of_the_destination(tmp_path):
+    s, log = world(tmp_path, model__name="pair")
+    _, recorder, _, chunks = run(s, log, learn=False)
+    node = np.concatenate([c.score.node_M.numpy()[c.score.hops[0].root_U.numpy()[c.score.candidate_EC.numpy()]]
+                           for c in chunks if c.score is not None])
+    of_items = log.node_sets_of(node)
+    assert node.shape[1] == 1 + NUM_SCORED + NUM_LEARNED and (of_items == of_items[:, :1]).all() and 0 < of_items.mean() < 1
+
+
+def test_pools_of_one_node_set_are_the_one_pool(tmp_path):
+    s, log = world(tmp_path, model__name="pair")
+    facts = Recorder(s, log).live.facts
+    src, dst, time, sets = sets_stream()
+    users = sets == 2
+    facts.advance(src[:400], dst[:400], time[:400], sets[:400])
+    at = np.flatnonzero(users & (np.arange(900) >= 400))
+    none = np.zeros(0, np.int64)
+    pools, pool = Pools(facts, dst[at], time[at], none), Pool.of(facts.destinations_in(0), dst[at], time[at], none)
+    known = pool.known_before(time[at])
+    assert pools.known_before(time[at], dst[at]).tolist() == known.tolist()
+    assert pools.draw(at, dst[at], known, 10, 1).tolist() == pool.draw(at, dst[at], known, 10, 1).tolist()
+    assert pools.sizes(dst[at]).tolist() == [pool.size] * len(at)
+
+
+def test_features_of_each_set_are_standardised_by_its_own_rows():
+    rows = torch.from_numpy(sets_rows(np.arange(60) % 3))
+    stats, alone = SetStandardizer(SETS.all_edge_columns), RunningStandardizer(2)
+    stats.update(rows)
+    buys = rows[rows[:, 1] > 0][:, SETS.edge_columns(1)]
+    alone.update(buys)
+    out = stats(rows)
+    torch.testing.assert_close(out[rows[:, 1] > 0][:, SETS.edge_columns(1)], alone(buys))
+    assert (out[rows[:, 0] > 0][:, SETS.edge_columns(1)] == 0).all() and torch.equal(out[:, :3], rows[:, :3])
+    again = SetStandardizer(SETS.all_edge_columns)
+    again.load_state_dict(stats.state_dict())
+    torch.testing.assert_close(again(rows), out)
+
+
+def test_the_rows_of_a_log_of_sets_are_read_back_as_they_were_written(tmp_path):
+    _, log = world(tmp_path)
+    src, dst, time, sets = sets_stream()
+    ids = np.arange(900)
+    np.testing.assert_array_equal(log.features_of(ids), sets_rows(sets))
+    assert log.edge_sets_of(ids).tolist() == sets.tolist()
+    assert [column.tolist() for column in log.edges(0, 900)] == [src.tolist(), dst.tolist(), time.tolist()]
