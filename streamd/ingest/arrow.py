@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.ingest.arrow_metadata import check_batches, check_head
 from streamd.ingest.event_sets import EventSets
 from streamd.ingest.explain import to_map
+from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import named
 from streamd.ingest.wire import FIELDS, WireEvent, converted
 
@@ -28,11 +29,10 @@ class EventSink(Protocol):
 
     time_unit: str
     sets: EventSets
+    keys: KeyTable
     max_feature: float
 
     def check_count(self, count: int) -> None: ...
-
-    def key_numbers(self, keys: Sequence[str | int], node_set: int = 0) -> Int64 | None: ...
 
     def add_columns(
         self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any
@@ -173,46 +173,12 @@ def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
     number_E = _set_numbers(columns.get("edge_set"), sink.sets.edge_names, table.num_rows)
     if time is None or number_E is None:
         return False
-    edges = _Edges(
-        np.empty(len(time), np.int64),
-        np.empty(len(time), np.int64),
-        np.empty((len(time), sink.sets.schema.edge_feature_dim), np.float32),
-    )
-    for number in np.unique(number_E).tolist():
-        if not _fill_set(columns, number, np.flatnonzero(number_E == number), edges, sink, pa):
-            return False
-    return sink.add_columns(time, edges.src, edges.dst, edges.values, record)
-
-
-class _Edges(NamedTuple):
-    """Columns of n edges: int64[n] key numbers, float32[n, D] rows of features."""
-
-    src: Int64
-    dst: Int64
-    values: Float32
-
-
-def _fill_set(
-    columns: dict[str, Any], number: int, at: Int64, edges: _Edges, sink: EventSink, pa: Any
-) -> bool:
-    """Fill in the edges of one set, which are the rows `at`.
-
-    Returns: False where one of them is not valid.
-    """
-    # One set of all rows, which is the usual case, needs no copies.
-    if len(at) < len(edges.src):
-        columns = {name: column.take(pa.array(at)) for name, column in columns.items()}
-    width = sink.sets.of_edges[number].width
-    values = _features(columns.get("features"), width, len(at), sink.max_feature, pa)
-    of_src, of_dst = sink.sets.ends[number]
-    src = None if values is None else _numbers(columns["src"], sink, of_src, pa)
-    dst = None if src is None else _numbers(columns["dst"], sink, of_dst, pa)
-    if values is None or src is None or dst is None:
+    src = _numbers(columns["src"], number_E, 0, sink, pa)
+    dst = None if src is None else _numbers(columns["dst"], number_E, 1, sink, pa)
+    values = None if dst is None else _rows(columns.get("features"), number_E, sink, pa)
+    if src is None or dst is None or values is None:
         return False
-    edges.src[at] = src
-    edges.dst[at] = dst
-    edges.values[at] = sink.sets.schema.edge_rows(number, values)
-    return True
+    return sink.add_columns(time, src, dst, values, record)
 
 
 def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | None:
@@ -243,32 +209,47 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
     return time * scale
 
 
-def _features(column: Any, dim: int, count: int, max_feature: float, pa: Any) -> Float32 | None:
-    """Edge features, float32[count, dim]; None where a width, type or value does not fit."""
-    if column is None or not dim:
-        return np.zeros((count, 0), np.float32) if column is None and not dim else None
-    # Every list must have `dim` values.
-    if pa.types.is_fixed_size_list(column.type):
-        if column.type.list_size != dim:
-            return None
-        flat = column.flatten()
-    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        if (np.diff(column.offsets.to_numpy()) != dim).any():
-            return None
-        flat = column.flatten()
+def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> Float32 | None:
+    """Rows of edge features, float32[n, D]; None where a width, type or value does not fit."""
+    count = len(number_E)
+    if column is None:
+        # Without features all sets must be without.
+        length_E = first_E = np.zeros(count, np.int64)
+        flat = np.zeros(0, np.float32)
     else:
-        return None
+        if pa.types.is_fixed_size_list(column.type):
+            length_E = np.full(count, column.type.list_size, np.int64)
+            first_E = np.arange(count) * column.type.list_size
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            offsets = column.offsets.to_numpy().astype(np.int64)
+            length_E = np.diff(offsets)
+            first_E = offsets[:-1] - offsets[0]
+        else:
+            return None
 
-    # Values beyond float32 become infinite, and so are beyond `max_feature`.
-    if flat.null_count or not pa.types.is_floating(flat.type):
-        return None
-    with np.errstate(over="ignore"):
-        values: Float32 = flat.to_numpy().astype(np.float32).reshape(count, dim)
-    return values if (np.abs(values) <= max_feature).all() else None
+        # Values beyond float32 become infinite, and so are beyond `max_feature`.
+        values = column.flatten()
+        if values.null_count or not pa.types.is_floating(values.type):
+            return None
+        with np.errstate(over="ignore"):
+            flat = values.to_numpy().astype(np.float32)
+        if not (np.abs(flat) <= sink.max_feature).all():
+            return None
+
+    def of_set(number: int, at: Int64 | None) -> Float32 | None:
+        width = sink.sets.of_edges[number].width
+        if (length_E[slice(None) if at is None else at] != width).any():
+            return None
+        # The lists lie one behind the other.
+        return (
+            flat.reshape(count, width) if at is None else flat[first_E[at, None] + np.arange(width)]
+        )
+
+    return sink.sets.rows(None if sink.sets.is_only else number_E, count, of_set)
 
 
-def _numbers(column: Any, sink: EventSink, node_set: int, pa: Any) -> Int64 | None:
-    """Numbers of the keys of a node set in the key table, int64[n]; None where one is not valid."""
+def _numbers(column: Any, number_E: Int64, end: int, sink: EventSink, pa: Any) -> Int64 | None:
+    """Numbers of the keys at one end of edges, int64[n]; None where one is not valid."""
     if column.type == pa.uint64():
         return None
-    return sink.key_numbers(column.to_pylist(), node_set)
+    return sink.sets.key_numbers(sink.keys, column.to_pylist(), number_E, end)

@@ -33,7 +33,7 @@ from streamd.settings import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _edge_fields = operator.attrgetter("src", "dst", "time", "features")
-_set_number = operator.attrgetter("set_number")
+_fields_of_sets = operator.attrgetter("src", "dst", "time", "features", "set_number")
 
 
 @dataclass(frozen=True)
@@ -98,25 +98,23 @@ class EventChecker:
         timestamps in microseconds.
         """
         # Check the cheap columns first; one that does not fit ends the fast path.
-        src, dst, time, features = zip(*map(_edge_fields, wire), strict=True)
+        fields = _edge_fields if self.sets.is_only else _fields_of_sets
+        src, dst, time, features, *number = zip(*map(fields, wire), strict=True)
         self._any_filled = False
         times = self._times(time, stamp, self.horizon(stamp, now_us))
         if times is None:
             return None
-        if self._schema.num_edge_sets == 1:
-            number_E = None
-        else:
-            number_E = np.fromiter(map(_set_number, wire), np.int64, len(wire))
-        a = self._numbers(src, number_E, 0)
-        b = None if a is None else self._numbers(dst, number_E, 1)
-        values = None if b is None else self._features(features, number_E)
-        if a is None or b is None or values is None:
+        number_E = np.fromiter(number[0], np.int64, len(wire)) if number else None
+        a = self.sets.key_numbers(self.keys, src, number_E, 0)
+        b = None if a is None else self.sets.key_numbers(self.keys, dst, number_E, 1)
+        rows = None if b is None else self._rows(features, number_E)
+        if a is None or b is None or rows is None:
             return None
 
         # Only events that are taken are worth a notice.
         if self._any_filled:
             self._notices.no_time()
-        return edge_block(times, a, b, values, offset, item, source, np.minimum(stamp, now_us))
+        return edge_block(times, a, b, rows, offset, item, source, np.minimum(stamp, now_us))
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
         """The latest valid event time for records with these timestamps.
@@ -151,49 +149,21 @@ class EventChecker:
             column *= self._scale
         return None if (column > horizon).any() else column
 
-    def _numbers(self, keys: Sequence[Any], number_E: Int64 | None, end: int) -> Int64 | None:
-        """Numbers of the keys at one end of edges, int64[n]; None where one is not valid.
-
-        Args: number_E: of the edge sets, None where there is one; end: 0 for sources, 1 for
-        targets.
-        """
-        node_sets = [ends[end] for ends in self.sets.ends]
-        if number_E is None or len(set(node_sets)) == 1:
-            return self.keys.numbers(keys, node_sets[0])
-        node_set_E = np.array(node_sets, np.int64)[number_E]
-        out = np.empty(len(keys), np.int64)
-        for node_set in set(node_sets):
-            at = np.flatnonzero(node_set_E == node_set)
-            part = self.keys.numbers([keys[i] for i in at.tolist()], node_set)
-            if part is None:
-                return None
-            out[at] = part
-        return out
-
-    def _features(self, features: Sequence[Any], number_E: Int64 | None) -> Float32 | None:
+    def _rows(self, features: Sequence[Any], number_E: Int64 | None) -> Float32 | None:
         """Rows of edge features, float32[n, D]; None where a width or a value does not fit.
 
         number_E: of the edge sets, None where there is one.
         """
-        count = len(features)
-        if number_E is None:
-            rows = self.sets.of_edges[0].columns(features)
-        else:
-            # Each set's features lie in columns of their own, behind the mark of the set.
-            rows = np.zeros((count, self._schema.edge_feature_dim))
-            rows[np.arange(count), number_E] = 1.0
-            for number, of_set in enumerate(self.sets.of_edges):
-                at = np.flatnonzero(number_E == number)
-                if not len(at):
-                    continue
-                part = of_set.columns([features[i] for i in at.tolist()])
-                if part is None:
-                    return None
-                rows[at, self._schema.edge_columns(number)] = part
-        # Compare as float64: a value beyond float32 would turn into infinity.
-        if rows is None or not (np.abs(rows) <= self._rules.max_feature).all():
-            return None
-        return rows.astype(np.float32)
+
+        def of_set(number: int, at: Int64 | None) -> Float32 | None:
+            given = features if at is None else [features[i] for i in at.tolist()]
+            values = self.sets.of_edges[number].columns(given)
+            # Compare as float64: a value beyond float32 would turn into infinity.
+            if values is None or not (np.abs(values) <= self._rules.max_feature).all():
+                return None
+            return values.astype(np.float32)
+
+        return self.sets.rows(number_E, len(features), of_set)
 
     def event(
         self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None

@@ -164,7 +164,7 @@ class Batch:
         self.time_unit = decoder.rules.time_unit
         self.dim = decoder.rules.schema.edge_feature_dim
         self.sets = self._checker.sets
-        self.key_numbers = decoder.keys.numbers
+        self.keys = decoder.keys
         self._reader = decoder.reader
         self._blocks: list[Block] = []
         self._rejected: list[Rejected] = []

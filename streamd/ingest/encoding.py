@@ -178,6 +178,13 @@ class Feature:
         self._others = len(places)
 
     @property
+    def json_type(self) -> tuple[Any, ...]:
+        """The type that msgspec reads at once, with the default where a value may be missing. A
+        value of another type may be valid too: `one` tells."""
+        kind = {"number": float, "bool": bool}.get(self._declared.type or "", Any)
+        return (kind,) if self._missing is None else (kind | None, None)
+
+    @property
     def example(self) -> str:
         """A value of it as JSON."""
         declared = self._declared

@@ -6,7 +6,7 @@ of reading them agree: a column of events, which says only whether all are valid
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from streamd.errors import BadEvent
-from streamd.events import Schema
+from streamd.events import Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Float64
+from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import named
 from streamd.settings import Settings, edge_sets, node_sets
 from streamd.settings_sets import SetSettings
@@ -24,6 +25,7 @@ from streamd.settings_sources import NO_NAME
 MAX_NAMED = 20
 """Most names of sets and features in an error."""
 Named = tuple[Feature, ...]
+Floats = Float32 | None
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,18 @@ class SetFeatures:
         if features and not any(map(NO_NAME.search, self.names)):
             self.type = msgspec.defstruct(
                 "Features",
-                [(a, Any, None) for a in attributes],
+                [(a, *f.json_type) for a, f in zip(attributes, features, strict=True)],
+                kw_only=True,
                 rename=dict(zip(attributes, self.names, strict=True)),
                 forbid_unknown_fields=True,
                 gc=False,
                 eq=False,
             )
         self._getters = [operator.attrgetter(a) for a in attributes]
+        # Numbers of which none may be missing need no look one by one.
+        self._all = None
+        if features and all(f.json_type == (float,) for f in features):
+            self._all = operator.attrgetter(*attributes)
 
     def examples(self, most: int) -> list[tuple[str, str]]:
         """Names of the first features, and of each a value as JSON."""
@@ -101,8 +108,14 @@ class SetFeatures:
         if kind is list:
             if set(map(len, given)) != {self.width}:
                 return None
-            flat = np.fromiter(itertools.chain.from_iterable(given), np.float64, count * self.width)
-            return flat.reshape(count, self.width)
+            flat = itertools.chain.from_iterable(given)
+            return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
+        if kind is self.type and self._all is not None:
+            numbers = map(self._all, given)
+            flat: Iterable[Any] = numbers
+            if self.width > 1:
+                flat = itertools.chain.from_iterable(numbers)
+            return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
         if kind is type(None) and not self._features:
             return None if self.width else np.zeros((count, 0))
 
@@ -153,6 +166,7 @@ class EventSets:
         self.edge_names = schema.edge_set_names
         self.node_names = schema.node_set_names
         self.ends = [schema.ends_of(i) for i in range(schema.num_edge_sets)]
+        self._sets_of_end = tuple(zip(*self.ends, strict=True))
         self.of_edges = [
             SetFeatures(_owner("edge", self.edge_names, i), _width(schema.edge_columns(i)), part)
             for i, part in enumerate(features.of_edges or ((),) * schema.num_edge_sets)
@@ -161,6 +175,54 @@ class EventSets:
             SetFeatures(_owner("node", self.node_names, i), _width(schema.node_columns(i)), part)
             for i, part in enumerate(features.of_nodes or ((),) * schema.num_node_sets)
         ]
+
+    @property
+    def is_only(self) -> bool:
+        """Whether there is one edge set, which edges need not name."""
+        return len(self.ends) == 1
+
+    def rows(
+        self, number_E: Int64 | None, count: int, of_set: Callable[[int, Int64 | None], Floats]
+    ) -> Floats:
+        """Rows of features of edges of several sets, float32[n, D]; None where some do not fit.
+
+        Args: number_E: of the edge sets, None where there is one; of_set: the features of the edges
+        `at` of a set, float32[k, its width], of all where `at` is None.
+        """
+        if number_E is None:
+            return of_set(0, None)
+        # Each set's features lie in columns of their own, behind the mark of the set.
+        rows = np.zeros((count, self.schema.edge_feature_dim), np.float32)
+        rows[np.arange(count), number_E] = 1.0
+        for number in np.flatnonzero(np.bincount(number_E)).tolist():
+            at = np.flatnonzero(number_E == number)
+            part = of_set(number, at)
+            if part is None:
+                return None
+            rows[at, self.schema.edge_columns(number)] = part
+        return rows
+
+    def key_numbers(
+        self, table: KeyTable, keys: Sequence[Any], number_E: Int64 | None, end: int
+    ) -> Int64 | None:
+        """Numbers in a table of the keys at one end of edges, int64[n]; None where one is not
+        valid.
+
+        Args: number_E: of the edge sets, None where there is one; end: 0 for sources, 1 for
+        targets.
+        """
+        node_sets = self._sets_of_end[end]
+        if number_E is None or len(set(node_sets)) == 1:
+            return table.numbers(keys, node_sets[0])
+        node_set_E = np.array(node_sets)[number_E]
+        out = np.empty(len(keys), np.int64)
+        for node_set in np.flatnonzero(np.bincount(node_set_E)).tolist():
+            at = np.flatnonzero(node_set_E == node_set)
+            part = table.numbers([keys[i] for i in at.tolist()], node_set)
+            if part is None:
+                return None
+            out[at] = part
+        return out
 
     def edge_set(self, name: str | None) -> int:
         """Number of the edge set that an event names. Raises: BadEvent."""
