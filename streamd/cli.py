@@ -18,6 +18,7 @@ from streamd.cli_options import (
     ConfigOption,
     DataOption,
     DstOption,
+    EdgeSetOption,
     FeaturesOption,
     GridCommand,
     SourceOption,
@@ -122,18 +123,19 @@ def produce(
     dst: DstOption = "dst",
     time: TimeOption = "time",
     features: FeaturesOption = "",
+    edge_set: EdgeSetOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
     from streamd.exchange.produce import send_events
     from streamd.exchange.sourced import rows_to_send
-    from streamd.exchange.tables import Times, count_rows, read_events
+    from streamd.exchange.tables import Times, count_rows, read_events, resolved
 
     # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)
     target = topic or settings.kafka.topics[0]
-    columns = columns_of(src, dst, time, features)
+    columns = columns_of(src, dst, time, features, edge_set=edge_set)
     unit = settings.stream.time_unit
     clock = SystemClock()
     if target in (s.topic for s in settings.sources):
@@ -141,14 +143,13 @@ def produce(
         if columns != columns_of():
             raise SettingsError(
                 f"The source of topic {target} says where the fields are.",
-                "leave out the names of columns.",
+                "leave out the names of columns and of the edge set.",
             )
         events = rows_to_send(settings, target, file, clock)
         unit = "us"
     else:
-        events = read_events(
-            file, columns, Times(unit, unit, settings.ingest.max_ahead_seconds, clock)
-        )
+        times = Times(unit, unit, settings.ingest.max_ahead_seconds, clock)
+        events = read_events(file, resolved(columns, settings), times)
 
     # Counting the rows first gives the progress line its end.
     with ProgressLine(err, f"to {target}") as line:
@@ -193,6 +194,7 @@ def backtest(
     time: TimeOption = "time",
     features: FeaturesOption = "",
     source: SourceOption = "",
+    edge_set: EdgeSetOption = "",
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -206,7 +208,7 @@ def backtest(
     asked = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
-    columns = columns_of(src, dst, time, features, source)
+    columns = columns_of(src, dst, time, features, source, edge_set)
     plan = Plan(
         initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
     )

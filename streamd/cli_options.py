@@ -36,16 +36,25 @@ TimeOption = Annotated[
 SourceOption = Annotated[
     str, typer.Option(help="Topic in `sources` whose mapping reads the rows, instead of columns.")
 ]
+EdgeSetOption = Annotated[
+    str, typer.Option(help="Edge set of the rows; otherwise what a column edge_set says.")
+]
 FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
 
 
 def columns_of(
-    src: str = "src", dst: str = "dst", time: str = "time", features: str = "", source: str = ""
+    src: str = "src",
+    dst: str = "dst",
+    time: str = "time",
+    features: str = "",
+    source: str = "",
+    edge_set: str = "",
 ) -> "Columns":
     """What the options of a command say about a file's columns. Raises: SettingsError."""
     from streamd.exchange.tables import Columns
 
-    columns = Columns(src, dst, time, tuple(f for f in features.split(",") if f), source)
+    names = tuple(f for f in features.split(",") if f)
+    columns = Columns(src, dst, time, names, source, edge_set)
     if source and columns != Columns(source=source):
         raise SettingsError(
             "--source and names of columns contradict one another.", "give one of them."

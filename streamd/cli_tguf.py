@@ -10,6 +10,7 @@ from streamd.cli_options import (
     ConfigOption,
     DataOption,
     DstOption,
+    EdgeSetOption,
     FeaturesOption,
     SourceOption,
     SrcOption,
@@ -139,6 +140,7 @@ def tguf_import(
     ] = "time",
     features: FeaturesOption = "",
     source: SourceOption = "",
+    edge_set: EdgeSetOption = "",
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -156,7 +158,7 @@ def tguf_import(
     settings = load_settings(
         config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
     )[0]
-    columns = columns_of(src, dst, time, features, source)
+    columns = columns_of(src, dst, time, features, source, edge_set)
 
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at)

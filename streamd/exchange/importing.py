@@ -22,6 +22,7 @@ from streamd.exchange.tables import (
     count_rows,
     read_events,
     read_rows,
+    resolved,
 )
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
@@ -62,8 +63,11 @@ def import_file(
         "us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock
     )
     topic = columns.source
+    columns = resolved(columns, settings)
+    edge_set = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
     if file is not None:
-        _check_widths(file, schema)
+        _check_set(file, columns.edge_set, schema)
+        _check_widths(file, schema, edge_set)
         _check_times(file, times)
     elif topic:
         source_named(settings, topic)
@@ -74,7 +78,7 @@ def import_file(
     # Append, and tell how far an error came.
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
-    loader = Loader(settings, writer, clock, str(path), topic)
+    loader = Loader(settings, writer, clock, str(path), topic, edge_set)
     try:
         if file is None:
             total = count_rows(path)
@@ -91,16 +95,41 @@ def import_file(
     return Imported(loader.num_events, times.summary())
 
 
-def _check_widths(file: TGUFFile, schema: Schema) -> None:
+def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:
+    """Refuse a file of which nothing says of which sets it is. Raises: SettingsError."""
+    if not edge_set and schema.num_edge_sets > 1:
+        raise SettingsError(
+            f"{file.path} does not say of which edge set it is.",
+            f"name it with --edge-set: one of {', '.join(schema.edge_set_names)}.",
+        )
+    number = schema.edge_set_names.index(edge_set) if edge_set else 0
+    source, target = schema.ends_of(number)
+    if source != target and (len(file.node_feat) or file.num_labels):
+        raise SettingsError(
+            f"{file.path} has node features or labels, and does not say of which of its nodes.",
+            "import them from a table, with node_set.",
+        )
+
+
+def _check_widths(file: TGUFFile, schema: Schema, edge_set: int) -> None:
     """Refuse a file whose widths differ from the stream's. Raises: SettingsError."""
     h = file.header
+    of_edges = schema.edge_columns(edge_set)
+    of_nodes = schema.node_columns(schema.ends_of(edge_set)[0])
     # A file without node features or labels fits any stream.
     for have, width, name in (
-        (h.msg_dim, schema.edge_feature_dim, "edge_feature_dim"),
-        (h.node_feat_dim, schema.node_feature_dim, "node_feature_dim"),
+        (h.msg_dim, of_edges.stop - of_edges.start, "edge_feature_dim"),
+        (h.node_feat_dim, of_nodes.stop - of_nodes.start, "node_feature_dim"),
         (h.label_dim, schema.label_dim, "label_dim"),
     ):
         if have not in (0, width) or (have == 0 and name == "edge_feature_dim" and width):
+            if schema.edge_sets and name != "label_dim":
+                kind = name.partition("_")[0]
+                raise SettingsError(
+                    f"{file.path} has {kind} features of width {have}, "
+                    f"those of graph.{kind}_sets are {width} wide.",
+                    "name another set, or declare other features and use a new data_dir.",
+                )
             raise SettingsError(
                 f"{file.path} has width {have} where stream.{name} is {width}.",
                 f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.",

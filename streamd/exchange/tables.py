@@ -9,7 +9,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -19,6 +19,7 @@ from streamd.clock import Clock, parse_time_us, time_us, utc
 from streamd.errors import SettingsError
 from streamd.events import MAX_TIME_US, MICROSECONDS
 from streamd.exchange.produce import Outgoing
+from streamd.settings import Settings, edge_sets
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 OWN_TYPES = ("node", "label", "delete")
@@ -33,7 +34,10 @@ NAME_COLUMNS = (
     "name the columns with --src, --dst, --time and --features, "
     "or a topic of `sources` with --source."
 )
-_json = json.JSONEncoder(separators=(",", ":")).encode
+EDGE_SET = "edge_set"
+"""The column that names the edge set of a row."""
+# Parquet has values that JSON has not, such as decimals.
+_json = json.JSONEncoder(separators=(",", ":"), default=str).encode
 Row = dict[str, Any]
 T = TypeVar("T")
 
@@ -42,8 +46,10 @@ T = TypeVar("T")
 class Columns:
     """The columns of a table that make an edge.
 
-    features: in this order; where there are none, the column `features` is used if it is a list.
-    source: the topic whose source in the settings reads the rows instead; empty for none.
+    features: in this order; where there are none, the column `features` is used if it is a list or
+    a mapping. source: the topic whose source in the settings reads the rows instead; empty for
+    none. edge_set: of all rows; where it is empty, a row may name its own in a column `edge_set`.
+    by_name: where the columns of features have declared names, whether each is a number.
     """
 
     src: str = "src"
@@ -51,11 +57,32 @@ class Columns:
     time: str = "time"
     features: tuple[str, ...] = ()
     source: str = ""
+    edge_set: str = ""
+    by_name: tuple[bool, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all columns."""
         return self.src, self.dst, self.time, *self.features
+
+
+def resolved(columns: Columns, settings: Settings) -> Columns:
+    """Columns whose features count as names where all of them are declared as such.
+
+    Raises: SettingsError where the edge set is not declared.
+    """
+    sets = edge_sets(settings)
+    if columns.edge_set and columns.edge_set not in sets:
+        raise SettingsError(
+            f"There is no edge set {columns.edge_set}; there are: {', '.join(sets)}.",
+            "declare it in graph.edge_sets, or name another.",
+        )
+    asked = [sets[columns.edge_set]] if columns.edge_set else list(sets.values())
+    kinds = [[one.features[n] for one in asked if n in one.features] for n in columns.features]
+    if not all(kinds):
+        return columns
+    by_name = tuple(all(feature.type == "number" for feature in of_name) for of_name in kinds)
+    return replace(columns, by_name=by_name)
 
 
 class Misfit(ValueError):
@@ -361,7 +388,10 @@ def _parsed(line: str) -> Row:
 def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
     """Make an event of an NDJSON object; the same object where nothing changes. Raises: Misfit."""
     is_own = parsed.get("type") in OWN_TYPES
-    if not is_own and columns != Columns():
+    is_delete = parsed.get("type") == "delete" and "src" in parsed
+    if columns.edge_set and EDGE_SET not in parsed and (is_delete or not is_own):
+        parsed = parsed | {EDGE_SET: columns.edge_set}
+    if not is_own and replace(columns, edge_set="") != Columns():
         _check_columns(list(parsed), columns.names)
         return _edge(parsed, columns, times, _typed_key)
     if not is_own:
@@ -389,11 +419,22 @@ def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | s
         "dst": _cell(columns.dst, key, row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
-    # Features are several columns of numbers, or one of lists.
-    if columns.features:
+    edge_set = columns.edge_set or row.get(EDGE_SET)
+    if edge_set:
+        event[EDGE_SET] = edge_set
+    # Features are several columns, or one of lists or mappings; by name an empty cell has none.
+    if columns.by_name:
+        cells = {
+            name: _cell(name, _number if is_number else _feature, row[name])
+            for name, is_number in zip(columns.features, columns.by_name, strict=True)
+        }
+        event["features"] = {name: cell for name, cell in cells.items() if cell is not None}
+    elif columns.features:
         event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
     elif isinstance(row.get("features"), list):
         event["features"] = [_cell("features", _finite, value) for value in row["features"]]
+    elif isinstance(row.get("features"), dict):
+        event["features"] = {k: _cell("features", _feature, v) for k, v in row["features"].items()}
     return event
 
 
@@ -403,6 +444,18 @@ def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
         return read(value)
     except Misfit as misfit:
         raise Misfit(f"column {column!r}: {misfit}", misfit.action) from None
+
+
+def _feature(value: Any) -> Any:
+    """The value of a feature by name, None for an empty cell. Raises: Misfit."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Misfit(f"{_shown(value)} is not finite")
+    return None if value == "" else value
+
+
+def _number(value: Any) -> float | None:
+    """The value of a feature that is a number, None for an empty cell. Raises: Misfit."""
+    return None if value is None or value == "" else _finite(value)
 
 
 def _finite(value: Any) -> float:

@@ -112,10 +112,10 @@ class SetFeatures:
             return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
         if kind is self.type and self._all is not None:
             numbers = map(self._all, given)
-            flat: Iterable[Any] = numbers
+            each: Iterable[Any] = numbers
             if self.width > 1:
-                flat = itertools.chain.from_iterable(numbers)
-            return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
+                each = itertools.chain.from_iterable(numbers)
+            return np.fromiter(each, np.float64, count * self.width).reshape(count, self.width)
         if kind is type(None) and not self._features:
             return None if self.width else np.zeros((count, 0))
 

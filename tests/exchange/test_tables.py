@@ -4,12 +4,19 @@ import datetime
 import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from streamd.errors import SettingsError
+from streamd.errors import SettingsError, StreamdError
+from streamd.events import SetKey
+from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns, Times, read_events
+from streamd.segments.format import TGUFSchema
+from streamd.segments.reader import LogReader
+from streamd.segments.writer import TGUFWriter
+from streamd.settings import load_settings
 from tests.builders import ManualClock
 
 NOW_S = 1_700_000_000
@@ -176,3 +183,62 @@ def test_the_range_of_times_is_told_with_how_they_were_read(path):
     read = times("s", "us")
     assert len(list(read_events(path, Columns(), read))) == 3
     assert read.summary() == "times 2020-09-13T12:26:39Z to 2020-09-13T12:26:41.5Z, read as seconds and ISO 8601"
+
+
+SETS = {"graph.node_sets": {"user": {}, "item": {}}, "graph.edge_sets": {
+    "views": {"source": "user", "target": "item", "features": {"seconds": "number"}},
+    "buys": {"source": "user", "target": "item", "features": {"price": "number", "how": {"categories": ["card", "cash"], "missing": "?"}}}}}
+
+
+def declared(path, **values):
+    return load_settings(None, {"data_dir": path, "stream.time_unit": "s"} | SETS | values, {})[0]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.ndjson", "t.parquet"])
+def test_rows_name_their_edge_set_and_their_features(tmp_path, name):
+    """Of one file all rows are of one set, of another each row says its own; both are the same log."""
+    each = write(tmp_path / f"each-{name}", [["edge_set", "src", "dst", "time", "price", "how", "seconds"],
+                                             ["buys", "a", "b", 5, 3.5, "card", None if name != "t.csv" else ""], ["views", "a", "b", 6, None if name != "t.csv" else "", None if name != "t.csv" else "", 2.0]])
+    s = declared(tmp_path / "each")
+    assert import_file(s, each, Columns(features=("price", "how", "seconds")), lambda *_: None).num_events == 2
+    log = LogReader.open(s.data_dir)
+    assert log.features_of(np.arange(2)).tolist() == [[0, 1, 0, 3.5, 1, 0, 0], [1, 0, 2, 0, 0, 0, 0]] and list(log.keys) == ["a", SetKey(1, "b")]
+
+    alone = write(tmp_path / name, [["src", "dst", "time", "price", "how"], ["a", "b", 5, 3.5, "card"], ["a", "b", 6, 4, "bonds"]])
+    s = declared(tmp_path / "alone")
+    import_file(s, alone, Columns(features=("price", "how"), edge_set="buys"), lambda *_: None)
+    assert LogReader.open(s.data_dir).features_of(np.arange(2)).tolist() == [[0, 1, 0, 3.5, 1, 0, 0], [0, 1, 0, 4, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(("columns", "says"), [
+    (Columns(features=("price", "how")), r"row 1: edge_set is missing: views, buys"), (Columns(features=("price", "how"), edge_set="buy"), "There is no edge set buy; there are: views, buys"),
+    (Columns(features=("price", "how"), edge_set="views"), "row 1.*'card' is not a number"),
+])
+def test_a_table_without_a_set_is_refused(tmp_path, columns, says):
+    path = write(tmp_path / "t.csv", [["src", "dst", "time", "price", "how"], ["a", "b", 5, 3.5, "card"]])
+    with pytest.raises(StreamdError, match=says):
+        import_file(declared(tmp_path / "log"), path, columns, lambda *_: None)
+
+
+def test_lines_get_the_edge_set_that_they_do_not_name(tmp_path):
+    lines = [{"src": 1, "dst": 2, "time": 5, "features": {"price": 1}}, {"edge_set": "views", "src": 1, "dst": 2, "time": 5, "features": [1]},
+             {"type": "delete", "src": 1, "dst": 2, "time": 5}, {"type": "delete", "node_set": "user", "node": 1}]
+    path = tmp_path / "t.ndjson"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [value for _, value, _ in events(path, Columns(edge_set="buys"), "s")] == [
+        lines[0] | {"edge_set": "buys"}, lines[1], lines[2] | {"edge_set": "buys"}, lines[3]]
+
+
+def test_a_tguf_file_is_of_the_set_that_is_named(tmp_path):
+    path = tmp_path / "x.tguf"
+    with TGUFWriter(path, TGUFSchema(2, 1)) as file:
+        file.append_edges(np.array([1, 2]), np.array([1, 1]), np.array([5, 6]), np.array([[1], [2]], np.float32))
+        file.commit()
+    s = declared(tmp_path / "log")
+    with pytest.raises(SettingsError, match="does not say of which edge set it is; .*views, buys|does not say of which edge set it is.*--edge-set: one of views, buys"):
+        import_file(s, path, Columns(), lambda *_: None)
+    with pytest.raises(SettingsError, match="width 1, those of graph.edge_sets are 4 wide"):
+        import_file(s, path, Columns(edge_set="buys"), lambda *_: None)
+    import_file(s, path, Columns(edge_set="views"), lambda *_: None)
+    log = LogReader.open(s.data_dir)
+    assert log.features_of(np.arange(2)).tolist() == [[1, 0, 1, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0, 0]] and list(log.keys) == [1, SetKey(1, 1), 2]
