@@ -77,10 +77,14 @@ class Event(Body):
         description="in stream.time_unit; the record's timestamp where absent",
         examples=[1700000000000],
     )
-    features: list[float] | None = None
+    features: list[float] | dict[str, Any] | None = Field(
+        None, description="numbers as they lie in the log, or by their declared names"
+    )
     id: NodeKey | None = None
     node: NodeKey | None = None
     target: list[float] | None = None
+    edge_set: str | None = Field(None, description="of an edge or its delete, of several")
+    node_set: str | None = Field(None, description="of a node, label or its delete, of several")
 
 
 class EventsRequest(Body):

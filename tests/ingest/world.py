@@ -18,16 +18,16 @@ from tests.builders import ManualClock, settings
 
 
 class FakeSource:
-    """Partitions of one topic as lists of records. Each poll answers `per_poll` partitions in turn, with `max_records` each.
+    """Partitions of one topic, or of one each, as lists of records. Each poll answers `per_poll` partitions in turn, with `max_records` each.
 
     stable: last stable offset of a partition, its end where absent. mute: partitions that send nothing.
     """
 
     changed = False
 
-    def __init__(self, clock, parts):
+    def __init__(self, clock, parts, topics=()):
         self.clock, self.parts = clock, parts
-        self.partitions = [TopicPartition("events", p) for p in range(len(parts))]
+        self.partitions = [TopicPartition(topics[p] if topics else "events", p) for p in range(len(parts))]
         self.stable, self.mute, self.answers, self.per_poll, self.max_records = {}, set(), True, len(parts), 10**6
         self.at, self.turn, self.paused = [0] * len(parts), 0, []
 
@@ -74,14 +74,14 @@ class FakeSource:
 class World:
     """A data directory, its topic, and an ingest process that may be killed and started.
 
-    letters_disk: the disk that dead letters are written to.
+    letters_disk: the disk that dead letters are written to. topics: of each partition, "events" where absent.
     """
 
-    def __init__(self, path: Path, num_partitions: int = 1, letters_disk: Disk = DISK, **values):
+    def __init__(self, path: Path, num_partitions: int = 1, letters_disk: Disk = DISK, topics=(), **values):
         self.path, self.clock, self.letters_disk = path, ManualClock(), letters_disk
         self.settings = settings(path, ingest__segment_edges=values.pop("segment_edges", 4096), **values)
         self.parts = [[] for _ in range(num_partitions)]
-        self.source = FakeSource(self.clock, self.parts)
+        self.source = FakeSource(self.clock, self.parts, topics)
         self.writer = None
         self.start()
 

@@ -14,6 +14,7 @@ import schemathesis
 import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.server.forward import Forwarder
 from streamd.server.listening import web_config
 from streamd.settings import load_settings
 from streamd.settings_sets import EdgeSetSettings, FeatureSettings
@@ -239,6 +240,24 @@ def test_the_schema_names_sets_and_features(world, tmp_path, monkeypatch):
     assert told["node_sets"][1] == {"name": "item", "width": 1, "features": [{"name": "price", "kind": "number", "width": 1, "categories": None, "missing": 1}]}
     assert told["edge_sets"] == [{"name": "buys", "source": "user", "target": "item", "width": 5, "features": [
         {"name": "how", "kind": "categories", "width": 3} | plain | {"categories": ["card", "cash"]}, {"name": "v", "kind": "vector", "width": 2} | plain]}]
+
+
+def test_events_by_rest_name_their_sets(world, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
+    sets = {"graph.node_sets": {"user": {}, "item": {}},
+            "graph.edge_sets": {"views": {"source": "user", "target": "item"}, "buys": {"source": "item", "target": "user", "features": {"how": {"categories": ["card"]}}}}}
+    several = Forwarder(load_settings(None, {"data_dir": tmp_path} | sets, {})[0])
+    for name in ("_settings", "_schema", "_decoder"):
+        monkeypatch.setattr(world.state.forwarder, name, getattr(several, name))
+    buy = {"edge_set": "buys", "src": "8", "dst": "41", "time": 5, "features": {"how": "card"}}
+    gone = {"type": "delete", "node_set": "item", "node": "8"}
+    post(world, "/v1/events", {"events": [buy, gone]}, 202)
+    # Keyed by the source as the producer named it.
+    assert [(key, json.loads(value)) for key, value in sent] == [(b"8", {"type": "edge"} | buy), (b"8", gone)]
+    for wrong, says in (({"edge_set": "bys"}, "unknown_set: event 1"), ({"features": {"hwo": 1}}, "has no feature hwo"), ({"node_set": "user"}, "wrong_type")):
+        assert says in post(world, "/v1/events", {"events": [buy, buy | wrong]}, 422)["detail"]
+    assert len(sent) == 2
 
 
 @pytest.fixture(scope="module")
