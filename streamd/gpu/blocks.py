@@ -24,6 +24,7 @@ from streamd.gpu.launch import Launch
 from streamd.graph.blocks import BlockGraph, BlockStore
 from streamd.graph.draws import Direction, Draw, Neighbors
 from streamd.graph.hops import (
+    HopDraws,
     NextRoots,
     NumberedHop,
     NumberedHops,
@@ -115,7 +116,7 @@ class DeviceGraph:
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from."""
+        """Directions that it can draw from among the events of all sets."""
         return self._host.directions
 
     @property
@@ -134,9 +135,9 @@ class DeviceGraph:
         return sum(mirror.arrays["entries"].nbytes for mirror in self._mirrors.values())
 
     @on_own_stream
-    def insert(self, src_E: Int64, dst_E: Int64) -> None:
+    def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
-        self._host.insert(src_E, dst_E)
+        self._host.insert(src_E, dst_E, set_E)
         touched = np.unique(np.concatenate([src_E, dst_E]))
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
@@ -205,7 +206,7 @@ class DeviceGraph:
 
     @on_own_stream
     def sample_neighborhood(
-        self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
+        self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
         """As the host's; the hops and the renumbering of what they reach stay on the device, and
         come home together."""
@@ -229,22 +230,21 @@ class DeviceGraph:
             raise ValueError(
                 f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
             )
-        mirror = self._mirrors[draw.direction]
+        mirror = self._mirrors[draw.edge_set, draw.direction]
         since_R = _filled(root_R, since).clamp(min=self._host.since_event)
         before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
 
-        # Read back what is missing and ask again.
         while True:
             found, missing_R = self._ask(mirror, root_R, since_R, before_R, draw)
             # Where nothing is offloaded the device need not be waited for.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
             nodes = np.unique(to_host(root_R[missing_R]))
-            self._host.restore(draw.direction, nodes)
+            self._host.restore((draw.edge_set, draw.direction), nodes)
             self._send_again(mirror, nodes)
 
     def sample_neighborhood_on_device(
-        self, roots: Roots[Tensor], draws: Sequence[Draw], next_roots: NextRoots[Any]
+        self, roots: Roots[Tensor], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Tensor]:
         """`sample_neighborhood` from and to the device."""
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
