@@ -9,7 +9,7 @@ an insert changed is sent, never the whole.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import structlog
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from streamd.errors import DeviceMemoryError
 from streamd.events import Int64
-from streamd.gpu.changes import changed
 from streamd.gpu.launch import Launch
-from streamd.graph.blocks import BlockGraph, BlockStore
+from streamd.gpu.mirror import Mirror, Placement
+from streamd.gpu.pages import Pages
+from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Direction, Draw, Neighbors
 from streamd.graph.hops import (
     NextRoots,
@@ -31,19 +32,15 @@ from streamd.graph.hops import (
     renumbered,
     sample_hops,
 )
-from streamd.graph.kernels import DEGREE, DIRECTORY
 from streamd.graph.strategies import STRATEGIES
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
-Placement = Literal["resident", "hybrid"]
 MAX_FANOUT = 128
 """As in kernels/sampling.cu: a thread remembers what it drew before in registers and local
 memory."""
 SEND_ENTRIES = 2**22
 """Entries sent together: 32 MB."""
-LOCK_BYTES = 64 * 2**20
-"""Entries are page-locked in pieces of this many bytes, as they come to be used."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,14 +57,6 @@ def on_own_stream(
             return method(self, *args, **kwargs)
 
     return wrapped
-
-
-class Pages(Protocol):
-    """Who page-locks host memory for the GPU."""
-
-    def lock(self, address: int, size: int) -> None: ...
-
-    def unlock(self, address: int) -> None: ...
 
 
 class DeviceGraph:
@@ -250,7 +239,7 @@ class DeviceGraph:
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
     def _ask(
-        self, mirror: "Mirror", root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
+        self, mirror: Mirror, root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
     ) -> tuple[Neighbors[Tensor], Tensor]:
         """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
         what is offloaded."""
@@ -296,7 +285,7 @@ class DeviceGraph:
         self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
 
-    def _send(self, mirror: "Mirror", touched: Int64) -> None:
+    def _send(self, mirror: Mirror, touched: Int64) -> None:
         """Bring a mirror up to what the host has of some nodes."""
         if not len(touched):
             return
@@ -318,16 +307,16 @@ class DeviceGraph:
         if self.placement == "hybrid":
             mirror.lock_pages()
 
-    def _send_again(self, mirror: "Mirror", nodes: Int64) -> None:
+    def _send_again(self, mirror: Mirror, nodes: Int64) -> None:
         """Send all that the host has of some nodes, of which more changed than was appended."""
         mirror.forget_sent(nodes)
         self._send(mirror, nodes)
 
-    def _send_directories(self, mirror: "Mirror") -> None:
+    def _send_directories(self, mirror: Mirror) -> None:
         slots = np.arange(2 * int(mirror.store.arrays.used[1]))
         self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
 
-    def _send_all_entries(self, mirror: "Mirror") -> None:
+    def _send_all_entries(self, mirror: Mirror) -> None:
         # In pieces, since what is sent is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
@@ -338,7 +327,7 @@ class DeviceGraph:
             self._put(mirror, "entries", used, places, rows)
 
     def _put(
-        self, mirror: "Mirror", name: str, size: int, places: Int64, values: NDArray[Any]
+        self, mirror: Mirror, name: str, size: int, places: Int64, values: NDArray[Any]
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
         shorter."""
@@ -373,7 +362,7 @@ class DeviceGraph:
         if len(places):
             have[self.to_device(places)] = self.to_device(values)
 
-    def grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
+    def grown(self, mirror: Mirror, name: str, size: int) -> Tensor | None:
         """A larger array of zeros; None where entries would exceed the budget."""
         # Arrays double, but entries never beyond the budget.
         have = mirror.arrays[name]
@@ -400,80 +389,6 @@ class DeviceGraph:
             # A tensor on the CPU would share the array, which changes.
             return host.clone()
         return host.pin_memory().to(self._device, non_blocking=True)
-
-
-class Mirror:
-    """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
-
-    arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
-    `streamd.graph.kernels.BlockArrays`; no entries while they are page-locked on the host.
-    """
-
-    def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:
-        self.store = store
-        self._pages = pages
-        self.arrays = {
-            "nodes": torch.zeros(0, 4, dtype=torch.int64, device=device),
-            "blocks": torch.zeros(0, dtype=torch.int64, device=device),
-            "entries": torch.zeros(0, dtype=torch.int64, device=device),
-            "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
-        }
-        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
-        self._sent = np.zeros(0, np.int64)
-        # Addresses of the pieces that are page-locked, without gaps.
-        self._locked: list[int] = []
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.arrays.values())
-
-    def entries_address(self, placement: Placement) -> int:
-        """Where the device reads entries."""
-        if placement == "resident":
-            return self.arrays["entries"].data_ptr()
-        return int(self.store.arrays.entries.ctypes.data)
-
-    def changes(self, touched: Int64) -> tuple[Int64, Int64]:
-        """Places of directory slots and entries of some nodes that were not sent."""
-        missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
-        if len(self._sent) < 4 * self.store.num_nodes:
-            self._sent = np.pad(self._sent, (0, missing))
-        return changed(self.store.arrays, self._sent, touched)
-
-    def note_sent(self, nodes: Int64, rows: Int64) -> None:
-        """Remember the rows of the node table that were sent."""
-        self._sent.reshape(-1, 4)[nodes] = rows
-
-    def forget_sent(self, nodes: Int64) -> None:
-        """Have all of some nodes sent again: entries and directory."""
-        # No entries, and a directory that lies elsewhere: all of them count as new.
-        known = nodes[4 * nodes < len(self._sent)]
-        self._sent[4 * known + DEGREE] = 0
-        self._sent[4 * known + DIRECTORY] = -1
-
-    def nodes_with_hidden(self) -> Int64:
-        """Nodes that a delete hid something of; deletes are rare."""
-        return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
-
-    def drop_entries(self) -> None:
-        """Free the entries on the device."""
-        # A copy, since a view of no rows would keep the memory of all.
-        self.arrays["entries"] = self.arrays["entries"][:0].clone()
-
-    def lock_pages(self) -> None:
-        """Page-lock the entries in use, and the rest of the piece they end in."""
-        base = int(self.store.arrays.entries.ctypes.data)
-        used = int(self.store.arrays.used[0]) * 8
-        while len(self._locked) * LOCK_BYTES < used:
-            address = base + len(self._locked) * LOCK_BYTES
-            self._pages.lock(address, LOCK_BYTES)
-            self._locked.append(address)
-
-    def unlock_pages(self) -> None:
-        """Unlock all entries."""
-        for address in self._locked:
-            self._pages.unlock(address)
-        self._locked = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,5 +96,8 @@ class PageLock:
         self._check()
         self._runtime.hostRegister(address, size, self.MAPPED)
 
-    def unlock(self, address: int) -> None:
-        self._runtime.hostUnregister(address)
+    def unlock(self, addresses: Sequence[int]) -> None:
+        # Kernels that were launched may still read what is locked.
+        torch.cuda.synchronize()
+        for address in addresses:
+            self._runtime.hostUnregister(address)

@@ -31,14 +31,23 @@ def launch(name, threads, args):
 
 
 class Pages:
-    """Notes what would be page-locked."""
+    """Notes what would be page-locked, and like CUDA locks nothing twice."""
 
     def __init__(self):
         self.locked = {}
 
     def lock(self, address, size):
-        assert address not in self.locked
+        if any(a < address + size and address < a + n for a, n in self.locked.items()):
+            raise RuntimeError("cudaErrorHostMemoryAlreadyRegistered")
         self.locked[address] = size
 
-    def unlock(self, address):
-        del self.locked[address]
+    def unlock(self, addresses):
+        for address in addresses:
+            assert is_mapped(address), "memory that is gone cannot be unlocked"
+            del self.locked[address]
+
+
+def is_mapped(address):
+    """Whether the process has memory at an address."""
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)

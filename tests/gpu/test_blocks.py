@@ -9,6 +9,7 @@ from hypothesis.stateful import rule
 
 from streamd.errors import DeviceMemoryError
 from streamd.gpu import blocks, free_device_memory
+from streamd.gpu import pages as page_locks
 from streamd.gpu.blocks import DeviceGraph
 from streamd.graph import BlockGraph, Draw
 from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
@@ -201,7 +202,7 @@ def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
 
 
 def test_pages_are_locked_as_they_come_into_use_and_unlocked_when_entries_move(monkeypatch):
-    monkeypatch.setattr(blocks, "LOCK_BYTES", 4096)
+    monkeypatch.setattr(page_locks, "LOCK_BYTES", 4096)
     pages = host.Pages()
     plain = BlockGraph()
     graph = DeviceGraph(plain, host.launch, pages, "cpu", "hybrid")
@@ -215,6 +216,22 @@ def test_pages_are_locked_as_they_come_into_use_and_unlocked_when_entries_move(m
     assert graph.num_bytes == size, "what is page-locked stays"
     graph.place("resident")
     assert not pages.locked and recent(graph, np.array([3]), 3000, 5).mask.all()
+
+
+def test_page_locks_end_with_the_graph_so_that_the_next_may_lie_where_it_lay(device):
+    name, launch, pages = device
+    src, dst, _ = stream(3000)
+    plain = BlockGraph()
+    plain.insert(src, dst)
+    for _ in range(3):
+        graph = DeviceGraph(BlockGraph(), launch, pages, name, "hybrid")
+        graph.insert(src, dst)
+        same(recent(plain, np.arange(50), 3000, 5), recent(graph, np.arange(50), 3000, 5))
+        if name == "cpu":
+            assert len(pages.locked) == 1
+        del graph
+    if name == "cpu":
+        assert not pages.locked, "no collector of garbage had to run"
 
 
 def test_more_neighbours_than_a_thread_can_remember_are_refused(device):
