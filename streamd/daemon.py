@@ -315,7 +315,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
-    _fix_torch(settings.training.threads)
+    fix_torch(settings.training.threads)
     if unused := unused_settings(settings.model):
         logger.warning(
             "model_settings_unused",
@@ -386,7 +386,7 @@ def _run_serve(
     from streamd.server.state import ServerState
 
     # Set up the process: one thread answers, so batches need no locks.
-    _fix_torch(1)
+    fix_torch(1)
     make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
@@ -480,7 +480,7 @@ def make_kernels_ready() -> None:
     logger.info("kernels_ready", seconds=round(warm_up(), 1))
 
 
-def _fix_torch(threads: int) -> None:
+def fix_torch(threads: int) -> None:
     """Make torch deterministic, with a fixed number of threads."""
     # Without this variable CUDA's products refuse to be deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -488,6 +488,9 @@ def _fix_torch(threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    # All that is allocated without a value is written before it is read: to fill it as well would
+    # take a kernel each.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _die_with_parent() -> None:

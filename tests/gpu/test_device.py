@@ -45,6 +45,12 @@ def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
     assert choose_device("cuda") == "cuda" and "gpu_unproven" in capsys.readouterr().out
 
 
+def test_roles_compute_the_same_bits_again_and_do_not_fill_what_they_are_about_to_write():
+    code = ("import torch; from streamd.daemon import fix_torch; fix_torch(1); print(torch.are_deterministic_algorithms_enabled(), "
+            "torch.utils.deterministic.fill_uninitialized_memory, __import__('os').environ['CUBLAS_WORKSPACE_CONFIG'])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True False :4096:8\n"
+
+
 def test_the_cpu_has_the_plain_graph(tmp_path):
     graph = make_graph(settings(tmp_path), "cpu", 70, "out", lambda first, end: None)
     assert type(graph) is BlockGraph and graph.next_event == 70 and list(graph.directions) == ["out"]
