@@ -490,7 +490,7 @@ def fix_torch(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
     # All that is allocated without a value is written before it is read: to fill it as well would
     # take a kernel each.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _die_with_parent() -> None:
