@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamd.errors import DeviceMemoryError
+from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
+from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
 from streamd.gpu.mirror import Mirror, Placement
 from streamd.gpu.pages import Pages
@@ -49,11 +50,11 @@ def on_own_stream(
     method: "Callable[Concatenate[DeviceGraph, P], R]",
 ) -> "Callable[Concatenate[DeviceGraph, P], R]":
     """The method, its copies and kernels on the graph's own stream: a query does not wait for what
-    a model computes."""
+    a model computes. Raises: DeviceMemoryError where the GPU lacks memory for it."""
 
     @wraps(method)
     def wrapped(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.on_stream():
+        with self.on_stream(), memory_for("the graph"):
             return method(self, *args, **kwargs)
 
     return wrapped
@@ -162,25 +163,44 @@ class DeviceGraph:
     def place(self, placement: Placement) -> None:
         """Move the entries to the GPU, or from it to page-locked host memory. Raises:
         DeviceMemoryError."""
-        if placement != self.placement:
-            self.placement = placement
-            entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
-            logger.info("graph_placed", placement=placement, entries=entries)
-            # The GPU is going to read entries of the host: all of them must be there.
-            if placement == "hybrid":
-                self._host.restore_all()
-            for mirror in self._mirrors.values():
-                if placement == "hybrid":
-                    mirror.drop_entries()
-                    # Restoring changed directories, and may have hidden what was deleted meanwhile.
-                    self._send_directories(mirror)
-                    self._send_again(mirror, mirror.nodes_with_hidden())
-                    mirror.lock_pages()
-                else:
-                    mirror.unlock_pages()
-                    self._send_all_entries(mirror)
+        if placement == "hybrid" and self.placement == "resident":
+            self._move_to_host()
+        elif placement == "resident" and self.placement == "hybrid":
+            self._move_to_device()
         for name in ("resident", "hybrid"):
             metrics.gpu_placement.labels(name).set(name == self.placement)
+
+    def _move_to_host(self) -> None:
+        """Have the GPU read entries of the host. Where that fails they are where they were."""
+        # All of them must be there, and locked, before any goes from the device.
+        try:
+            for mirror in self._mirrors.values():
+                mirror.lock_pages()
+            self._host.restore_all()
+        except StreamdError:
+            for mirror in self._mirrors.values():
+                mirror.unlock_pages()
+            raise
+        self._note_placement("hybrid")
+        for mirror in self._mirrors.values():
+            mirror.drop_entries()
+            # Restoring changed directories, and may have hidden what was deleted meanwhile.
+            self._send_directories(mirror)
+            self._send_again(mirror, mirror.nodes_with_hidden())
+
+    def _move_to_device(self) -> None:
+        """Send all entries to the GPU; those that do not fit there leave it again."""
+        self._note_placement("resident")
+        for mirror in self._mirrors.values():
+            mirror.unlock_pages()
+        # Where one has no room, all are locked again.
+        for mirror in self._mirrors.values():
+            self._send_all_entries(mirror)
+
+    def _note_placement(self, placement: Placement) -> None:
+        self.placement = placement
+        entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
+        logger.info("graph_placed", placement=placement, entries=entries)
 
     @on_own_stream
     def sample(
@@ -330,37 +350,43 @@ class DeviceGraph:
         self, mirror: Mirror, name: str, size: int, places: Int64, values: NDArray[Any]
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
-        shorter."""
+        shorter; entries for which there is no room move to the host instead."""
+        try:
+            fits = self._grow(mirror, name, size)
+            if fits and len(places):
+                mirror.arrays[name][self.to_device(places)] = self.to_device(values)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            # Entries alone can do without the device.
+            if name != "entries":
+                raise DeviceMemoryError(
+                    f"The GPU has no room for {name} of {size} rows of the graph: {error}",
+                    "lower retention, shard the topic, or set device: cpu.",
+                ) from None
+            fits = False
+        if not fits:
+            logger.warning(
+                "graph_moved_to_host",
+                reason="the GPU has no room for its entries",
+                entries=size,
+                do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
+                "begin with",
+            )
+            self.place("hybrid")
 
-        # Grow; where the device has no room, entries alone can do without it.
+    def _grow(self, mirror: Mirror, name: str, size: int) -> bool:
+        """Make room for `size` rows in a mirrored array. Returns: False where entries would exceed
+        the budget."""
         have = mirror.arrays[name]
         if size > len(have):
-            try:
-                grown = self.grown(mirror, name, size)
-            except torch.cuda.OutOfMemoryError as error:
-                if name != "entries":
-                    raise DeviceMemoryError(
-                        f"The GPU has no room for {name} of {size} rows of the graph: {error}",
-                        "lower retention, shard the topic, or set device: cpu.",
-                    ) from None
-                grown = None
-
-            # They move to the host, and need not be sent.
+            grown = self.grown(mirror, name, size)
             if grown is None:
-                logger.warning(
-                    "graph_moved_to_host",
-                    reason="the GPU has no room for its entries",
-                    entries=size,
-                    do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
-                    "begin with",
-                )
-                self.place("hybrid")
-                return
+                return False
             grown[: len(have)] = have
-            mirror.arrays[name] = have = grown
+            mirror.arrays[name] = grown
             metrics.gpu_graph_bytes.set(self.device_bytes)
-        if len(places):
-            have[self.to_device(places)] = self.to_device(values)
+        return True
 
     def grown(self, mirror: Mirror, name: str, size: int) -> Tensor | None:
         """A larger array of zeros; None where entries would exceed the budget."""

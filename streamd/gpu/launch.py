@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from streamd.errors import DeviceError
+from streamd.errors import DeviceError, DeviceMemoryError
 from streamd.telemetry import metrics
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -73,7 +73,8 @@ class PageLock:
     """Page-locks host memory and maps it into the GPU's address space, where it has the address it
     has here.
 
-    Raises: DeviceError where it would have another there.
+    Raises: DeviceError where it would have another there, DeviceMemoryError where the system locks
+    no more.
     """
 
     MAPPED = 2
@@ -94,7 +95,14 @@ class PageLock:
 
     def lock(self, address: int, size: int) -> None:
         self._check()
-        self._runtime.hostRegister(address, size, self.MAPPED)
+        try:
+            self._runtime.hostRegister(address, size, self.MAPPED)
+        except self._runtime.CUDARuntimeError as error:
+            raise DeviceMemoryError(
+                f"CUDA does not page-lock {size / 2**20:.0f} MiB more of host memory: {error}.",
+                "give the process more memory, lower retention, or let entries be on the GPU: "
+                "gpu.placement: resident and a larger gpu.graph_bytes.",
+            ) from None
 
     def unlock(self, addresses: Sequence[int]) -> None:
         # Kernels that were launched may still read what is locked.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, NodeDeletes
-from streamd.gpu import choose_device, memory_for
+from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined
@@ -163,6 +163,7 @@ class Learner:
         drawn = self.replay.draw(budget, window_edge)
         return tuple(chunk.first_edge for chunk in drawn)
 
+    @memory_for("learning a window")
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
     ) -> TrainResult | None:
@@ -186,8 +187,7 @@ class Learner:
         weights = self._held_out(num_events)
         replayed = self._replayed(self.draw(window_edge, num_events) if replay is None else replay)
         epochs = epochs or self.epochs_of(num_events)
-        with memory_for("learning a window"):
-            loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
+        loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
         self.model.eval()
         self._backup = backup
 
@@ -227,8 +227,8 @@ class Learner:
         """As `_passes`. Where the GPU lacks memory, free some of it and start over, once."""
         try:
             return self._passes(epochs, window_edge, weights, replayed)
-        except torch.OutOfMemoryError:
-            if not self.free_device_memory():
+        except RuntimeError as error:
+            if not lacks_memory(error) or not self.free_device_memory():
                 raise
         # Outside the handler, which would hold the failed pass's tensors.
         self.restore_weights(*backup)

@@ -191,6 +191,75 @@ def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_
         graph.insert(src + 5000, dst + 5000)
 
 
+@pytest.mark.parametrize("said", ["CUDA out of memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"])
+def test_a_lack_of_memory_is_known_whoever_says_it(monkeypatch, said):
+    launches = []
+
+    def launch(name, threads, args):
+        if launches:
+            raise RuntimeError(launches[-1])
+        host.launch(name, threads, args)
+
+    graph = DeviceGraph(BlockGraph(), launch, host.Pages(), "cpu")
+    src, dst, _ = stream(3000)
+    to_device, sent = graph.to_device, []
+
+    def short(array):
+        sent.append(array)
+        if len(sent) == 2:
+            raise RuntimeError(said)
+        return to_device(array)
+
+    # There is no page-locked memory to send entries from: they move to the host, all else is sent.
+    monkeypatch.setattr(graph, "to_device", short)
+    graph.insert(src, dst)
+    assert graph.placement == "hybrid" and recent(graph, np.array([3]), 3000, 5).mask.all()
+    launches.append(said)
+    with pytest.raises(DeviceMemoryError, match=r"no memory for the graph.*set device: cpu"):
+        recent(graph, np.array([3]), 3000, 5)
+    launches.append("an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal"):
+        recent(graph, np.array([3]), 3000, 5)
+
+
+def test_entries_stay_where_they_are_when_the_host_locks_no_more_pages():
+    graph, plain = DeviceGraph(BlockGraph(directions=("out", "in")), host.launch, pages := FewPages(1), "cpu"), BlockGraph(directions=("out", "in"))
+    src, dst, _ = stream(3000)
+    for g in (graph, plain):
+        g.insert(src, dst)
+    taken = graph.entry_bytes
+    with pytest.raises(DeviceMemoryError, match=r"no more pages"):
+        graph.place("hybrid")
+    assert graph.placement == "resident" and graph.entry_bytes == taken and not pages.locked
+    assert reading(metrics.gpu_placement.labels("hybrid")) == 0
+    same(recent(plain, np.arange(80), 3000, 5, direction="in"), recent(graph, np.arange(80), 3000, 5, direction="in"))
+    pages.most = 2
+    graph.place("hybrid")
+    assert len(pages.locked) == 2 and not graph.entry_bytes
+    same(recent(plain, np.arange(80), 3000, 5, direction="in"), recent(graph, np.arange(80), 3000, 5, direction="in"))
+
+
+def test_a_graph_that_does_not_fit_the_device_again_has_the_pages_of_all_its_directions_locked():
+    graph = DeviceGraph(BlockGraph(directions=("out", "in")), host.launch, pages := host.Pages(), "cpu", "hybrid", budget_bytes=300_000)
+    src, dst, _ = stream(30_000, 300, 200)
+    graph.insert(src, dst)
+    graph.place("resident")
+    assert graph.placement == "hybrid" and len(pages.locked) == 2
+
+
+class FewPages(host.Pages):
+    """A system that locks so many pieces at most."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def lock(self, address, size):
+        if len(self.locked) == self.most:
+            raise DeviceMemoryError("no more pages")
+        super().lock(address, size)
+
+
 def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
     graph.insert(*stream(3000)[:2])
