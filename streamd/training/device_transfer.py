@@ -39,6 +39,10 @@ class DeviceTransfer:
             self._cache = FeatureCache(
                 settings.cache_rows, edge_feature_dim, settings.cache_policy, device
             )
+        # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
+        self._side: Any = None
+        if self.device.type == "cuda":
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
         """The inputs on the device."""
@@ -93,12 +97,12 @@ class DeviceTransfer:
         On a GPU the next step is prepared while the caller works on this one, in a thread and on a
         CUDA stream of its own.
         """
-        if self.device.type != "cuda":
+        if self._side is None:
             yield from map(prepare, steps)
             return
 
-        # A second stream, which begins after all that was queued on the caller's.
-        side: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        # The second stream begins after all that was queued on the caller's.
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         coming = iter(steps)
 

@@ -1,3 +1,6 @@
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +60,39 @@ def test_steps_come_in_order_and_an_error_in_one_reaches_the_caller(on):
     assert list(transfer.ahead([], lambda x: x)) == []
     with pytest.raises(ZeroDivisionError):
         list(transfer.ahead([1, 0], lambda x: 1 // x))
+
+
+def test_steps_are_prepared_on_one_stream_in_all_epochs_each_side_waiting_for_the_other(monkeypatch):
+    done = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    main, made, current = Stream("main"), [], threading.local()
+
+    @contextlib.contextmanager
+    def on_stream(stream):
+        current.stream = stream
+        yield
+        del current.stream
+
+    def make(device):
+        made.append(Stream(f"side {len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: getattr(current, "stream", main))
+    transfer = DeviceTransfer("cuda", GpuSettings(cache_rows=0), 2)
+    for _ in range(3):
+        done.clear()
+        assert list(transfer.ahead(range(3), lambda x: (x, torch.cuda.current_stream().name))) == [(x, "side 0") for x in range(3)]
+        assert done == ["side 0 waits for main", *["main waits for side 0", "side 0 waits for main"] * 3]
+    assert len(made) == 1
 
 
 @pytest.mark.gpu
