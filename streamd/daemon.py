@@ -306,7 +306,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
     """Run the trainer until `stop`."""
-    from streamd.gpu import choose_device
+    from streamd.gpu import choose_device, fix_torch
     from streamd.models.architectures import unused_settings
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
@@ -379,7 +379,7 @@ def _run_serve(
     """
     import uvicorn
 
-    from streamd.gpu import choose_device
+    from streamd.gpu import choose_device, fix_torch
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
@@ -478,19 +478,6 @@ def make_kernels_ready() -> None:
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)
     logger.info("kernels_ready", seconds=round(warm_up(), 1))
-
-
-def fix_torch(threads: int) -> None:
-    """Make torch deterministic, with a fixed number of threads."""
-    # Without this variable CUDA's products refuse to be deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    # All that is allocated without a value is written before it is read: to fill it as well would
-    # take a kernel each.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _die_with_parent() -> None:

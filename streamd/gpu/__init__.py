@@ -3,10 +3,20 @@ features."""
 
 from streamd.gpu.device import (
     choose_device,
+    device_facts,
+    fix_torch,
     free_device_memory,
     lacks_memory,
     make_graph,
     memory_for,
 )
 
-__all__ = ["choose_device", "make_graph", "free_device_memory", "lacks_memory", "memory_for"]
+__all__ = [
+    "choose_device",
+    "device_facts",
+    "fix_torch",
+    "make_graph",
+    "free_device_memory",
+    "lacks_memory",
+    "memory_for",
+]

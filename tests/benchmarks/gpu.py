@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from streamd.daemon import fix_torch
+from streamd.gpu import fix_torch
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
 from streamd.graph import BlockGraph, Draw, neighborhood
