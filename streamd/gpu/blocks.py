@@ -19,6 +19,7 @@ from torch import Tensor
 
 from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
+from streamd.gpu.changes import entries_of, events_of
 from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
 from streamd.gpu.mirror import Mirror, Placement
@@ -135,16 +136,26 @@ class DeviceGraph:
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         self._host.hide(src_E, dst_E, event_E)
-        # `Mirror.changes` does not find old entries that were hidden: their nodes are sent whole.
-        for mirror in self._mirrors.values():
-            self._send_again(mirror, mirror.nodes_with_hidden())
+        inside = (event_E >= self.first_event) & (event_E < self.next_event)
+        self._send_hidden(
+            np.concatenate([src_E[inside], dst_E[inside]]), np.tile(event_E[inside], 2)
+        )
 
     @on_own_stream
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes. Raises: OffloadedError."""
-        self._host.hide_nodes(nodes)
-        for mirror in self._mirrors.values():
-            self._send_again(mirror, mirror.nodes_with_hidden())
+        nodes = np.unique(nodes[(nodes >= 0) & (nodes < self._host.num_nodes)])
+        if self._host.finds_neighbors:
+            # Their own entries say which others are going to be hidden.
+            mirror = self._mirrors["both"]
+            other, event = events_of(mirror.store.arrays, nodes)
+            self._host.hide_nodes(nodes)
+            self._send_hidden(other, event)
+            self._send_again(mirror, nodes)
+        else:
+            self._host.hide_nodes(nodes)
+            for mirror in self._mirrors.values():
+                self._send_again(mirror, mirror.nodes_with_hidden())
 
     def drop_before(self, event: int) -> None:
         """Answer with no older events from now on: the log no longer has them."""
@@ -326,6 +337,17 @@ class DeviceGraph:
         # New entries are read on the host, once their pages are locked.
         if self.placement == "hybrid":
             mirror.lock_pages()
+
+    def _send_hidden(self, node_X: Int64, event_X: Int64) -> None:
+        """Send the entries that known nodes have of events and that were hidden; an event may be
+        given with a node that has no entry of it."""
+        for mirror in self._mirrors.values():
+            g = mirror.store.arrays
+            nodes = np.unique(node_X)
+            if self.placement == "resident":
+                entry_at = entries_of(g, node_X, event_X)
+                self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])
+            self._put(mirror, "hidden", mirror.store.num_nodes, nodes, g.hidden[nodes])
 
     def _send_again(self, mirror: Mirror, nodes: Int64) -> None:
         """Send all that the host has of some nodes, of which more changed than was appended."""

@@ -156,6 +156,28 @@ def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
     assert reading(metrics.gpu_transfer_bytes.labels("up")) - sent < 100 * 2 * 100 < gpu.device_bytes / 40
 
 
+def test_a_delete_sends_what_it_hid_and_not_all_that_was_ever_hidden(device):
+    _, gpu = twins(device)
+    plain, (src, dst, _) = BlockGraph(), stream(50_000, 300, 200)
+    for graph in (plain, gpu):
+        graph.insert(src, dst)
+        graph.hide(src[:30_000], dst[:30_000], np.arange(30_000))
+
+    def sent(work):
+        before = reading(metrics.gpu_transfer_bytes.labels("up"))
+        work(gpu)
+        work(plain)
+        same(recent(plain, np.arange(500), 50_000, 30), recent(gpu, np.arange(500), 50_000, 30))
+        return reading(metrics.gpu_transfer_bytes.labels("up")) - before
+
+    asked = sent(lambda graph: None)
+    hides = [sent(lambda graph, e=e: graph.hide(src[e:e + 1], dst[e:e + 1], np.array([e]))) for e in range(30_000, 30_009)]
+    assert max(hides) - asked < 100, "two entries and their nodes' flags"
+    node = int(src[-1])
+    num_events = int(((src == node) | (dst == node)).sum())
+    assert sent(lambda graph: graph.hide_nodes(np.array([node]))) - asked < 100 * num_events < gpu.device_bytes / 10
+
+
 def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, capsys):
     graph = on_device(device, budget_bytes=300_000)
     plain, (src, dst, _), sizes = BlockGraph(), stream(30_000, 300, 200), set()
