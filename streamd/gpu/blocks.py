@@ -131,6 +131,9 @@ class DeviceGraph:
         touched = np.unique(np.concatenate([src_E, dst_E]))
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
+        # Node table and directories grow too, and cannot do without the device.
+        if self.placement == "resident" and self.device_bytes > self._budget:
+            self._give_way()
 
     @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
@@ -355,8 +358,8 @@ class DeviceGraph:
         self._send(mirror, nodes)
 
     def _send_directories(self, mirror: Mirror) -> None:
-        slots = np.arange(2 * int(mirror.store.arrays.used[1]))
-        self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
+        used = slice(0, 2 * int(mirror.store.arrays.used[1]))
+        self._put(mirror, "blocks", used.stop, used, mirror.store.arrays.blocks[used])
 
     def _send_all_entries(self, mirror: Mirror) -> None:
         # In pieces, since what is sent is first copied to page-locked memory.
@@ -364,19 +367,19 @@ class DeviceGraph:
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
                 return  # they did not fit
-            places = np.arange(first, min(first + SEND_ENTRIES, used))
-            rows = mirror.store.arrays.entries[first : first + len(places)]
-            self._put(mirror, "entries", used, places, rows)
+            piece = slice(first, min(first + SEND_ENTRIES, used))
+            self._put(mirror, "entries", used, piece, mirror.store.arrays.entries[piece])
 
     def _put(
-        self, mirror: Mirror, name: str, size: int, places: Int64, values: NDArray[Any]
+        self, mirror: Mirror, name: str, size: int, places: Int64 | slice, values: NDArray[Any]
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
         shorter; entries for which there is no room move to the host instead."""
         try:
             fits = self._grow(mirror, name, size)
-            if fits and len(places):
-                mirror.arrays[name][self.to_device(places)] = self.to_device(values)
+            if fits and len(values):
+                at = places if isinstance(places, slice) else self.to_device(places)
+                mirror.arrays[name][at] = self.to_device(values)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
@@ -388,38 +391,49 @@ class DeviceGraph:
                 ) from None
             fits = False
         if not fits:
-            logger.warning(
-                "graph_moved_to_host",
-                reason="the GPU has no room for its entries",
-                entries=size,
-                do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
-                "begin with",
-            )
-            self.place("hybrid")
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Move the entries to the host, where the device has no room for them."""
+        logger.warning(
+            "graph_moved_to_host",
+            reason="the GPU has no room for its entries",
+            entries=sum(int(m.store.arrays.used[0]) for m in self._mirrors.values()),
+            do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to begin with",
+        )
+        self.place("hybrid")
 
     def _grow(self, mirror: Mirror, name: str, size: int) -> bool:
         """Make room for `size` rows in a mirrored array. Returns: False where entries would exceed
         the budget."""
         have = mirror.arrays[name]
-        if size > len(have):
-            grown = self.grown(mirror, name, size)
-            if grown is None:
+        if size <= len(have):
+            return True
+
+        # Arrays double, but entries never beyond the budget.
+        rows = max(size, 2 * len(have), 1024)
+        resent = False
+        if name == "entries":
+            left = (self._budget - self.device_bytes) // have.element_size()
+            if size > len(have) + left:
                 return False
+            rows = min(rows, len(have) + left)
+            # Where the old and the new do not fit together, the old go first: the host has them.
+            resent = rows > left
+        if resent:
+            mirror.drop_entries()
+        grown = self.grown(mirror, name, min(rows, mirror.most_rows(name)))
+        if not resent:
             grown[: len(have)] = have
-            mirror.arrays[name] = grown
-            metrics.gpu_graph_bytes.set(self.device_bytes)
+        mirror.arrays[name] = grown
+        if resent:
+            self._send_all_entries(mirror)
+        metrics.gpu_graph_bytes.set(self.device_bytes)
         return True
 
-    def grown(self, mirror: Mirror, name: str, size: int) -> Tensor | None:
-        """A larger array of zeros; None where entries would exceed the budget."""
-        # Arrays double, but entries never beyond the budget.
+    def grown(self, mirror: Mirror, name: str, rows: int) -> Tensor:
+        """Zeros for a mirrored array of so many rows."""
         have = mirror.arrays[name]
-        rows = max(size, 2 * len(have), 1024)
-        if name == "entries":
-            most = len(have) + (self._budget - self.device_bytes) // have.element_size()
-            if size > most:
-                return None
-            rows = min(rows, most)
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
     def _roots_to_device(self, roots: Roots[Int64]) -> Roots[Tensor]:

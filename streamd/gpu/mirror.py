@@ -37,6 +37,10 @@ class Mirror:
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.arrays.values())
 
+    def most_rows(self, name: str) -> int:
+        """Rows of an array that the host has address space for."""
+        return len(getattr(self.store.arrays, name)) // self.arrays[name].shape[1:].numel()
+
     def entries_address(self, placement: Placement) -> int:
         """Where the device reads entries."""
         if placement == "resident":

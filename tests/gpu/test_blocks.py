@@ -11,6 +11,7 @@ from streamd.errors import DeviceMemoryError
 from streamd.gpu import blocks, free_device_memory
 from streamd.gpu import pages as page_locks
 from streamd.gpu.blocks import DeviceGraph
+from streamd.gpu.mirror import Mirror
 from streamd.graph import BlockGraph, Draw
 from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
 from streamd.telemetry import metrics
@@ -193,6 +194,36 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
     graph.place("resident")
     assert graph.placement == "hybrid", "nor does asking for it make it fit"
     same(recent(plain, np.arange(500), 30_000, 10), recent(graph, np.arange(500), 30_000, 10))
+
+
+@pytest.mark.parametrize("budget", [100_000, 2_000_000, 5_000_000])
+def test_while_it_grows_too_a_graph_keeps_to_its_budget(budget, monkeypatch):
+    graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu", "resident", budget)
+    plain, (src, dst, _), grown, peaks = BlockGraph(), stream(60_000, 300, 200), graph.grown, []
+
+    def noted(mirror, name, rows):
+        peaks.append((name, graph.device_bytes + rows * 8 * (4 if name == "nodes" else 1)))
+        return grown(mirror, name, rows)
+
+    monkeypatch.setattr(graph, "grown", noted)
+    for at in range(0, 60_000, 1000):
+        for g in (graph, plain):
+            g.insert(src[at:at + 1000], dst[at:at + 1000])
+        same(recent(plain, np.arange(500), 60_000, 10), recent(graph, np.arange(500), 60_000, 10))
+        assert graph.device_bytes <= budget or graph.placement == "hybrid"
+    assert max(bytes_ for name, bytes_ in peaks if name == "entries") <= budget
+    assert graph.placement == ("hybrid" if budget < 10**6 else "resident")
+    if budget == 2_000_000:
+        assert graph.device_bytes > budget / 2, "it has more than half, since old and new entries need not be there together"
+
+
+def test_no_array_grows_beyond_what_the_host_may_hold(monkeypatch):
+    graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
+    most = {"nodes": 1500, "hidden": 1500, "entries": 1500, "blocks": 6000}
+    monkeypatch.setattr(Mirror, "most_rows", lambda mirror, name: most[name])
+    graph.insert(np.arange(1200), np.arange(1200))
+    graph.insert(np.arange(1200, 1400), np.arange(1200, 1400))
+    assert graph.device_bytes == 1500 * (4 * 8 + 8 + 1) + 6000 * 8
 
 
 def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_to_do(monkeypatch):
