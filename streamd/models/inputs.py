@@ -26,6 +26,16 @@ class HopInputs:
     ago_UK: Tensor
     edge_UKD: Tensor
 
+    def padding_spread(self, num_nodes: int) -> "HopInputs":
+        """The same with places without a neighbour naming each another of `num_nodes` nodes instead
+        of all the first.
+
+        What they name weighs nothing. But a GPU adds up the gradients of one node one by one.
+        """
+        other_UK = torch.arange(self.mask_UK.numel(), device=self.mask_UK.device) % num_nodes
+        spread_UK = torch.where(self.mask_UK, self.neighbor_UK, other_UK.view(self.mask_UK.shape))
+        return dataclasses.replace(self, neighbor_UK=spread_UK)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
@@ -79,14 +89,14 @@ class LinkInputs:
         self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]
     ) -> "LinkInputs":
         """Copy the inputs to another device. send: copies a tensor; edge_rows: makes edge_UKD of a
-        hop there."""
+        hop there. Padding is spread over the nodes."""
         hops = tuple(
             HopInputs(
                 **{
                     f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
                     for f in fields(hop)
                 }
-            )
+            ).padding_spread(len(self.node_M))
             for hop in self.hops
         )
         return LinkInputs(

@@ -225,6 +225,10 @@ class Memory:
         # Pending nodes ascend, so a search finds a node's message where it has one.
         index_M = torch.searchsorted(self.pending_node, node_M).clamp_max(len(updated_PD) - 1)
         waits_M = self.pending_node[index_M] == node_M
+        # Nodes without one take any row, each another: backward adds up the gradients of a row one
+        # by one, theirs of zero too.
+        any_M = torch.arange(len(node_M), device=node_M.device) % len(updated_PD)
+        index_M = torch.where(waits_M, index_M, any_M)
         return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
 
     def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:

@@ -49,7 +49,13 @@ def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_on
             for a, b in zip(inputs.hops, moved.hops, strict=True):
                 assert torch.equal(torch.where(a.mask_UK[..., None], a.edge_UKD, 0), b.edge_UKD.cpu())
             for name, tensor in inputs.tensors().items():
-                assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
+                if name.endswith("neighbor_UK"):
+                    hop, to = inputs.hops[int(name.split(".")[1])], moved.tensors()[name].cpu()
+                    assert torch.equal(tensor[hop.mask_UK], to[hop.mask_UK])
+                    named, count = (x.flatten().bincount(minlength=len(inputs.node_M)) for x in (tensor[hop.mask_UK], to))
+                    assert (count - named).max() <= -(-to.numel() // len(inputs.node_M))
+                else:
+                    assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
         asked = misses() - before
         assert asked == 0 if again else asked > 100
 
