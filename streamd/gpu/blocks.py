@@ -19,7 +19,7 @@ from torch import Tensor
 
 from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
-from streamd.gpu.changes import entries_of, events_of
+from streamd.gpu.changes import Touched, entries_of, events_of
 from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
 from streamd.gpu.mirror import Mirror, Placement
@@ -86,6 +86,7 @@ class DeviceGraph:
         self._budget = budget_bytes
         self._device = torch.device(device)
         self._launch = launch
+        self._touched = Touched()
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
 
         # Streams are a GPU's; without one `on_stream` changes nothing.
@@ -128,7 +129,7 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E)
-        touched = np.unique(np.concatenate([src_E, dst_E]))
+        touched = self._touched.nodes(src_E, dst_E, self._host.num_nodes)
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
         # Node table and directories grow too, and cannot do without the device.

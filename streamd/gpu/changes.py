@@ -30,6 +30,24 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
 
 
 @kernel
+def list_touched(
+    src: NDArray[Any], dst: NDArray[Any], marks: NDArray[Any], node: NDArray[Any]
+) -> Any:
+    """The nodes among the ends of events, each once, in order of first sight. marks: uint8[N], all
+    zero, as they are again afterwards. Returns: how many there are."""
+    count = np.int64(0)
+    for i in range(len(src)):
+        for end in (src[i], dst[i]):
+            if marks[end] == 0:
+                marks[end] = 1
+                node[count] = end
+                count += 1
+    for i in range(count):
+        marks[node[i]] = 0
+    return count
+
+
+@kernel
 def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
     """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as
     they were sent."""
@@ -129,3 +147,17 @@ def events_of(g: BlockArrays, nodes: Int64) -> tuple[Int64, Int64]:
     event = np.empty(size, np.int64)
     count = list_ends(g, nodes, other, event)
     return other[:count], event[:count]
+
+
+class Touched:
+    """Finds the nodes that an insert touched, without sorting them. Owner: a `DeviceGraph`."""
+
+    def __init__(self) -> None:
+        self._marks = np.zeros(0, np.uint8)
+
+    def nodes(self, src: Int64, dst: Int64, num_nodes: int) -> Int64:
+        """The nodes among the ends of events, int64, each once. num_nodes: one past the highest."""
+        if num_nodes > len(self._marks):
+            self._marks = np.zeros(max(num_nodes, 2 * len(self._marks)), np.uint8)
+        node = np.empty(min(2 * len(src), num_nodes), np.int64)
+        return node[: list_touched(src, dst, self._marks, node)]
