@@ -20,6 +20,7 @@ from torch import Tensor
 from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
 from streamd.gpu.changes import Touched, entries_of, events_of
+from streamd.gpu.copies import to_device
 from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
 from streamd.gpu.mirror import Mirror, Placement
@@ -446,12 +447,12 @@ class DeviceGraph:
 
     def to_device(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
+        array = np.ascontiguousarray(array)
         if self._device.type == "cpu":
             # A tensor on the CPU would share the array, which changes.
-            return host.clone()
-        return host.pin_memory().to(self._device, non_blocking=True)
+            metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
+            return torch.from_numpy(array).clone()
+        return to_device(array, self._device)
 
 
 @dataclass(frozen=True, slots=True)

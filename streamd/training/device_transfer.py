@@ -11,6 +11,7 @@ from torch import Tensor
 
 from streamd.events import Float32
 from streamd.gpu.cache import FeatureCache
+from streamd.gpu.copies import send
 from streamd.models import LinkInputs, LinkModel, Memory
 from streamd.models.inputs import HopInputs
 from streamd.models.labels import LabelInputs
@@ -64,10 +65,7 @@ class DeviceTransfer:
         """A copy on the device, sent from page-locked memory so that the caller need not wait."""
         if tensor.device.type == self.device.type:
             return tensor
-        metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
-        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(
-            self.device, non_blocking=True
-        )
+        return send(tensor, self.device)
 
     def logits(
         self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor

@@ -339,7 +339,9 @@ class Learner:
         """
         self.model.train()
         memory = self._start.copy()
-        total = count = 0.0
+        # On the device: to read a loss is to wait for it.
+        total = torch.zeros((), dtype=torch.float64, device=self.transfer.device)
+        count = 0.0
         steps = zip(self._edges, self.seen, weights, replayed, self._labels, strict=True)
         for edges, seen, past, labels, events in self.transfer.ahead(steps, self._prepared):
             with self._over(memory, edges) as updated_PD:
@@ -353,8 +355,8 @@ class Learner:
                         logits_EC = self.model(inputs, state_MD, dropout)
                     loss = link_loss(logits_EC.float(), inputs.weight_E)
                     losses.append(loss / events)
-                    total = total + float(loss.detach())
-                    count = count + events
+                    total += loss.detach()
+                    count += events
 
                 # Labels of this chunk, from the same memory.
                 if labels is not None and self.model.label_head is not None:
@@ -369,7 +371,7 @@ class Learner:
                     self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])
             self.on_progress(*self._steps)
-        return total / count if count else math.nan
+        return float(total) / count if count else math.nan
 
     def _prepared(
         self,
