@@ -193,13 +193,17 @@ def sampled_inputs(
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
     """Concatenate several inputs and the states of their nodes, for one pass of the model instead
-    of many.
-
-    A node in two of them is two nodes of the whole, each with its own state.
-    """
+    of many."""
     if len(parts) == 1:
         return parts[0]
-    inputs = [p for p, _ in parts]
+    return joined_inputs([p for p, _ in parts]), torch.cat([state for _, state in parts])
+
+
+def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
+    """Concatenate several inputs. A node in two of them is two nodes of the whole, each with a
+    state of its own."""
+    if len(inputs) == 1:
+        return inputs[0]
 
     # How far places among nodes and among roots move in each part.
     nodes = np.cumsum([0] + [len(p.node_M) for p in inputs]).tolist()
@@ -222,7 +226,7 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
                 edge_UKD=cat("edge_UKD", same),
             )
         )
-    whole = LinkInputs(
+    return LinkInputs(
         event_E=cat("event_E", inputs),
         facts_ECF=cat("facts_ECF", inputs),
         src_E=cat("src_E", inputs, roots),
@@ -232,7 +236,6 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
         node_MD=cat("node_MD", inputs),
         hops=tuple(hops),
     )
-    return whole, torch.cat([state for _, state in parts])
 
 
 def without_deleted(

@@ -1,11 +1,12 @@
 """Recorded inputs are transferred to the model's device: to a GPU one step ahead of their use."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeVar
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -18,6 +19,10 @@ from streamd.models.labels import LabelInputs
 from streamd.settings import GpuSettings
 from streamd.telemetry import metrics
 
+logger = structlog.get_logger()
+KEPT_SHARE = 0.6
+"""Inputs stay on a GPU for the next epoch while tensors take less than this share of its memory: a
+step, a scored chunk and what the graph grows by need the rest."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -42,6 +47,8 @@ class DeviceTransfer:
             )
         # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
         self._side: Any = None
+        # Whether inputs stay on the device over epochs. On a CPU nothing is copied there.
+        self._keeps = self.device.type == "cuda"
         if self.device.type == "cuda":
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
@@ -118,6 +125,47 @@ class DeviceTransfer:
                 side.wait_stream(torch.cuda.current_stream())
                 next_one = pool.submit(work)
                 yield done[0]
+
+    def epochs(
+        self, num_epochs: int, steps: Sequence[T], prepare: Callable[[T], R]
+    ) -> Iterator[Iterator[R]]:
+        """Yield for each epoch an iterator over `prepare(step)` of each step, as `ahead` does.
+
+        What was prepared stays on a GPU for the next epochs, the first steps of a window as long as
+        there is room.
+        """
+        kept: list[R] = []
+
+        def epoch() -> Iterator[R]:
+            yield from list(kept)
+            keeps = True
+            for done in self.ahead(steps[len(kept) :], prepare):
+                keeps = keeps and self.has_room()
+                if keeps:
+                    kept.append(done)
+                yield done
+
+        for _ in range(num_epochs):
+            yield epoch()
+
+    def has_room(self) -> bool:
+        """Whether what is prepared on the device may stay there."""
+        if not self._keeps:
+            return False
+        most = KEPT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        return torch.cuda.memory_allocated(self.device) < most
+
+    def stop_keeping(self) -> bool:
+        """Let nothing stay that was prepared, from the next epochs on: the GPU lacks memory.
+        Returns: whether anything could have stayed until now."""
+        kept = self._keeps
+        self._keeps = False
+        if kept:
+            logger.warning(
+                "gpu_inputs_sent_each_epoch",
+                reason="the GPU has no room for a training step and the inputs of others",
+            )
+        return kept
 
     def report(self) -> None:
         """Set the metric of allocated device memory."""

@@ -1,5 +1,7 @@
 import contextlib
+import itertools
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +101,15 @@ def test_steps_are_prepared_on_one_stream_in_all_epochs_each_side_waiting_for_th
         assert list(transfer.ahead(range(3), lambda x: (x, torch.cuda.current_stream().name))) == [(x, "side 0") for x in range(3)]
         assert done == ["side 0 waits for main", *["main waits for side 0", "side 0 waits for main"] * 3]
     assert len(made) == 1
+
+    # What fits stays: four steps of 60 bytes on a device of 400, of which 0.6 may be taken.
+    taken = itertools.count(60, 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(taken))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=400))
+    prepared = []
+    for epoch in transfer.epochs(2, range(5), lambda x: prepared.append(x) or x):
+        assert list(epoch) == [0, 1, 2, 3, 4]
+    assert prepared == [0, 1, 2, 3, 4, 3, 4]
 
 
 @pytest.mark.gpu

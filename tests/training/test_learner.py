@@ -299,6 +299,67 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
         learned((second_epoch_of_the_last, second_epoch_of_the_last + 1), [True])
 
 
+def learned_with_room(s, log, room):
+    """The learner, and how many steps were prepared, where so many steps of a window may stay over its three epochs."""
+    learner, recorder, calls = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), collections.Counter()
+    prepared = learner._prepared
+
+    def has_room():
+        calls["asked"] += 1
+        return calls["asked"] <= room
+
+    def counted(step):
+        calls["prepared"] += 1
+        return prepared(step)
+
+    learner.transfer.has_room, learner._prepared = has_room, counted
+    for window in windows(log):
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        calls["steps"] = len(learner._edges)
+        calls["asked"] = calls["prepared"] = 0
+        learner.learn(window.first_edge)
+    return learner, calls["steps"], calls["prepared"]
+
+
+def test_inputs_that_stay_over_epochs_are_prepared_once_and_change_no_number(tmp_path):
+    s, log = world(tmp_path, training__epochs=3, model__memory_chunk=20, stream__label_dim=0)
+    plain, steps, prepared = learned_with_room(s, log, 0)
+    assert steps > 3 and prepared % steps == 0 and prepared >= 3 * steps
+    epochs = prepared // steps
+    for room, expected in ((2, steps + (epochs - 1) * (steps - 2)), (10**9, steps)):
+        kept, _, prepared = learned_with_room(s, log, room)
+        assert prepared == expected
+        for a, b in zip(plain.model.state_dict().values(), kept.model.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_inputs_that_stay_are_the_first_to_go_where_a_gpu_lacks_memory(tmp_path, monkeypatch, capsys):
+    s, log = world(tmp_path, training__epochs=2)
+    recorder, learner, asked = Recorder(s, log), Learner(s, log, ReplayStore(None, 10, 0)), []
+    monkeypatch.setattr(learner.transfer, "_keeps", True)
+    monkeypatch.setattr(learner.transfer, "has_room", lambda: learner.transfer._keeps)
+    learner.free_device_memory = lambda: asked.append("graph") or len(asked) == 1
+    forward, failures = learner.model.forward, [True, True]
+
+    def short(*args):
+        if learner.model.training and failures:
+            asked.append("kept" if learner.transfer._keeps else "sent")
+            failures.pop()
+            raise RuntimeError("CUDA error: out of memory")
+        return forward(*args)
+
+    monkeypatch.setattr(learner.model, "forward", short)
+    window = next(windows(log))
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    with pytest.raises(DeviceMemoryError, match="learning a window"):
+        learner.learn(window.first_edge)
+    assert asked == ["kept", "sent", "graph"] and "gpu_inputs_sent_each_epoch" in capsys.readouterr().out
+    assert learner.learn(window.first_edge).finite
+
+
 def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
     """Items come up one after another, and people go to the newest ones: what is new is often true, if one looks only at
     what was seen."""
