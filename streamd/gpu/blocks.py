@@ -380,8 +380,7 @@ class DeviceGraph:
         try:
             fits = self._grow(mirror, name, size)
             if fits and len(values):
-                at = places if isinstance(places, slice) else self.to_device(places)
-                mirror.arrays[name][at] = self.to_device(values)
+                self._write(mirror.arrays[name], places, self.to_device(values))
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
@@ -394,6 +393,25 @@ class DeviceGraph:
             fits = False
         if not fits:
             self._give_way()
+
+    def _write(self, array: Tensor, places: Int64 | slice, rows: Tensor) -> None:
+        """Replace rows of an array. places: each once."""
+        if isinstance(places, slice):
+            array[places] = rows
+            return
+        at = self.to_device(places)
+        kernel = {8: "put_words", 1: "put_bytes"}[array.element_size()]
+        self._launch(
+            kernel,
+            rows.numel(),
+            (
+                array.data_ptr(),
+                at.data_ptr(),
+                rows.data_ptr(),
+                rows.numel(),
+                array.shape[1:].numel(),
+            ),
+        )
 
     def _give_way(self) -> None:
         """Move the entries to the host, where the device has no room for them."""

@@ -11,6 +11,7 @@ from streamd.errors import DeviceError, DeviceMemoryError
 from streamd.telemetry import metrics
 
 KERNELS = Path(__file__).parent / "kernels"
+SOURCES = tuple(sorted(KERNELS.glob("*.cu")))
 OPTIONS = ("--std=c++17",)
 BLOCK = 256
 """Threads of a block: 30 registers a thread leave a multiprocessor full with eight of them."""
@@ -40,7 +41,8 @@ class CudaLauncher:
         import cupy
 
         self._cupy: Any = cupy
-        self._module = cupy.RawModule(code=(KERNELS / "sampling.cu").read_text(), options=OPTIONS)
+        code = "\n".join(source.read_text() for source in SOURCES)
+        self._module = cupy.RawModule(code=code, options=OPTIONS)
         self._kernels: dict[str, Any] = {}
         self._timed: deque[tuple[str, Any, Any]] = deque()
 
