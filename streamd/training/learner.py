@@ -277,6 +277,7 @@ class Learner:
         self.begin()
 
     @torch.no_grad()
+    @memory_for("measuring forgetting")
     def recall(self) -> Measures | None:
         """Measure forgetting: scores of the present weights on chunks of the replay store.
 
@@ -295,6 +296,7 @@ class Learner:
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.hide_deleted(deletions)
 
+    @memory_for("moving memory")
     def refuse(self) -> None:
         """Restore the weights and the optimizer from before `learn`, and memory under them. The
         tail, replay and `num_learned` keep what was learned.

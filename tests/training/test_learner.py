@@ -359,6 +359,13 @@ def test_inputs_that_stay_are_the_first_to_go_where_a_gpu_lacks_memory(tmp_path,
     assert asked == ["kept", "sent", "graph"] and "gpu_inputs_sent_each_epoch" in capsys.readouterr().out
     assert learner.learn(window.first_edge).finite
 
+    def never(*args):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(learner.model, "forward", never)
+    with pytest.raises(DeviceMemoryError, match="measuring forgetting"):
+        learner.recall()
+
 
 def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
     """Items come up one after another, and people go to the newest ones: what is new is often true, if one looks only at
