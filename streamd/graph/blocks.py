@@ -14,8 +14,8 @@ from streamd.errors import CapacityError, OffloadedError
 from streamd.events import Bools, Int64
 from streamd.graph import kernels, offloading
 from streamd.graph.arena import Arena
-from streamd.graph.draws import Direction, Draw, Neighbors
-from streamd.graph.hops import NextRoots, NumberedHops, Roots, renumbered, sample_hops
+from streamd.graph.draws import ALL_SETS, Direction, Draw, Neighbors
+from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
 from streamd.graph.kernels import DEGREE, BlockArrays, Query, Sampled
 from streamd.graph.strategies import STRATEGIES, StrategyName
 from streamd.telemetry import metrics
@@ -41,6 +41,10 @@ BYTES_A_BLOCK = 2 * 8
 
 ReadBack = Callable[[int, int], tuple[Int64, Int64, Bools]]
 """(first, end) -> source, destination and whether deleted, of the log's events [first, end)."""
+SetsOf = Callable[[int, int], Int64]
+"""(first, end) -> edge sets of the log's events [first, end)."""
+ReadRows = Callable[[int, int], tuple[Int64, Int64, Bools, Int64]]
+"""(first, end) -> what `ReadBack` gives of the events of one store, and their ids."""
 
 
 class BlockStore:
@@ -71,8 +75,8 @@ class BlockStore:
             tau=np.array([max_block_entries, max_block_entries.bit_length() - 1], np.int64),
         )
 
-    def insert(self, src_E: Int64, dst_E: Int64) -> None:
-        """Append events in log order. Raises: CapacityError; nothing is inserted then."""
+    def check_room(self, src_E: Int64, dst_E: Int64) -> None:
+        """Raises: CapacityError where there is no room for events."""
         if not len(src_E):
             return
 
@@ -85,16 +89,23 @@ class BlockStore:
                 "lower retention, or shard the topic.",
             )
 
-        # Ids follow from the order: the kernel counts on from the last event.
+    def insert(self, src_E: Int64, dst_E: Int64, event_E: Int64, next_event: int) -> None:
+        """Append events in log order, for which there is room. event_E: their ids. next_event: of
+        the graph."""
+        self.next_event = next_event
+        if not len(src_E):
+            return
+        highest = int(max(src_E.max(), dst_E.max()))
         node_E, other_E, both = self._ends(src_E, dst_E)
         if len(src_E) < MANY_EVENTS:
-            kernels.insert_events(self.arrays, node_E, other_E, self.next_event, both)
+            kernels.insert_events(self.arrays, node_E, other_E, event_E, both)
         else:
-            self._insert_many(node_E, other_E, both, highest)
-        self.next_event += len(src_E)
+            self._insert_many(node_E, other_E, event_E, both, highest)
         self.num_nodes = max(self.num_nodes, highest + 1)
 
-    def _insert_many(self, node_E: Int64, other_E: Int64, both: bool, highest: int) -> None:
+    def _insert_many(
+        self, node_E: Int64, other_E: Int64, event_E: Int64, both: bool, highest: int
+    ) -> None:
         """Append events part of the nodes by part, so that each is in the cache while it is
         written; answers do not depend on the order among nodes."""
         place_P = np.zeros((highest >> PART_NODES) + 2, np.int64)
@@ -102,7 +113,7 @@ class BlockStore:
         own = np.empty(place_P[-1], np.uint32)
         packed = np.empty(place_P[-1], np.int64)
         kernels.partition_ends(node_E, other_E, both, PART_NODES, place_P, own, packed)
-        kernels.append_ends(self.arrays, own, packed, self.next_event)
+        kernels.append_ends(self.arrays, own, packed, event_E)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; those the store does not have are passed over."""
@@ -151,7 +162,7 @@ class BlockStore:
         self._freed_pages = freed
         return int(marked)
 
-    def restore(self, nodes: Int64, read_back: ReadBack, since_event: int) -> int:
+    def restore(self, nodes: Int64, read: ReadRows, since_event: int) -> int:
         """Bring the offloaded entries of some known nodes back, as far as the log, which begins
         with `since_event`, still has their events. Returns: events read."""
 
@@ -166,10 +177,10 @@ class BlockStore:
 
         # Write what belongs into them, in the order of the log.
         for first in range(since, before, RESTORE_EVENTS):
-            src_E, dst_E, gone_E = read_back(first, min(first + RESTORE_EVENTS, before))
+            src_E, dst_E, gone_E, event_E = read(first, min(first + RESTORE_EVENTS, before))
             node_E, other_E, both = self._ends(src_E, dst_E)
             offloading.restore_events(
-                self.arrays, node_E, other_E, gone_E, first, next_number_N, both
+                self.arrays, node_E, other_E, gone_E, event_E, next_number_N, both
             )
         offloading.end_restoring(self.arrays, nodes, next_number_N)
         return max(0, int(before - since))
@@ -196,12 +207,12 @@ class BlockStore:
 
 
 class BlockGraph:
-    """An append-only temporal graph of one edge set; repeated events are kept. A
-    `NeighborSampler` of the host. Owner: one thread per role.
+    """An append-only temporal graph; repeated events are kept. A `NeighborSampler` of the host.
+    Owner: one thread per role.
 
-    stores: one per direction that is drawn from. `both` is a store of its own, in which the two
-    directions are merged by event id as they go in: merging them in a query would cost a search for
-    every neighbour that is drawn at random.
+    stores: one per edge set and direction that is drawn from. `both`, and all sets together, are
+    stores of their own, in which directions or sets are merged by event id as they go in: merging
+    them in a query would cost a search for every neighbour that is drawn at random.
     """
 
     def __init__(
@@ -210,12 +221,17 @@ class BlockGraph:
         max_block_entries: int = 64,
         directions: Iterable[Direction] = ("both",),
         read_back: ReadBack | None = None,
+        of_sets: Iterable[tuple[int, Direction]] = (),
+        sets_of: SetsOf | None = None,
     ) -> None:
-        """first_event: id of the first event that will be inserted. read_back: reads events that
-        were offloaded."""
-        self.stores: dict[Direction, BlockStore] = {
-            d: BlockStore(d, first_event, max_block_entries) for d in directions
+        """first_event: id of the first event that will be inserted. directions: drawn from among
+        all events. read_back: reads events that were offloaded. of_sets: edge sets that are drawn
+        from by themselves, with the direction; sets_of: reads the sets of offloaded events."""
+        self.stores: dict[tuple[int, Direction], BlockStore] = {
+            (number, d): BlockStore(d, first_event, max_block_entries)
+            for number, d in (*((ALL_SETS, d) for d in directions), *of_sets)
         }
+        self._sets_of = sets_of
         self.since_event = first_event
         """Older events are no longer answered with, because the log dropped them."""
         self._read_back = read_back
@@ -224,8 +240,8 @@ class BlockGraph:
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from."""
-        return self.stores.keys()
+        """Directions that it can draw from among the events of all sets."""
+        return [d for number, d in self.stores if number == ALL_SETS]
 
     @property
     def any_store(self) -> BlockStore:
@@ -243,7 +259,7 @@ class BlockGraph:
 
     @property
     def num_nodes(self) -> int:
-        return self.any_store.num_nodes
+        return max(store.num_nodes for store in self.stores.values())
 
     @property
     def num_entries(self) -> int:
@@ -253,17 +269,34 @@ class BlockGraph:
     def num_bytes(self) -> int:
         return sum(store.num_bytes for store in self.stores.values())
 
-    def insert(self, src_E: Int64, dst_E: Int64) -> None:
+    def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order; their ids continue where the last batch ended. Node ids in
-        any order, >= 0. Raises: CapacityError; nothing is inserted then."""
+        any order, >= 0. set_E: their edge sets, needed where some are drawn from by themselves.
+        Raises: CapacityError; nothing is inserted then."""
         for store in self.stores.values():
-            store.insert(src_E, dst_E)
+            store.check_room(src_E, dst_E)
+        first = self.next_event
+        end = first + len(src_E)
+        event_E = np.arange(first, end)
+        for (number, _), store in self.stores.items():
+            if number == ALL_SETS:
+                store.insert(src_E, dst_E, event_E, end)
+            else:
+                assert set_E is not None
+                own = np.flatnonzero(set_E == number)
+                store.insert(src_E[own], dst_E[own], event_E[own], end)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         inside = (event_E >= self.first_event) & (event_E < self.next_event)
         for store in self.stores.values():
             store.hide(src_E[inside], dst_E[inside], event_E[inside])
+
+    @property
+    def finds_neighbors(self) -> bool:
+        """Whether each neighbour of a node is found in the node's own entries: in one store of both
+        directions that never offloaded any."""
+        return set(self.stores) == {(ALL_SETS, "both")} and not self._was_offloaded
 
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes, so that they vanish from their neighbours too. Raises:
@@ -272,9 +305,9 @@ class BlockGraph:
         if not len(nodes):
             return
 
-        # A store of both directions finds each neighbour in the node's own entries.
-        if set(self.stores) == {"both"} and not self._was_offloaded:
-            self.stores["both"].hide_nodes(nodes)
+        if all(d == "both" for _, d in self.stores) and not self._was_offloaded:
+            for store in self.stores.values():
+                store.hide_nodes(nodes[nodes < store.num_nodes])
             return
 
         # A store of one direction does not know who points at a node, and an entry that was read
@@ -292,19 +325,20 @@ class BlockGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
     ) -> Neighbors[Int64]:
-        store = self.stores[draw.direction]
+        name = draw.edge_set, draw.direction
+        store = self.stores[name]
         query = self.query(root_R, since, before, draw)
         got = store.sample(query, draw.strategy, draw.fanout)
 
         # Roots that need offloaded entries have them read back; then the whole query is asked
         # again.
         while got.missing.any():
-            self.restore(draw.direction, np.unique(root_R[got.missing]))
+            self.restore(name, np.unique(root_R[got.missing]))
             got = store.sample(query, draw.strategy, draw.fanout)
         return Neighbors(got.neighbor, got.event, got.mask)
 
     def sample_neighborhood(
-        self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
+        self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
         """Sample hop after hop, and number the nodes reached."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
@@ -338,11 +372,21 @@ class BlockGraph:
         for store in self.stores.values():
             self._was_offloaded |= store.offload(before_event) > 0
 
-    def restore(self, direction: Direction, nodes: Int64) -> None:
+    def restore(self, name: tuple[int, Direction], nodes: Int64) -> None:
         """Bring the offloaded entries of some known nodes back into a store. Raises:
         OffloadedError where there is nothing to read them back from."""
-        read = self.stores[direction].restore(nodes, self._read, self.since_event)
-        metrics.graph_events_read_back.inc(read)
+
+        def read(first: int, end: int) -> tuple[Int64, Int64, Bools, Int64]:
+            src_E, dst_E, gone_E = self._read(first, end)
+            event_E = np.arange(first, end)
+            if name[0] == ALL_SETS:
+                return src_E, dst_E, gone_E, event_E
+            assert self._sets_of is not None
+            own = np.flatnonzero(self._sets_of(first, end) == name[0])
+            return src_E[own], dst_E[own], gone_E[own], event_E[own]
+
+        count = self.stores[name].restore(nodes, read, self.since_event)
+        metrics.graph_events_read_back.inc(count)
 
     def _read(self, first: int, end: int) -> tuple[Int64, Int64, Bools]:
         """Read events back from the log. Raises: OffloadedError."""
@@ -355,7 +399,7 @@ class BlockGraph:
 
     def restore_all(self) -> None:
         """Bring all offloaded entries back."""
-        for direction, store in self.stores.items():
+        for name, store in self.stores.items():
             if store.any_offloaded:
-                self.restore(direction, np.arange(store.num_nodes))
+                self.restore(name, np.arange(store.num_nodes))
                 store.any_offloaded = False

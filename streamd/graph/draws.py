@@ -8,6 +8,8 @@ from streamd.graph.strategies import StrategyName
 Direction = Literal["out", "in", "both"]
 """Which events lead from a node to a neighbour: those it is the source of, those it is the
 destination of, or both, where a self loop counts once."""
+ALL_SETS = -1
+"""In the place of an edge set: the events of all sets."""
 A = TypeVar("A")
 """An array of the host (numpy) or of a device (torch)."""
 
@@ -16,11 +18,13 @@ A = TypeVar("A")
 class Draw:
     """How neighbours of one root are drawn: `fanout` of them among its events of a direction.
 
-    strategy: a row of `streamd.graph.strategies`. replace: an event may be drawn twice. seed: of a
-    strategy that draws at random.
+    edge_set: number of the set whose events are meant. strategy: a row of
+    `streamd.graph.strategies`. replace: an event may be drawn twice. seed: of a strategy that draws
+    at random.
     """
 
     direction: Direction = "both"
+    edge_set: int = ALL_SETS
     fanout: int
     strategy: StrategyName = "recent"
     replace: bool = False
@@ -30,7 +34,8 @@ class Draw:
 @dataclass(frozen=True, slots=True)
 class Neighbors(Generic[A]):
     """Sampled neighbours of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
-    what lies behind is padding, 0."""
+    what lies behind is padding, 0. Of several draws those of each follow one another, and only
+    within each is True first."""
 
     neighbor: A
     event: A

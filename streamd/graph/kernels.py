@@ -207,10 +207,10 @@ def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
 
 @kernel
 def insert_events(
-    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], first: int, both: bool
+    g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
-    """Append events first, first + 1, ... at `node`, and where `both` at `other` too; a self loop
-    is stored once.
+    """Append events at `node`, and where `both` at `other` too; a self loop is stored once. event:
+    int64[E], ascending ids.
 
     The memory to write is fetched for AHEAD events together: fetched for one event at a time, each
     would wait for it.
@@ -232,9 +232,9 @@ def insert_events(
 
         # Write in log order.
         for i in range(begin, end):
-            _append(g, node[i], other[i], first + i)
+            _append(g, node[i], other[i], event[i])
             if both and node[i] != other[i]:
-                _append(g, other[i], node[i], first + i)
+                _append(g, other[i], node[i], event[i])
 
 
 @kernel
@@ -278,9 +278,11 @@ def partition_ends(
 
 
 @kernel
-def append_ends(g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], first: int) -> None:
-    """Append what `partition_ends` put into order, read ahead as by `insert_events`. first: id of
-    event number 0."""
+def append_ends(
+    g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], event: NDArray[Any]
+) -> None:
+    """Append what `partition_ends` put into order, read ahead as by `insert_events`. event:
+    int64[E], the id of each event by its number."""
     for begin in range(0, len(own), AHEAD):
         end = min(begin + AHEAD, len(own))
         for x in range(begin, end):
@@ -288,7 +290,7 @@ def append_ends(g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], first: 
         for x in range(begin, end):
             prefetch(g.entries, g.nodes[4 * np.int64(own[x]) + TAIL])
         for x in range(begin, end):
-            _append(g, np.int64(own[x]), packed[x] & GONE, first + (packed[x] >> 32))
+            _append(g, np.int64(own[x]), packed[x] & GONE, event[packed[x] >> 32])
 
 
 @inner

@@ -71,7 +71,7 @@ class LiveGraph:
         if until_event <= first:
             return
         src, dst, time = self.log.edges(first, until_event)
-        self.graph.insert(src, dst)
+        self.graph.insert(src, dst, self.log.edge_sets_of(np.arange(first, until_event)))
 
         # Events that the log already hides go in as hidden.
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.draws import Draw
 from streamd.graph.gather import edge_features, edge_times, edges_before
-from streamd.graph.hops import NextRoots, Roots, distinct_nodes, earlier_windows
+from streamd.graph.hops import HopDraws, NextRoots, Roots, distinct_nodes, earlier_windows
 from streamd.graph.node_features import NodeFeatures
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.columns import EdgeColumns
@@ -17,14 +16,15 @@ from streamd.segments.columns import EdgeColumns
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """How a model looks around its roots: one draw per hop.
+    """How a model looks around its roots: one draw per hop, or one for each of several edge sets
+    and directions.
 
     window_us: at 0 each hop goes deeper: its roots are those of the hop before and their
     neighbours. Above 0, every hop has the same roots and draws from a window of time of this width,
     the first hop from the newest window (DySAT).
     """
 
-    hops: tuple[Draw, ...]
+    hops: tuple[HopDraws, ...]
     window_us: int = 0
 
 

@@ -117,18 +117,18 @@ def restore_events(
     node: NDArray[Any],
     other: NDArray[Any],
     gone: NDArray[Any],
-    first: int,
+    event: NDArray[Any],
     next_number: NDArray[Any],
     both: bool,
 ) -> None:
-    """Write events first, first + 1, ..., in the log's order, into the offloaded blocks of the
-    nodes that `begin_restoring` was called for. gone: bool[E], hidden by a delete."""
+    """Write events, in the log's order, into the offloaded blocks of the nodes that
+    `begin_restoring` was called for. gone: bool[E], hidden by a delete. event: int64[E], ids."""
     for i in range(len(node)):
         a, b = node[i], other[i]
         if a < len(next_number):
-            _restore(g, a, GONE if gone[i] else b, first + i, next_number)
+            _restore(g, a, GONE if gone[i] else b, event[i], next_number)
         if both and a != b and b < len(next_number):
-            _restore(g, b, GONE if gone[i] else a, first + i, next_number)
+            _restore(g, b, GONE if gone[i] else a, event[i], next_number)
 
 
 @kernel

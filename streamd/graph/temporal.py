@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from streamd.events import Int64
-from streamd.graph.draws import Direction, Draw, NeighborSampler
-from streamd.graph.hops import NextRoots, NumberedHops, Roots
+from streamd.graph.draws import Direction, NeighborSampler
+from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots
 
 
 class TemporalGraph(NeighborSampler[Int64], Protocol):
@@ -21,14 +21,15 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from."""
+        """Directions that it can draw from among the events of all sets."""
         ...
 
     @property
     def num_bytes(self) -> int: ...
 
-    def insert(self, src_E: Int64, dst_E: Int64) -> None:
-        """Append events in log order. Raises: CapacityError; nothing is inserted then."""
+    def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
+        """Append events in log order. set_E: their edge sets, needed where it draws from single
+        ones. Raises: CapacityError; nothing is inserted then."""
         ...
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
@@ -48,7 +49,7 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         ...
 
     def sample_neighborhood(
-        self, roots: Roots[Int64], draws: Sequence[Draw], next_roots: NextRoots[Any]
+        self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
         """Sample hop after hop, and number the nodes reached."""
         ...

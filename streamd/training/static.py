@@ -20,6 +20,7 @@ from streamd import __version__
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device, make_graph, memory_for
+from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.models import (
@@ -285,10 +286,10 @@ class StaticTraining:
     def _around(self, nodes: Int64, seed: int) -> Neighborhood:
         """Sample neighbourhoods uniformly among all edges of the graph, whatever their time."""
         live = self._live
-        draws = [
-            replace(draw, strategy="uniform", seed=seed + hop)
-            for hop, draw in enumerate(self._plan.hops)
-        ]
+        draws = []
+        for hop, draw in enumerate(self._plan.hops):
+            assert isinstance(draw, Draw), "static models draw a hop at once"
+            draws.append(replace(draw, strategy="uniform", seed=seed + hop))
         plan = replace(self._plan, hops=tuple(draws))
         return sample_neighborhood(
             live.graph, self._log.columns, live.features, nodes, self._end, 0, plan

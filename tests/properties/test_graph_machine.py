@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamd.graph import BlockGraph, Draw, TemporalSampler, reference
+from streamd.graph.draws import ALL_SETS
+from streamd.graph.hops import Roots, sample_parts
 from streamd.graph.strategies import STRATEGIES
 from streamd.segments.columns import EdgeColumns
 from tests.graph.drawing import rows, wanted
@@ -18,14 +20,17 @@ ROOTS = np.array([-1, *range(NODES), 40])
 class GraphMachine(RuleBasedStateMachine):
     """Events live in plain columns; what is hidden in a set of ids."""
 
+    num_sets = 1
+
     @initialize(tau=st.sampled_from([1, 2, 4, 8, 64]), first=st.sampled_from([0, 1000]),
                 directions=st.sampled_from([("both",), ("out", "in"), ("in", "both", "out")]))
     def begin(self, tau, first, directions):
         self.first = self.dropped = first
         self.directions = directions
-        self.src = self.dst = self.time = np.zeros(0, np.int64)
+        self.src = self.dst = self.time = self.sets = np.zeros(0, np.int64)
         self.hidden, self.gone = set(), set()
-        self.graph = self.make(BlockGraph(first, tau, directions, self.read_back))
+        each = [(number, d) for number in range(self.num_sets) for d in directions] if self.num_sets > 1 else []
+        self.graph = self.make(BlockGraph(first, tau, directions, self.read_back, each, lambda a, b: self.sets[a - first:b - first]))
 
     def make(self, host):
         return host
@@ -41,7 +46,9 @@ class GraphMachine(RuleBasedStateMachine):
         alive = np.array([n for n in range(NODES) if n not in self.gone])
         src, dst = alive[(rng.random(count) ** 2 * len(alive)).astype(int)], rng.choice(alive, count)
         last = int(self.time[-1]) if len(self.time) else 0
-        self.graph.insert(src, dst)
+        sets = rng.integers(0, self.num_sets, count)
+        self.graph.insert(src, dst, sets)
+        self.sets = np.concatenate([self.sets, sets])
         self.src, self.dst = np.concatenate([self.src, src]), np.concatenate([self.dst, dst])
         self.time = np.concatenate([self.time, last + np.sort(rng.integers(0, 1 + count // scale, count))])
 
@@ -74,9 +81,29 @@ class GraphMachine(RuleBasedStateMachine):
           strategy=st.sampled_from(sorted(STRATEGIES)), replace=st.booleans(), seed=st.integers(0, 99), data=st.data())
     def ask(self, share, since_share, k, strategy, replace, seed, data):
         before, since = (self.first + int(s * len(self.src)) for s in (share, since_share))
-        draw = Draw(direction=data.draw(st.sampled_from(self.directions)), fanout=k, strategy=strategy, replace=replace, seed=seed)
-        want = wanted(self.src, self.dst, ROOTS, max(since, self.dropped), before, draw, self.hidden, self.first)
+        number = data.draw(st.integers(ALL_SETS, self.num_sets - 1)) if self.num_sets > 1 else ALL_SETS
+        draw = Draw(direction=data.draw(st.sampled_from(self.directions)), edge_set=number, fanout=k, strategy=strategy,
+                    replace=replace, seed=seed)
+        want = wanted(self.src, self.dst, ROOTS, max(since, self.dropped), before, draw, self.hidden | self.others(number), self.first)
         assert rows(self.graph.sample(ROOTS, since, before, draw)) == want
+
+    def others(self, number):
+        """Ids of the events of other sets."""
+        return set() if number == ALL_SETS else set((self.first + np.flatnonzero(self.sets != number)).tolist())
+
+    @rule(k=st.integers(1, 12), data=st.data())
+    def ask_all_sets_part_by_part(self, k, data):
+        """The newest of all sets are the newest of the newest of each."""
+        if self.num_sets == 1:
+            return
+        direction, before = data.draw(st.sampled_from(self.directions)), self.first + len(self.src)
+        draws = tuple(Draw(direction=direction, edge_set=n, fanout=k) for n in range(self.num_sets))
+        found = sample_parts(self.graph, Roots(ROOTS, 0, before), draws)
+        whole = rows(self.graph.sample(ROOTS, 0, before, Draw(direction=direction, fanout=k)))
+        for r, want in enumerate(whole):
+            mask = found.mask[r]
+            got = sorted(zip(found.event[r][mask].tolist(), found.neighbor[r][mask].tolist(), strict=True), reverse=True)
+            assert got[:k] == want
 
     @rule(k=st.integers(1, 5), prop=st.booleans(), seed=st.integers(0, 99))
     @precondition(lambda self: len(self.src))
@@ -100,12 +127,21 @@ class GraphMachine(RuleBasedStateMachine):
             nodes = np.concatenate([nodes, layer.neighbor[layer.mask]])
 
 
+class SetsMachine(GraphMachine):
+    """The same with three edge sets, each with stores of its own."""
+
+    num_sets = 3
+
+
+TestSetsMachine = SetsMachine.TestCase
+TestSetsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestGraphMachine = GraphMachine.TestCase
 TestGraphMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.slow
-def test_the_graph_machine_for_a_long_time():
+@pytest.mark.parametrize("machine", [GraphMachine, SetsMachine])
+def test_the_graph_machine_for_a_long_time(machine):
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(GraphMachine, settings=settings(TestGraphMachine.settings, max_examples=3000, stateful_step_count=50))
+    run_state_machine_as_test(machine, settings=settings(TestGraphMachine.settings, max_examples=3000, stateful_step_count=50))
