@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamd.cli_options import ConfigOption, err, out, printable, settings_of
+from streamd.schema import DEFAULT_SET
 from streamd.telemetry.progress import ProgressLine
 
 sources_app = typer.Typer(
@@ -54,7 +55,12 @@ def sources_check(
 
 @sources_app.command("guess")
 def sources_guess(
-    name: NameArgument, records: RecordsOption = 100, config: ConfigOption = None
+    name: NameArgument,
+    records: RecordsOption = 100,
+    edge_set: Annotated[
+        str, typer.Option(help="Edge set to declare, where there are several.")
+    ] = DEFAULT_SET,
+    config: ConfigOption = None,
 ) -> None:
     """Print settings to start from for a topic's records, and what is doubtful about them."""
     from pathlib import Path
@@ -70,7 +76,7 @@ def sources_guess(
         sample = read_sample(settings, name, records, clock)
     read = [record for part in sample.records.values() for record in part]
     topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
-    guessed = guess(topic, read, clock.now_us())
+    guessed = guess(topic, read, clock.now_us(), edge_set)
 
     # Doubts are comments, so that all of it may go into a file.
     for doubt in guessed.doubts:

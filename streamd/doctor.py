@@ -1,7 +1,6 @@
 """The checks of `streamd doctor`: each says what it saw, and none stops the others."""
 
 import contextlib
-import dataclasses
 import os
 import resource
 import shutil
@@ -157,15 +156,21 @@ def _widths(settings: Settings) -> str:
     from streamd.segments.recovery import last_state
 
     wanted = schema_of(settings)
-    widths = ", ".join(f"{name} {width}" for name, width in dataclasses.asdict(wanted).items())
+    widths = ", ".join(
+        f"{name} {getattr(wanted, name)}"
+        for name in ("edge_feature_dim", "node_feature_dim", "label_dim")
+    )
+    if wanted.edge_sets:
+        nodes, edges = wanted.node_set_names, wanted.edge_set_names
+        widths += f"; node sets {', '.join(nodes)}; edge sets {', '.join(edges)}"
     if not (settings.data_dir / "journal").is_dir():
         return f"{widths}; there is no log yet"
     stored = last_state(settings.data_dir, wanted).schema
     if stored != wanted:
         raise StreamdError(
             f"The log of {settings.data_dir} has {stored}, the settings say {wanted}.",
-            "set stream.edge_feature_dim, stream.node_feature_dim and stream.label_dim back, "
-            "or use a new data_dir.",
+            "set graph.node_sets, graph.edge_sets, stream.edge_feature_dim, "
+            "stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
         )
     return f"{widths}, as in the log"
 

@@ -14,6 +14,7 @@ from streamd.ingest.encoding import Times
 from streamd.ingest.explain import OTHER_NAMES, foreign
 from streamd.ingest.notices import NEAR
 from streamd.ingest.shapes import parsed
+from streamd.schema import DEFAULT_SET
 from streamd.settings_sources import NO_NAME
 
 MAX_DEPTH = 6
@@ -49,12 +50,20 @@ class Guess:
     doubts: list[str]
 
 
-def guess(topic: str, records: Sequence[Any], now_us: int) -> Guess:
-    """Guess a source of records, as Kafka's or a file's rows have them. now_us: wall clock."""
+def guess(topic: str, records: Sequence[Any], now_us: int, edge_set: str = DEFAULT_SET) -> Guess:
+    """Guess a source of records, as Kafka's or a file's rows have them.
+
+    Args: now_us: wall clock; edge_set: of which the records' edges are.
+    """
     doubts: list[str] = []
     objects, form = _objects(records, doubts)
     envelope, rows = _unwrapped(objects, records)
     source: dict[str, Any] = {"topic": topic}
+    settings: dict[str, Any] = {}
+    if edge_set != DEFAULT_SET:
+        settings["graph"] = {"edge_sets": {edge_set: {}}}
+        source["edge_set"] = edge_set
+        doubts.append(f"edge set {edge_set} needs source and target where node sets are declared")
     if form != "json":
         source["format"] = form
     if envelope is not None:
@@ -63,7 +72,7 @@ def guess(topic: str, records: Sequence[Any], now_us: int) -> Guess:
         doubts.append("no record could be read as JSON, so nothing is known of the fields")
         fields = {"src": "user_id", "dst": "item_id"}
         declared = source | {"time": "record", "fields": fields}
-        return Guess(_yaml({"sources": [declared]}), doubts)
+        return Guess(_yaml(settings | {"sources": [declared]}), doubts)
 
     # Times first, since what is a time is neither a key nor a feature.
     seen = _seen(rows)
@@ -78,10 +87,9 @@ def guess(topic: str, records: Sequence[Any], now_us: int) -> Guess:
     source |= {"time": time_form, "fields": mapped}
     _doubt_kinds(seen, len(rows), doubts)
 
-    settings: dict[str, Any] = {}
     if features:
         declared = {name: kind for name, (_, kind) in features.items()}
-        settings["graph"] = {"edge_sets": {"default": {"features": declared}}}
+        settings["graph"] = {"edge_sets": {edge_set: {"features": declared}}}
         doubts.append("features are fixed for the life of a log: leave out what says nothing")
     return Guess(_yaml(settings | {"sources": [source]}), doubts)
 

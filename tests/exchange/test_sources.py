@@ -166,6 +166,26 @@ def test_a_guess_finds_fields_by_name_and_says_its_doubts(tmp_path):
     assert any("kind is one of buy, view" in d for d in it.doubts)
 
 
+def test_a_guess_declares_the_set_that_is_named(tmp_path):
+    records = [record({"u": i % 3, "v": i % 4, "ts": 1_795_000_000_000 + i, "price": i}, i) for i in range(40)]
+    text = guess("t", records, NOW, "buys")
+    (tmp_path / "guess.yaml").write_text(text.settings)
+    settings = load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0]
+    assert settings.sources[0].edge_set == "buys" and [*settings.graph.edge_sets["buys"].features] == ["price"]
+    assert judge(settings, Sample("t", {0: records}), ManualClock(NOW)).counts == {"edge": 40}
+    assert any("edge set buys needs source and target" in d for d in text.doubts)
+
+
+def test_a_check_shows_events_with_their_sets(tmp_path):
+    sets = {"graph.edge_sets": {"views": {}, "buys": {"features": {"price": "number"}}},
+            "sources": [{"topic": "t", "edge_set": "buys", "time": "ms", "fields": {"src": "u", "dst": "v", "time": "ts", "features": {"price": "p"}}}]}
+    settings = load_settings(None, {"data_dir": tmp_path} | sets, {})[0]
+    rows = [{"u": 1, "v": 2, "ts": 1_795_000_000_000, "p": 3}, {"u": 1, "v": 2, "ts": 1_795_000_000_000}]
+    told = judge(settings, Sample("t", {0: [record(r, i) for i, r in enumerate(rows)]}), ManualClock(NOW))
+    assert told.judged[0].event == '{"edge_set":"buys","src":1,"dst":2,"time":1795000000000,"features":[3.0]}'
+    assert told.refused == {"missing_field": 1}
+
+
 def test_binary_cloudevents_are_told_by_their_headers(tmp_path):
     told = binary(value={"user": 1, "item": 2})
     it, verdict = guessed([record(told["value"], i, headers=told["headers"]) for i in range(20)], tmp_path)

@@ -65,7 +65,7 @@ def test_topics_of_several_sets_make_the_log_that_our_own_events_make(tmp_path, 
         world.run(2).stop()
     assert contents(own) == contents(other)
     (src, _, _, rows, *_), keys, _ = contents(other)
-    assert len(src) > 100 and {tuple(r[:3]) for r in rows} == {(1, 0, 0), (0, 1, 0)} and {"u2", SetKey(ITEM, "u2")} <= {*keys}
+    assert len(src) > 100 and {tuple(r[:3]) for r in rows} == {(1, 0, 0), (0, 1, 0)} and {"u3", SetKey(ITEM, "u3")} <= {*keys}
     reasons = [[(x["offset"], x["index"], x["reason"]) for x in w.dead_letters()] for w in (own, other)]
     assert reasons[0] == reasons[1]
 
