@@ -78,14 +78,17 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
 class EventChecker:
     """Checks parsed events against `rules` and numbers their keys. Owner: the decoder."""
 
-    def __init__(self, rules: Rules, notices: Notices, keys: KeyTable | None = None) -> None:
-        """keys: a table that it shares with others; otherwise it has its own."""
-        self.keys = KeyTable(rules.max_key_bytes) if keys is None else keys
+    def __init__(
+        self, rules: Rules, notices: Notices, beside: "EventChecker | None" = None
+    ) -> None:
+        """beside: a checker whose keys and sets it shares; otherwise it has its own."""
+        shared = (beside.keys, beside.sets) if beside is not None else None
+        self.keys: KeyTable = shared[0] if shared else KeyTable(rules.max_key_bytes)
+        self.sets: EventSets = shared[1] if shared else EventSets(rules.schema, rules.features)
         self._rules = rules
         self._notices = notices
         self._scale = MICROSECONDS[rules.time_unit]
         self._schema = rules.schema
-        self.sets = EventSets(rules.schema, rules.features)
         self._any_filled = False
         """Whether the edges checked last had some without a time."""
 

@@ -29,7 +29,6 @@ from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets
-from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
@@ -48,7 +47,7 @@ def make_decoder(settings: Settings, schema: Schema) -> Decoder:
     rules = rules_of(settings, schema)
     decoder = Decoder(rules)
     for source in settings.sources:
-        decoder.mapped[source.topic] = MappedTopic(settings, source, rules, decoder.keys)
+        decoder.mapped[source.topic] = MappedTopic(settings, source, rules, decoder.checker)
     return decoder
 
 
@@ -70,8 +69,9 @@ class MappedTopic:
     """
 
     def __init__(
-        self, settings: Settings, source: SourceSettings, rules: Rules, keys: KeyTable
+        self, settings: Settings, source: SourceSettings, rules: Rules, native: EventChecker
     ) -> None:
+        """native: the checker of our own events, with which it shares keys and sets."""
         form = source.time or settings.stream.time_unit
         has_unit = form in ("s", "ms", "us")
         # Times arrive at the checker in microseconds, whatever their unit is in the record.
@@ -81,9 +81,9 @@ class MappedTopic:
             unit_setting="the source's time" if has_unit else "",
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
-        self.checker = EventChecker(self._rules, self.notices, keys)
+        self.checker = EventChecker(self._rules, self.notices, native)
         own_rules = replace(rules, time_unit="us", unit_setting="")
-        self._own_checker = EventChecker(own_rules, self.notices, keys)
+        self._own_checker = EventChecker(own_rules, self.notices, native)
         self._source = source
         self._times = Times(form)
         edges = edge_sets(settings)
@@ -93,7 +93,7 @@ class MappedTopic:
             features_of(edges[source.edge_set or next(iter(edges))]),
             features_of(nodes[of_nodes or next(iter(nodes))]),
         )
-        maker = FormMaker(source, sets, keys, rules.schema, rules.max_feature, form)
+        maker = FormMaker(source, sets, native.keys, rules.schema, rules.max_feature, form)
         self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
         self._tombstone = maker.tombstone()
         self._is_ndjson = source.format == "ndjson"

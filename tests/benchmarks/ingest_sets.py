@@ -14,7 +14,7 @@ from streamd.segments.reader import LogReader
 from tests.benchmarks.measure import Row
 from tests.ingest.world import World
 
-TIMES = 3
+TIMES = 5
 KINDS = ("views", "buys", "likes", "shares")
 FORMS = (("one JSON event a record", 100_000, 1, False), ("JSON arrays of 1,000", 300_000, 1000, False), ("Arrow streams of 1,000", 500_000, 1000, True))
 NODES = {"user": {}, "item": {}}

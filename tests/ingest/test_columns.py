@@ -1,6 +1,8 @@
+import json
+
 import numpy as np
 
-from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
+from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
@@ -30,6 +32,24 @@ def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", has_edg
     table = KeyTable(256)
     builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, has_edges)
     return builder.build(block_of(events, table), table.keys, table.epoch, watermark, len(keys))
+
+
+def test_keys_keep_their_sets_when_the_table_shrinks():
+    table = KeyTable(256)
+    first = table.numbers(["a", "b"]), table.numbers(["a", "b"], 3)
+    assert [x.tolist() for x in first] == [[0, 1], [2, 3]] and table.keys == ["a", "b", SetKey(3, "a"), SetKey(3, "b")]
+    table.shrink(np.array([1, 2]))
+    assert table.keys == ["b", SetKey(3, "a")]
+    assert table.number("a", "", 3) == 1 and table.number("b", "", 3) == 2 and table.number("b", "") == 0
+
+
+def test_letters_of_a_deleted_key_of_any_set_are_purged(tmp_path):
+    letters = LocalDeadLetters(tmp_path, 10**6)
+    for i, key in enumerate(("8", "9")):
+        letters.add(DeadLetter(topic="t", partition=0, offset=i, index=-1, reason="late", error="x", time_us=0, value=b'{"edge_set": "buys", "src": "%s"}' % key.encode()))
+    letters.flush()
+    letters.purge([SetKey(1, "8")])
+    assert [json.loads(line)["offset"] for line in (tmp_path / "current.jsonl").read_text().splitlines()] == [1]
 
 
 def test_keys_become_ids_in_order_of_first_sight():

@@ -110,8 +110,10 @@ def test_an_event_that_the_log_refused_is_sent_again_as_what_it_is(tmp_path):
     assert json.loads(value) == {"edge_set": "buys", "src": "u1", "dst": "a", "time": (now_s - 9) * 10**6, "features": [4, 1, 0]}
     again = World(tmp_path / "again", 2, topics=("events", "orders"), **NATIVE, sources=TOPICS)
     again.send(1, value=value, headers=[("content-type", OWN_EVENT_US.encode())])
+    by_name = [{"edge_set": "buys", "src": "u1", "dst": "a", "time": now_s * 10**6, "features": {"price": p}} for p in (5, 6)]
+    again.send(1, *by_name, headers=[("content-type", OWN_EVENT_US.encode())])
     again.run(2).stop()
-    assert contents(again)[0][3] == [[0, 1, 0, 0, 4, 1, 0]] and again.events()[0][:2] == ("u1", SetKey(ITEM, "a"))
+    assert contents(again)[0][3] == [[0, 1, 0, 0, 4, 1, 0], [0, 1, 0, 0, 5, 0, 1], [0, 1, 0, 0, 6, 0, 1]] and again.events()[0][:2] == ("u1", SetKey(ITEM, "a"))
     world.stop()
 
 
