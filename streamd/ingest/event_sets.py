@@ -61,6 +61,7 @@ class SetFeatures:
         """owner: the set in words, for errors."""
         self.width = width
         self.names = [f.name for f in features]
+        self._known = frozenset(self.names)
         self._owner = owner
         self._features = features
         self.type: Any = None
@@ -140,7 +141,7 @@ class SetFeatures:
             raise BadEvent(
                 "wrong_type", f"{name}: expected array, got object; {self._owner} names no features"
             )
-        unknown = [n for n in given if n not in self.names]
+        unknown = [n for n in given if n not in self._known]
         if unknown:
             raise BadEvent(
                 "bad_features",

@@ -128,6 +128,8 @@ ATTACKS = {
     "nesting": lambda: (b'{"x":' + b"[" * 2_000_000 + b"]" * 2_000_000 + b"}", ()),
     "a number of four million digits": lambda: (b'{"src": ' + b"9" * 4_000_000 + b"}", ()),
     "half a million fields": lambda: (json.dumps({f"{i:x}": 0 for i in range(300_000)}).encode()[:-1] + b"}", ()),
+    "half a million features by name": lambda: (b'{"src":1,"dst":2,"features":' + json.dumps({f"{i:x}": 0 for i in range(300_000)}).encode() + b"}", ()),
+    "a feature of a million lists": lambda: (b'{"src":1,"dst":2,"features":{"a":[' + b"[]," * 1_300_000 + b"1]}}", ()),
     "20 records of a million features": lambda: (b'{"src":1,"dst":2,"features":[' + b"1," * 999_999 + b"1]}", ()),
 }
 

@@ -41,7 +41,7 @@ def settings_of(text, tmp_path, **values):
 
 def source(body, **values):
     """Settings of one topic, `body` being its source as YAML without the topic. values: further branches."""
-    return yaml.safe_dump({"sources": [{"topic": TOPIC} | yaml.safe_load(body)], **values}, sort_keys=False)
+    return yaml.safe_dump({"sources": [{"topic": TOPIC} | yaml.safe_load(body)], **values})
 
 
 def record(value, offset=0, **more):

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.columns import as_json
@@ -230,3 +232,24 @@ def test_ingest_writes_each_set_and_refuses_by_set(tmp_path):
     log = world.reader()
     assert log.state.schema == schema_of(world.settings) and isinstance(log.state.schema, Schema)
     assert np.array_equal(log.features_of(np.arange(3))[:, :3], np.eye(3, dtype=np.float32))
+
+
+VALUES = st.sampled_from([0, 1, 2.5, -1, True, False, None, "card", "2.5", "", "x" * 70, 10**18, 10**40, 1e16, [1], {"a": 1}, "de"])
+NAMED = st.dictionaries(st.sampled_from(["seconds", "deep", "price", "how", "age", "none"]), VALUES, max_size=3)
+ODD = st.fixed_dictionaries({}, optional={
+    "edge_set": st.sampled_from(["views", "buys", "knows", "none", None, 1]), "src": VALUES, "dst": st.sampled_from(["a", "b", 1, "8"]), "time": st.sampled_from([5, 6, None, -1, 2.5]),
+    "features": NAMED | st.lists(VALUES, max_size=4) | st.none(), "type": st.sampled_from(["edge", "node", "label", "delete"]), "node_set": st.sampled_from(["user", None]), "more": VALUES})
+LIKELY = st.sampled_from([VIEW, BUY, KNOWS, VIEW | {"features": [1, 0]}, BUY | {"features": {"price": 1}}])
+
+
+@given(st.lists(LIKELY | ODD | st.builds(lambda a, b: a | b, LIKELY, ODD), min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_many_at_once_are_what_each_is_alone(events):
+    at_once, alone = Stream(SETS), Stream(SETS)
+    alone.decoder.checker.edges = lambda *a: None
+    told = []
+    for stream in (at_once, alone):
+        for values in ([events], events):
+            taken, bad = stream.decode(*values)
+            told.append(([e[4:] + (e.time,) for e in taken], [(b.reason, b.error) for b in bad] if values == events else [b.reason for b in bad]))
+    assert told[0] == told[2] and told[1] == told[3]

@@ -4,11 +4,12 @@ import base64
 import json
 
 import pytest
+import yaml
 
 from streamd.events import SetKey
 from streamd.ingest import loop
 from streamd.ingest.wire import OWN_EVENT_US
-from tests.ingest.mapped import Topic, source
+from tests.ingest.mapped import TOPIC, Topic
 from tests.ingest.test_mapped_loop import contents
 from tests.ingest.world import World
 
@@ -29,6 +30,11 @@ TOPICS = [
      "deletes": {"where": {"kind": "forget"}, "node_set": "user", "fields": {"node": {"path": "u", "prefix": "u"}}},
      "nodes": {"where": {"kind": "user"}, "node_set": "user", "fields": {"id": {"path": "u", "prefix": "u"}, "features": {"age": "age"}}}}]
 NATIVE = {"graph__node_sets": SETS["node_sets"], "graph__edge_sets": SETS["edge_sets"], "stream__label_dim": 1}
+
+
+def declared(body, **values):
+    """Settings of one topic beside SETS, whose order counts."""
+    return yaml.safe_dump({"sources": [{"topic": TOPIC} | yaml.safe_load(body)], "graph": SETS, **values}, sort_keys=False)
 
 
 def both(now_s, i):
@@ -112,14 +118,14 @@ def test_an_event_that_the_log_refused_is_sent_again_as_what_it_is(tmp_path):
 def test_a_tombstone_deletes_of_the_set_that_the_source_names(tmp_path):
     body = """{edge_set: views, time: s, fields: {src: u, dst: i, time: t},
         deletes: {where: {gone: true}, node_set: item, fields: {node: $key.id}}}"""
-    topic = Topic(source(body, graph=SETS, ingest={"tombstones": "delete"}), tmp_path)
+    topic = Topic(declared(body, ingest={"tombstones": "delete"}), tmp_path)
     (event,), bad = topic.decode(None, key=b'{"id": 8}')
     assert not bad and event.a == SetKey(ITEM, 8)
 
 
 def test_the_rows_of_a_change_stream_are_deleted_from_their_set(tmp_path):
     body = """{envelope: debezium, edge_set: knows, time: s, fields: {src: u, dst: i, time: t}}"""
-    topic = Topic(source(body, graph=SETS), tmp_path)
+    topic = Topic(declared(body), tmp_path)
     made, = topic.decode({"op": "c", "before": None, "after": {"u": 1, "i": 2, "t": 5}})[0]
     gone, = topic.decode({"op": "d", "before": {"u": 1, "i": 2, "t": 5}, "after": None})[0]
     assert made.values == [0, 0, 1, 0, 0, 0, 0] and (gone.a, gone.b, gone.values) == (1, 2, [5_000_000, 2])
