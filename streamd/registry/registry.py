@@ -21,7 +21,7 @@ from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings
+from streamd.settings import Settings, schema_of
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 
@@ -151,9 +151,7 @@ class Registry:
             parent=candidate.parent,
             # Learning goes on from the version only where model and window are the same.
             model=s.model.model_dump(mode="json"),
-            schema=s.stream.model_dump(
-                include={"edge_feature_dim", "node_feature_dim", "label_dim"}
-            ),
+            schema=schema_of(s).fields(),
             window_seconds=s.windows.width_seconds,
             training=s.training.model_dump(mode="json"),
             scores=candidate.scores,

@@ -14,12 +14,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from streamd import __version__
-from streamd.events import MICROSECONDS, Key
+from streamd.events import MICROSECONDS
 from streamd.server import binary
 from streamd.server.compression import compressed, expanded
 from streamd.server.direct import DirectRoute, Model, is_json, media_type, parsed, whole
 from streamd.server.requests import Answer, Score
 from streamd.server.schemas import INT64
+from streamd.server.sets import PlainKey, in_set
 from streamd.server.state import ServerState, State, require_key
 
 MODEL = "streamd"
@@ -73,7 +74,7 @@ class OutputWish(BaseModel):
 
 class InferRequest(BaseModel):
     """`src`: N node keys, BYTES or integers; `dst`: N x C of them; `time`, optional: N integers in
-    stream.time_unit."""
+    stream.time_unit; `edge_set`: N names, BYTES, needed where several are declared."""
 
     id: str | None = Field(None, max_length=256)
     parameters: dict[str, Any] | None = None
@@ -112,6 +113,8 @@ INPUTS = [
     TensorInfo(name="dst", datatype="BYTES", shape=[-1, -1]),
     TensorInfo(name="time", datatype="INT64", shape=[-1]),
 ]
+EDGE_SET = TensorInfo(name="edge_set", datatype="BYTES", shape=[-1])
+"""A further input where several edge sets are declared."""
 OUTPUTS = [
     TensorInfo(name="score", datatype="FP32", shape=[-1, -1]),
     TensorInfo(name="known", datatype="BOOL", shape=[-1, -1]),
@@ -164,6 +167,11 @@ INFER: dict[str, Any] = {
 }
 
 
+def inputs_of(state: ServerState) -> list[TensorInfo]:
+    """The inputs of the model."""
+    return [*INPUTS, EDGE_SET] if state.sets.num_edge_sets > 1 else INPUTS
+
+
 @router.get("")
 async def server_metadata() -> ServerMetadata:
     """What this server is."""
@@ -189,7 +197,7 @@ async def model_metadata(state: State, name: Name) -> ModelMetadata:
     """Inputs and outputs of the model, and the version that is loaded."""
     served = check(state, name)
     return ModelMetadata(
-        name=MODEL, versions=[served], platform=MODEL, inputs=INPUTS, outputs=OUTPUTS
+        name=MODEL, versions=[served], platform=MODEL, inputs=inputs_of(state), outputs=OUTPUTS
     )
 
 
@@ -276,12 +284,13 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
                 400, f"there is no output {output_request.name!r}; there are score and known"
             )
         _refuse_unserved(output_request.name, output_request.parameters)
-    return await state.engine.ask_all(
-        [
-            Score(s, tuple(dst[i * columns : (i + 1) * columns]), times[i] if times else None)
-            for i, s in enumerate(src)
-        ]
-    ), columns
+    requests = []
+    for i, edge_set in enumerate(_edge_sets(tensors.get("edge_set"), rows, state)):
+        source, target = state.sets.ends(edge_set)
+        candidates = tuple(in_set(target, d) for d in dst[i * columns : (i + 1) * columns])
+        when = times[i] if times else None
+        requests.append(Score(in_set(source, src[i]), candidates, when, edge_set))
+    return await state.engine.ask_all(requests), columns
 
 
 def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
@@ -377,7 +386,7 @@ def _flat(tensor: InputTensor) -> list[Any]:
     return values
 
 
-def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
+def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[PlainKey]:
     if tensor is None or len(tensor.shape) != dims:
         raise HTTPException(
             400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
@@ -397,6 +406,23 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[Key]:
         f"{name} is {tensor.datatype} but not all of its values are; keys are BYTES "
         "(text of 1 to 1024 characters) or integers of 64 bits",
     )
+
+
+def _edge_sets(tensor: InputTensor | None, rows: int, state: ServerState) -> list[int]:
+    """Numbers of the edge sets that the rows ask about."""
+    if tensor is None:
+        names: list[Any] = [None] * rows
+    else:
+        names = _flat(tensor)
+        is_text = tensor.datatype == "BYTES" and all(isinstance(n, str) for n in names)
+        if not is_text or tensor.shape != [rows]:
+            raise HTTPException(
+                400, f"edge_set must be BYTES of shape [{rows}], names of edge sets"
+            )
+    try:
+        return [state.sets.edge_set(name) for name in names]
+    except HTTPException as error:
+        raise HTTPException(400, error.detail) from None
 
 
 def _times(tensor: InputTensor | None, rows: int) -> list[int]:

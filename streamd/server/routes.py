@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, HTTPException, Path, Response
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
 
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
@@ -31,11 +31,16 @@ from streamd.server.schemas import (
     ScoreRequest,
     ScoreResponse,
 )
+from streamd.server.sets import PlainKey, in_set, plain
 from streamd.server.state import ServerState, State, require_admin_key, require_key
 from streamd.server.status import passed_over
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
+NodeSetQuery = Annotated[
+    str | None,
+    Query(max_length=256, description="set of the node; needed where several are declared"),
+]
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
 
@@ -81,9 +86,11 @@ async def recommend_batch(body: RecommendBatch, state: State) -> Response:
 
 
 @router.get("/embeddings/{node:path}", tags=["answers"])
-async def embedding(node: NodePath, state: State, integer: bool = False) -> EmbeddingResponse:
+async def embedding(
+    node: NodePath, state: State, integer: bool = False, node_set: NodeSetQuery = None
+) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
-    key = _key(node, integer)
+    key = in_set(state.sets.node_set(node_set), _key(node, integer))
     return _embedded(state, key, await state.engine.ask(Embedding(key)))
 
 
@@ -91,16 +98,17 @@ async def embedding(node: NodePath, state: State, integer: bool = False) -> Embe
 async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse]:
     """Embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
-    answers = await state.engine.ask_all([Embedding(node) for node in body.nodes])
-    return [
-        _embedded(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)
-    ]
+    keys = _nodes(state, body)
+    answers = await state.engine.ask_all([Embedding(key) for key in keys])
+    return [_embedded(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 @router.get("/labels/{node:path}", tags=["answers"])
-async def labels(node: NodePath, state: State, integer: bool = False) -> LabelsResponse:
+async def labels(
+    node: NodePath, state: State, integer: bool = False, node_set: NodeSetQuery = None
+) -> LabelsResponse:
     """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
-    key = _key(node, integer)
+    key = in_set(state.sets.node_set(node_set), _key(node, integer))
     return _labelled(state, key, await state.engine.ask(Label(key)))
 
 
@@ -108,10 +116,9 @@ async def labels(node: NodePath, state: State, integer: bool = False) -> LabelsR
 async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsResponse]:
     """What the model predicts of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
-    answers = await state.engine.ask_all([Label(node) for node in body.nodes])
-    return [
-        _labelled(state, node, answer) for node, answer in zip(body.nodes, answers, strict=True)
-    ]
+    keys = _nodes(state, body)
+    answers = await state.engine.ask_all([Label(key) for key in keys])
+    return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 # Events
@@ -201,18 +208,29 @@ def _to_score(state: ServerState, body: ScoreRequest) -> Score:
         raise HTTPException(
             422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)"
         )
-    return Score(body.src, tuple(body.dst), _time_us(state, body.time))
+    edge_set = state.sets.edge_set(body.edge_set)
+    source, target = state.sets.ends(edge_set)
+    dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
+    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set)
 
 
 def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
+    edge_set = state.sets.edge_set(body.edge_set)
+    state.sets.check_kind(body.kind)
     return Recommend(
-        src=body.src,
+        src=in_set(state.sets.ends(edge_set)[0], body.src),
         k=body.k,
         kind=body.kind,
         exclude_seen=body.exclude_seen,
         exact=body.exact,
         time_us=_time_us(state, body.time),
+        edge_set=edge_set,
     )
+
+
+def _nodes(state: ServerState, body: NodesRequest) -> list[Key]:
+    node_set = state.sets.node_set(body.node_set)
+    return [in_set(node_set, key) for key in body.nodes]
 
 
 # From an answer of the engine to a body
@@ -220,7 +238,7 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
     return EmbeddingResponse(
-        node=key,
+        node=plain(key),
         known=answer.src_known,
         embedding=list(answer.embedding),
         memory_edge=answer.memory_edge,
@@ -235,7 +253,7 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
             f"version {answer.version} predicts no labels: set model.labels and stream.label_dim",
         )
     return LabelsResponse(
-        node=key,
+        node=plain(key),
         known=answer.src_known,
         labels=list(answer.labels),
         memory_edge=answer.memory_edge,
@@ -253,7 +271,7 @@ def _moved(move: Move) -> Moved:
     return Moved(action=move.action, champion=move.champion, shadow=move.shadow)
 
 
-def _key(node: str, integer: bool) -> Key:
+def _key(node: str, integer: bool) -> PlainKey:
     if not integer:
         return node
     try:
@@ -285,14 +303,14 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
     )
 
 
-def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
+def _scored(state: ServerState, src: PlainKey, answer: Answer) -> dict[str, Any]:
     """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
     models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
     return {
         "src": src,
         "known": answer.src_known,
-        "scores": [{"dst": d, "score": s, "known": k} for d, s, k in rows],
+        "scores": [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows],
         "as_of": _as_of(state, answer).model_dump(),
     }
 

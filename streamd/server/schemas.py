@@ -17,6 +17,17 @@ class Body(BaseModel):
 
 
 # Bodies of requests. A field that does not exist is an error.
+EdgeSetName = Annotated[
+    str | None,
+    Field(
+        max_length=256,
+        description="set of the edges; needed where several are declared",
+    ),
+]
+NodeSetName = Annotated[
+    str | None,
+    Field(max_length=256, description="set of the nodes; needed where several are declared"),
+]
 
 
 class ScoreRequest(Body):
@@ -29,6 +40,7 @@ class ScoreRequest(Body):
     time: int | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
+    edge_set: EdgeSetName = None
 
 
 class RecommendRequest(Body):
@@ -46,6 +58,7 @@ class RecommendRequest(Body):
     time: int | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
+    edge_set: EdgeSetName = None
 
 
 class ScoreBatch(Body):
@@ -64,6 +77,7 @@ class NodesRequest(Body):
     """Nodes, at most server.max_batch."""
 
     nodes: list[NodeKey] = Field(min_length=1, examples=[["user:74", "page:1"]])
+    node_set: NodeSetName = None
 
 
 class Event(Body):

@@ -8,9 +8,10 @@ from fastapi import Depends, HTTPException, Request
 from streamd.registry import Registry
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
+from streamd.server.sets import Sets
 from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
-from streamd.settings import Settings
+from streamd.settings import Settings, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
@@ -34,6 +35,7 @@ class ServerState:
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
+        self.sets = Sets(schema_of(settings))
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns, idle or busy, and when it last did, in words."""

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Body, Depends
 from pydantic import BaseModel, Field
 
 from streamd.server.inference import (
-    INPUTS,
     MODEL,
     OUTPUTS,
     TAG,
@@ -14,6 +13,7 @@ from streamd.server.inference import (
     TensorInfo,
     Version,
     check,
+    inputs_of,
 )
 from streamd.server.state import ServerState, State, require_key
 
@@ -145,7 +145,7 @@ async def model_config(state: State, name: Name) -> ModelConfig:
         platform=MODEL,
         backend=MODEL,
         max_batch_size=limits.max_batch,
-        input=[_tensor(i) for i in INPUTS],
+        input=[_tensor(i) for i in inputs_of(state)],
         output=[_tensor(o) for o in OUTPUTS],
         parameters={"max_candidates": ParameterConfig(string_value=str(limits.max_candidates))},
     )

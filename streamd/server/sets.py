@@ -1,0 +1,65 @@
+"""The names of node sets and edge sets in requests, and the keys of their nodes."""
+
+from collections.abc import Sequence
+
+from fastapi import HTTPException
+
+from streamd.events import Key, SetKey
+from streamd.schema import Schema
+
+PlainKey = str | int
+"""A key as callers write it: its node set is said beside it."""
+
+
+class Sets:
+    """Finds the sets that callers name. Owner: the server's state.
+
+    Where there is one set, nobody needs to name it.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self.num_edge_sets = schema.num_edge_sets
+
+    def edge_set(self, name: str | None) -> int:
+        """Number of an edge set. Raises: HTTPException where it must be named and is not, or there
+        is none of that name."""
+        return _number(name, self._schema.edge_set_names, "edge_set")
+
+    def node_set(self, name: str | None) -> int:
+        """The same of a node set."""
+        return _number(name, self._schema.node_set_names, "node_set")
+
+    def ends(self, edge_set: int) -> tuple[int, int]:
+        """Numbers of the node sets of an edge set's sources and targets."""
+        return self._schema.ends_of(edge_set)
+
+    def check_kind(self, kind: str | None) -> None:
+        """Refuse a kind by the text before a key's colon where node sets are declared. Raises:
+        HTTPException."""
+        if kind is not None and self._schema.node_sets:
+            raise HTTPException(
+                422,
+                "kind is for logs without declared node sets; the target of edge_set says which "
+                "nodes are recommended",
+            )
+
+
+def in_set(node_set: int, key: PlainKey) -> Key:
+    """The key of a node of a set."""
+    return SetKey(node_set, key) if node_set else key
+
+
+def plain(key: Key) -> PlainKey:
+    """A key without its node set, as callers wrote it."""
+    return key.key if isinstance(key, SetKey) else key
+
+
+def _number(name: str | None, names: Sequence[str], what: str) -> int:
+    if name is None and len(names) == 1:
+        return 0
+    if name is None:
+        raise HTTPException(422, f"{what} is needed; there are {', '.join(names)}")
+    if name not in names:
+        raise HTTPException(422, f"there is no {what} {name!r}; there are {', '.join(names)}")
+    return names.index(name)
