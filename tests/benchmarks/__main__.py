@@ -14,6 +14,7 @@ from tests.benchmarks import (
     graph,
     growth,
     ingest,
+    ingest_sets,
     labels,
     serving,
     tfgnn,
@@ -21,7 +22,7 @@ from tests.benchmarks import (
     training,
 )
 
-ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "training": training.run, "serving": serving.run, "cache": cache.run,
+ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run, "serving": serving.run, "cache": cache.run,
        "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run, **gpu.PARTS}
 
 
