@@ -281,8 +281,7 @@ def partition_ends(
 def append_ends(
     g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], event: NDArray[Any]
 ) -> None:
-    """Append what `partition_ends` put into order, read ahead as by `insert_events`. event:
-    int64[E], the id of each event by its number."""
+    """Append what `partition_ends` put into order. event: int64[E], ids by the events' numbers."""
     for begin in range(0, len(own), AHEAD):
         end = min(begin + AHEAD, len(own))
         for x in range(begin, end):

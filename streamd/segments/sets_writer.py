@@ -82,6 +82,7 @@ class SetsWriter:
         self.edge_capacity = capacity
         self.label_capacity = label_capacity
         self.num_edges = 0
+        self._unsynced: list[TGUFWriter] = []
 
     @property
     def num_labels(self) -> int:
@@ -117,6 +118,8 @@ class SetsWriter:
             msg = np.ascontiguousarray(msg_ED[index, self._schema.edge_columns(number)])
             part = one.append_edges(src_E[index], dst_E[index], time_E[index], msg)
             crc = crc32c(part.to_bytes(4, "little"), crc)
+            if len(index):
+                self._unsynced.append(one)
         if n:
             self._disk.write(self._order, code_E.view(np.uint8).data, 8 * self.num_edges)
         self.num_edges += n
@@ -126,6 +129,7 @@ class SetsWriter:
         """Write labels behind the last ones, as `TGUFWriter.append_labels` does."""
         if self._labels:
             self._labels.append_labels(node_L, time_L, target_LD)
+            self._unsynced += [self._labels] * bool(len(node_L))
         elif len(node_L):
             raise CapacityError(f"{self.path} has no room for labels.")
 
@@ -134,8 +138,9 @@ class SetsWriter:
 
     def sync(self) -> None:
         """Make all rows durable, without raising the counts in headers."""
-        for one in self._files():
-            one.sync()
+        # A file that got no row has nothing to wait for.
+        while self._unsynced:
+            self._unsynced.pop().sync()
         self._disk.sync(self._order)
 
     def raise_counts(self) -> None:

@@ -426,6 +426,7 @@ def test_operations_have_short_names_that_do_not_change_and_paths_whole_paramete
         "recommend_batch",
         "repository_index",
         "rollback",
+        "schema",
         "score",
         "score_batch",
         "server_live",
