@@ -7,7 +7,7 @@ are learned; the newer ones validate and test, and are not in the graph.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -145,7 +145,7 @@ class StaticTraining:
         """Write a folder with the best weights, model.safetensors, and their manifest.json."""
         manifest = {
             "model": self.settings.model_dump(mode="json"),
-            "schema": asdict(self.schema),
+            "schema": self.schema.fields(),
             "edges": {
                 "first": self._log.first_edge,
                 "train_end": self._end,
