@@ -13,6 +13,7 @@ from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import RetentionSettings, Settings, load_settings
+from streamd.settings_sets import EdgeSetSettings, SetSettings
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -59,6 +60,18 @@ SETS = Schema.declared(
     (NodeSet("user", 2), NodeSet("item", 1)),
     (EdgeSet("views", "user", "item", 1), EdgeSet("buys", "user", "item", 2), EdgeSet("follows", "user", "user")), 1)
 """Two kinds of nodes and three kinds of edges, with features and labels."""
+
+
+def declared() -> dict:
+    """The settings that declare the sets of SETS."""
+    def features(dim):
+        return {f"f{i}": "number" for i in range(dim)}
+
+    return {
+        "graph.node_sets": {s.name: SetSettings(features=features(s.feature_dim)) for s in SETS.node_sets},
+        "graph.edge_sets": {s.name: EdgeSetSettings(source=s.source, target=s.target, features=features(s.feature_dim))
+                            for s in SETS.edge_sets},
+        "stream.label_dim": 1}
 
 
 def sets_stream(num_edges: int = 900, num_users: int = 20, num_items: int = 15, seed: int = 0, hours: int = 6):

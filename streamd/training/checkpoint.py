@@ -241,6 +241,6 @@ def load_checkpoint(
         if chunk.num_facts == learner.model.num_facts:
             learner.tail.append(chunk)
     learner.num_learned = cursor.num_learned
-    learner.replay.restore(cursor.replay)
+    learner.replay.restore(cursor.replay, learner.model.num_facts)
     learner.begin()
     return files

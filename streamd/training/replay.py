@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from streamd.errors import CorruptionError
-from streamd.graph.fact_columns import NUM_FACTS
 from streamd.models import LinkInputs
 from streamd.models.inputs import without_deleted
 from streamd.segments.deletions import Deletions
@@ -157,7 +156,7 @@ class ReplayStore:
         """The index that a checkpoint stores; the chunks themselves are files already."""
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
-    def restore(self, index: dict[str, list[int] | int], num_facts: int = NUM_FACTS) -> None:
+    def restore(self, index: dict[str, list[int] | int], num_facts: int) -> None:
         """Load the chunks that a checkpoint's index names.
 
         A store that has become smaller takes a sample of them. A chunk that cannot be read is

@@ -6,22 +6,9 @@ import torch
 
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
-from streamd.settings_sets import EdgeSetSettings, SetSettings
 from streamd.training.recorder import Recorder
-from tests.builders import HOUR, SETS, sets_stream, settings, write_sets_log
+from tests.builders import HOUR, SETS, declared, sets_stream, settings, write_sets_log
 from tests.server.world import World, wait
-
-
-def declared() -> dict:
-    """The settings that declare the sets of SETS."""
-    def features(dim):
-        return {f"f{i}": "number" for i in range(dim)}
-
-    return {
-        "graph.node_sets": {s.name: SetSettings(features=features(s.feature_dim)) for s in SETS.node_sets},
-        "graph.edge_sets": {s.name: EdgeSetSettings(source=s.source, target=s.target, features=features(s.feature_dim))
-                            for s in SETS.edge_sets},
-        "stream.label_dim": 1}
 
 
 @pytest.fixture(scope="module", params=["tgn", "sage", "pair"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from streamd.graph import NUM_FACTS
 from streamd.training.replay import ReplayChunk, ReplayStore
 from tests.training.test_learner import run, world
 
@@ -61,7 +62,7 @@ def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
         disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
     disk.sweep()
     other = ReplayStore(tmp_path / "replay", 3, 0)
-    other.restore(disk.index())
+    other.restore(disk.index(), NUM_FACTS)
     assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
     assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
 
@@ -74,6 +75,6 @@ def test_chunks_that_an_older_release_recorded_with_fewer_facts_are_left_out_and
         store.offer(dataclasses.replace(recorded, first_edge=edge))
     again = ReplayStore(tmp_path / "replay", 8, 0)
     with capture_logs() as logs:
-        again.restore(store.index())
+        again.restore(store.index(), NUM_FACTS)
     assert [c.first_edge for c in again.chunks] == [1]
     assert [entry["chunks"] for entry in logs if entry["event"] == "replay_chunks_left_out"] == [2]

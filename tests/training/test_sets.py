@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.clock import SystemClock
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
+from streamd.registry import Registry
+from streamd.segments.holds import read_holds
+from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
 from streamd.training.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import measures
+from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.builders import HOUR, SETS, sets_rows, sets_stream, settings, write_sets_log
+from tests.builders import HOUR, SETS, declared, sets_rows, sets_stream, settings, write_sets_log
 
 
 def world(tmp_path, **values):
@@ -89,3 +95,43 @@ def test_the_rows_of_a_log_of_sets_are_read_back_as_they_were_written(tmp_path):
     np.testing.assert_array_equal(log.features_of(ids), sets_rows(sets))
     assert log.edge_sets_of(ids).tolist() == sets.tolist()
     assert [column.tolist() for column in log.edges(0, 900)] == [src.tolist(), dst.tolist(), time.tolist()]
+
+
+def trainer_of(path, **values):
+    s = settings(path, **{k.replace(".", "__"): v for k, v in declared().items()}, **values)
+    log = LogReader.open(path)
+    return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
+
+
+def learn(trainer, limit=99):
+    done = []
+    while len(done) < limit and (due := trainer.due()):
+        done.append(trainer.process(due[0]))
+    return done
+
+
+@pytest.mark.parametrize("name", ["tgn", "pair"])
+def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_none(tmp_path, name):
+    """Facts of each set, memory, replay and statistics come back; segments that were sealed are gone meanwhile."""
+    torch.use_deterministic_algorithms(True)
+    left, right = tmp_path / "left", tmp_path / "right"
+    for path in (left, right):
+        write_sets_log(path, *sets_stream(), watermark=100 * HOUR, segment_edges=250)
+    one = trainer_of(left, model__name=name, registry__gate_events=50)
+    learn(one)
+    two = trainer_of(right, model__name=name, registry__gate_events=50)
+    learn(two, 4)
+    writer = LogWriter(right, SETS, 250)
+    writer.drop_before(read_holds(right)["train"].edge)
+    dropped = writer.state.first_edge
+    writer.close()
+    again = trainer_of(right, model__name=name, registry__gate_events=50)
+    learn(again)
+    assert dropped > 0 and again.log.first_edge == dropped
+    for a, b in zip(one.learner.model.state_dict().values(), again.learner.model.state_dict().values(), strict=True):
+        assert (a == b).all()
+    nodes = np.arange(35)
+    asked = nodes, np.full(35, 10**13), np.tile(nodes, (35, 1)), nodes % 3
+    np.testing.assert_array_equal(*(t.recorder.live.facts.compute(*asked) for t in (one, again)))
+    for node_set in (0, 1):
+        assert len({tuple(t.recorder.live.facts.destinations_in(node_set).sighted.tolist()) for t in (one, again)}) == 1
