@@ -53,46 +53,81 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
 
 
 @inner
-def place_of(c: ColumnArrays, edge: int, segment: int) -> Any:
-    """Return (file, row in it) of an event of a segment."""
-    row = edge - c.first[segment]
-    file = c.file[segment]
-    if c.order[segment] != 0:
-        code = _int64_at(c.order[segment] + np.uint64(8) * np.uint64(row))
-        file += code >> SET_SHIFT
-        row = code & ROW_BITS
-    return file, row
+def code_at(order: Any, row: Any) -> Any:
+    """The place of an event of a segment of several sets: (file among the segment's, row in it).
+    order: uint64 address of the segment's places. row: uint64."""
+    code = np.uint64(_int64_at(order + np.uint64(8) * row))
+    return np.int64(code >> np.uint64(SET_SHIFT)), code & np.uint64(ROW_BITS)
 
 
 @inner
-def time_of(c: ColumnArrays, edge: int, near: int) -> Any:
-    """Return (time of an event, its segment)."""
-    segment = segment_of(c.first, edge, near)
-    file, row = place_of(c, edge, segment)
-    return _int64_at(c.time[file] + np.uint64(8) * np.uint64(row)), segment
+def time_of(
+    plain: bool,
+    first: NDArray[Any],
+    order: NDArray[Any],
+    file: NDArray[Any],
+    time: NDArray[Any],
+    edge: int,
+    near: int,
+) -> Any:
+    """Return (time of an event, its segment). plain: each segment is one file."""
+    segment = segment_of(first, edge, near)
+    row = np.uint64(edge - first[segment])
+    at = segment
+    if not plain:
+        at = file[segment]
+        if order[segment] != 0:
+            number, row = code_at(order[segment], row)
+            at += number
+    return _int64_at(time[at] + np.uint64(8) * row), segment
+
+
+# Kernels take arrays one by one: passed together, each call of an inner function would count the
+# references to all of them.
 
 
 @kernel
 def gather_times(
-    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+    first: NDArray[Any],
+    time: NDArray[Any],
+    end: int,
+    edge: NDArray[Any],
+    mask: NDArray[Any],
+    out: NDArray[Any],
 ) -> Any:
-    """Write out[i] = time of event edge[i] where mask[i], else 0. Returns: False where an event is
-    not in the log."""
+    """Write out[i] = time of event edge[i] where mask[i], else 0, where each segment is one file.
+    Returns: False where an event is not in the log."""
     # The segment of the event before, [low, high); none at first.
-    low = c.first[0]
-    high = c.first[0]
-    segment = np.int64(0)
+    low = first[0]
+    high = first[0]
+    base = time[0]
     for i in range(len(edge)):
         out[i] = 0
         if mask[i]:
             if edge[i] < low or edge[i] >= high:
-                if edge[i] < c.first[0] or edge[i] >= end:
+                if edge[i] < first[0] or edge[i] >= end:
                     return False
-                segment = segment_of(c.first, edge[i], np.int64(0))
-                low = c.first[segment]
-                high = c.first[segment + 1] if segment + 1 < len(c.first) else end
-            file, row = place_of(c, edge[i], segment)
-            out[i] = _int64_at(c.time[file] + np.uint64(8) * np.uint64(row))
+                segment = segment_of(first, edge[i], np.int64(0))
+                low = first[segment]
+                base = time[segment]
+                high = first[segment + 1] if segment + 1 < len(first) else end
+            out[i] = _int64_at(base + np.uint64(8) * np.uint64(edge[i] - low))
+    return True
+
+
+@kernel
+def gather_set_times(
+    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+) -> Any:
+    """The same where segments have a file for each set."""
+    first, order, file, time = c.first, c.order, c.file, c.time
+    segment = np.int64(0)
+    for i in range(len(edge)):
+        out[i] = 0
+        if mask[i]:
+            if edge[i] < first[0] or edge[i] >= end:
+                return False
+            out[i], segment = time_of(False, first, order, file, time, edge[i], segment)
     return True
 
 
@@ -121,39 +156,73 @@ def next_roots(
 
 @kernel
 def gather_rows(
-    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+    first: NDArray[Any],
+    msg: NDArray[Any],
+    end: int,
+    edge: NDArray[Any],
+    mask: NDArray[Any],
+    out: NDArray[Any],
 ) -> Any:
-    """Write out[i] = row of features of event edge[i] where mask[i], else zeros. out: float32[n,
-    dim]. Returns: False where an event is not in the log."""
+    """Write out[i] = features of event edge[i] where mask[i], else zeros, where each segment is one
+    file with all features. out: float32[n, dim]. Returns: False where an event is not in the
+    log."""
     segment = np.int64(0)
     dim = out.shape[1]
     for i in range(len(edge)):
-        filled = 0
         if mask[i]:
-            if edge[i] < c.first[0] or edge[i] >= end:
+            if edge[i] < first[0] or edge[i] >= end:
                 return False
-            segment = segment_of(c.first, edge[i], segment)
-            file, at = place_of(c, edge[i], segment)
-            width = c.width[file]
-            start = c.place[file]
-            row = carray(_floats_at(c.msg[file] + np.uint64(4 * width) * np.uint64(at)), (width,))
-
-            # Places of other sets, and features that a file is too old for, are zero.
-            for d in range(start):
+            segment = segment_of(first, edge[i], segment)
+            row = carray(
+                _floats_at(msg[segment] + np.uint64(4 * dim) * np.uint64(edge[i] - first[segment])),
+                (dim,),
+            )
+            for d in range(dim):
+                out[i, d] = row[d]
+        else:
+            for d in range(dim):
                 out[i, d] = 0.0
-            for d in range(width):
-                out[i, start + d] = row[d]
-            if c.edge_set[file] >= 0:
-                out[i, c.edge_set[file]] = 1.0
-            filled = start + width
-        for d in range(filled, dim):
+    return True
+
+
+@kernel
+def gather_set_rows(
+    c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
+) -> Any:
+    """The same of several sets: rows that say their set, with zeros in the places of the others and
+    of features that a file is too old for."""
+    first, order, file, msg = c.first, c.order, c.file, c.msg
+    width_F, place_F, set_F = c.width, c.place, c.edge_set
+    segment = np.int64(0)
+    dim = out.shape[1]
+    for i in range(len(edge)):
+        for d in range(dim):
             out[i, d] = 0.0
+        if mask[i]:
+            if edge[i] < first[0] or edge[i] >= end:
+                return False
+            segment = segment_of(first, edge[i], segment)
+            at = file[segment]
+            place = np.uint64(edge[i] - first[segment])
+            if order[segment] != 0:
+                number, place = code_at(order[segment], place)
+                at += number
+            width = width_F[at]
+            row = carray(_floats_at(msg[at] + np.uint64(4 * width) * place), (width,))
+            for d in range(width):
+                out[i, place_F[at] + d] = row[d]
+            if set_F[at] >= 0:
+                out[i, set_F[at]] = 1.0
     return True
 
 
 @kernel
 def cutoffs(
-    c: ColumnArrays,
+    plain: bool,
+    first: NDArray[Any],
+    order: NDArray[Any],
+    file: NDArray[Any],
+    time: NDArray[Any],
     begin: int,
     end: int,
     query: NDArray[Any],
@@ -172,11 +241,11 @@ def cutoffs(
         low, high = begin, end
         step = 1
         if at < end and at >= begin:
-            here, segment = time_of(c, at, segment)
+            here, segment = time_of(plain, first, order, file, time, at, segment)
             if here < wanted:
                 low = at + 1
                 while low + step < end:
-                    there, segment = time_of(c, low + step, segment)
+                    there, segment = time_of(plain, first, order, file, time, low + step, segment)
                     if there >= wanted:
                         high = low + step
                         break
@@ -185,7 +254,7 @@ def cutoffs(
             else:
                 high = at
                 while high - step >= begin:
-                    there, segment = time_of(c, high - step, segment)
+                    there, segment = time_of(plain, first, order, file, time, high - step, segment)
                     if there < wanted:
                         low = high - step + 1
                         break
@@ -195,7 +264,7 @@ def cutoffs(
         # Halve the bracket.
         while low < high:
             middle = (low + high) // 2
-            there, segment = time_of(c, middle, segment)
+            there, segment = time_of(plain, first, order, file, time, middle, segment)
             if there < wanted:
                 low = middle + 1
             else:
@@ -218,16 +287,13 @@ def edge_features(
         _check(columns, not mask.any())
         out[:] = 0
     elif columns.dim:
-        _check(
-            columns,
-            gather_rows(
-                columns.arrays,
-                columns.end,
-                edge.reshape(-1),
-                mask.reshape(-1),
-                out.reshape(-1, columns.dim),
-            ),
-        )
+        c = columns.arrays
+        asked = edge.reshape(-1), mask.reshape(-1), out.reshape(-1, columns.dim)
+        if columns.is_plain:
+            inside = gather_rows(c.first, c.msg, columns.end, *asked)
+        else:
+            inside = gather_set_rows(c, columns.end, *asked)
+        _check(columns, inside)
     return out
 
 
@@ -238,16 +304,13 @@ def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
     out = np.empty(edge.shape, np.int64)
-    _check(
-        columns,
-        gather_times(
-            columns.arrays,
-            columns.end,
-            edge.reshape(-1),
-            mask.reshape(-1),
-            out.reshape(-1),
-        ),
-    )
+    c = columns.arrays
+    asked = edge.reshape(-1), mask.reshape(-1), out.reshape(-1)
+    if columns.is_plain:
+        inside = gather_times(c.first, c.time, columns.end, *asked)
+    else:
+        inside = gather_set_times(c, columns.end, *asked)
+    _check(columns, inside)
     return out
 
 
@@ -260,11 +323,7 @@ def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
     """Return for each time the id of the first event that is not before it: int64, same shape."""
     out = np.full(time.shape, columns.end, np.int64)
     if columns.num_segments:
-        cutoffs(
-            columns.arrays,
-            int(columns.arrays.first[0]),
-            columns.end,
-            time.reshape(-1),
-            out.reshape(-1),
-        )
+        c = columns.arrays
+        arrays = columns.is_plain, c.first, c.order, c.file, c.time
+        cutoffs(*arrays, int(c.first[0]), columns.end, time.reshape(-1), out.reshape(-1))
     return out

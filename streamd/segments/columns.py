@@ -37,11 +37,13 @@ class ColumnArrays(NamedTuple):
 class EdgeColumns:
     """The time and feature columns of segments, in order of event ids.
 
-    end: one past the newest event id. dim: width of a row of features. held: the arrays, which keep
-    the memory mapped while this object lives.
+    is_plain: whether each segment is one file, with all features. end: one past the newest event
+    id. dim: width of a row of features. held: the arrays, which keep the memory mapped while this
+    object lives.
     """
 
     arrays: ColumnArrays
+    is_plain: bool
     end: int
     dim: int
     held: tuple[object, ...]
@@ -98,4 +100,5 @@ class EdgeColumns:
             place=np.array([f[2] for f in files], np.int64),
             edge_set=np.array([f[3] for f in files], np.int64),
         )
-        return cls(arrays, end, dim, (*order, *(f[:2] for f in files)))
+        plain = not arrays.order.any() and bool((arrays.width == dim).all())
+        return cls(arrays, plain, end, dim, (*order, *(f[:2] for f in files)))
