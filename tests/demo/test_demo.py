@@ -41,7 +41,7 @@ def test_a_stream_is_whole_sorted_and_in_hours(name, events, features):
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
     s = stream_named(name)
-    own = Decoder(Rules(Schema(len(s.edge_features), len(s.node_features), 0), "s"))
+    own = Decoder(Rules(Schema(len(s.edge_features), len(s.node_features), 0), time_unit="s"))
     read = load_settings(None, s.settings("t"), {})[0]
     other = make_decoder(read, schema_of(read))
     events = [*s.nodes(), *next(s.hours(1))]
