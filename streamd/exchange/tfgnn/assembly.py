@@ -81,7 +81,7 @@ class Assembler:
         num = len(found.seeds.seed_ids)
         names = found.seeds.sample_ids
         number = self._graph.node_sets[self._seed_set].number
-        seed_S = np.array([number[id] for id in found.seeds.seed_ids], np.int64)
+        seed_S = np.array([number.get(id, -1) for id in found.seeds.seed_ids], np.int64)
 
         nodes, places = {}, {}
         for name, node_set in self.schema.node_sets.items():
@@ -121,7 +121,7 @@ class Assembler:
 
     def _node_features(self, name: str, node_set: NodeSet, node_N: Array) -> Values:
         """The features of some nodes."""
-        if name not in self._graph.node_sets:
+        if not len(node_N):
             return no_rows(node_set.features)
         table = self._graph.node_sets[name]
         features = {}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.assembly import Assembler, sampled_schema
+from streamd.exchange.tfgnn.assembly import Assembler, is_latent, sampled_schema
 from streamd.exchange.tfgnn.records import read_blocks, write_records
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
 from streamd.exchange.tfgnn.schema import GraphSchema, read_schema, schema_file, schema_text
@@ -73,7 +73,7 @@ def plan_run(
     node_sets, edge_sets = needed_sets(schema, spec, aggregation)
     for name in edge_sets:
         table_of(name, schema.edge_sets[name], base)
-    if seeds is None and not _has_table(schema, seed_set(spec)):
+    if seeds is None and is_latent(schema.node_sets[seed_set(spec)]):
         raise TFGNNError(
             f"Node set {seed_set(spec)!r} has no table to take all seeds of.", "name a seeds file."
         )
@@ -92,11 +92,6 @@ def plan_run(
         aggregation=aggregation,
         seed=seed,
     )
-
-
-def _has_table(schema: GraphSchema, node_set: str) -> bool:
-    metadata = schema.node_sets[node_set].metadata
-    return metadata is not None and bool(metadata.filename)
 
 
 def sample_tables(run: Run, progress: Progress = lambda what, done, total: None) -> tuple[int, int]:

@@ -28,10 +28,22 @@ class Seeds:
         return [b"%s:%d" % (id, nth) if nth else id for id, nth in pairs]
 
     @property
-    def hash_S(self) -> Array:
-        """uint64: a hash of each sample. Samples of the same name may differ in it."""
+    def handles(self) -> list[bytes]:
+        """What tells each sample from all others: its count and its seed."""
         pairs = zip(self.seed_ids, self.nth_S.tolist(), strict=True)
-        return hash_strings([b"%d:%s" % (nth, id) for id, nth in pairs])
+        return [b"%d:%s" % (nth, id) for id, nth in pairs]
+
+    @classmethod
+    def of_handles(cls, handles: list[bytes], until_S: Array) -> "Seeds":
+        """The samples of such handles."""
+        parts = [handle.partition(b":") for handle in handles]
+        nth_S = np.array([int(nth) for nth, _, _ in parts], np.int64)
+        return cls([id for _, _, id in parts], nth_S, until_S)
+
+    @property
+    def hash_S(self) -> Array:
+        """uint64: a hash of each sample's handle."""
+        return hash_strings(self.handles)
 
     def take(self, samples: Array) -> "Seeds":
         """Some of the samples. samples: int64, their places."""

@@ -163,7 +163,7 @@ def join(parts: Sequence[Values]) -> dict[str, Value]:
 def _join(values: list[Value]) -> Value:
     first = values[0]
     if not isinstance(first, Ragged):
-        return np.concatenate(values)
+        return np.concatenate([np.asarray(value) for value in values])
     return Ragged(
         first.shape,
         np.concatenate([value.values for value in values]),
