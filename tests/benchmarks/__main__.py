@@ -15,6 +15,7 @@ from tests.benchmarks import (
     growth,
     ingest,
     labels,
+    sampling,
     serving,
     tfgnn,
     tgb,
@@ -22,7 +23,7 @@ from tests.benchmarks import (
 )
 
 ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
-       "growth": growth, "tgb": tgb, "labels": labels, "tfgnn": tfgnn, "gpu": gpu}
+       "growth": growth, "tgb": tgb, "labels": labels, "tfgnn": tfgnn, "sampling": sampling, "gpu": gpu}
 
 if __name__ == "__main__":
     console = Console(width=150)

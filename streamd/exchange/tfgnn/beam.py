@@ -53,7 +53,7 @@ def sample_with_beam(run: Run, runner: str, options: list[str]) -> int:
     Raises: TFGNNError where the runner is refused, Beam is not there, a table lacks what the spec
     goes by, or a record is missing at the end.
     """
-    why = REFUSED.get(runner.lower())
+    why = REFUSED.get(runner.lower().rpartition(".")[2])
     if why is not None:
         raise TFGNNError(f"The runner {runner} is refused: {why}.", "take another one.")
     try:
