@@ -9,7 +9,7 @@ from streamd.cli_options import err, out
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
-tfgnn_app = typer.Typer(help="TensorFlow GNN's formats: sample.", no_args_is_help=True)
+tfgnn_app = typer.Typer(help="TensorFlow GNN's formats: sample, random.", no_args_is_help=True)
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
@@ -83,3 +83,22 @@ def tfgnn_sample(
             )
     there = f", {kept:,} of them there before" if kept else ""
     out.print(f"{count:,} samples in {output_samples}{there}", soft_wrap=True, markup=False)
+
+
+@tfgnn_app.command("random")
+def tfgnn_random(
+    graph_schema: Annotated[Path, SCHEMA],
+    output: Annotated[
+        Path, typer.Option(help="A TFRecord file, or shards such as graphs.tfrecord@10.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Graphs to write.")] = 1000,
+    random_seed: Annotated[int, SEED] = 0,
+) -> None:
+    """Write graphs of a schema with everything drawn at random."""
+    from streamd.exchange.tfgnn.examples import Codec
+    from streamd.exchange.tfgnn.random_graphs import random_graphs
+    from streamd.exchange.tfgnn.schema import read_schema
+
+    schema = read_schema(graph_schema)
+    Codec(schema).write(output, random_graphs(schema, count, seed=random_seed))
+    out.print(f"{count:,} graphs in {output}", soft_wrap=True, markup=False)

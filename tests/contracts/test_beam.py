@@ -1,5 +1,6 @@
 """Sampling by Apache Beam's runners, from an environment of its own: `make contract`."""
 
+import json
 import os
 import random
 import subprocess
@@ -90,3 +91,20 @@ def test_a_table_that_lies_ends_the_run_with_its_name_beam(tmp_path):
     done = sample_by_beam(world, tmp_path / "beam" / "s.tfrecord", ["--runner", "DirectRunner"])
     assert done.returncode and "node set 'author' has the id 'a3' twice" in done.stderr
     assert not list((tmp_path / "beam").glob("s.*"))
+
+
+def test_a_pipeline_of_ones_own_reads_tables_and_context_beam(tmp_path):
+    world = World(tmp_path / "in", 1, shards="@2")
+    graph = world.path / "graph.pbtxt"
+    graph.write_text(graph.read_text() + """context { features { key: "name" value { dtype: DT_STRING } } metadata { filename: "context.csv" } }""")
+    (world.path / "context.csv").write_text("name\nwhole\n")
+    command = [BIN / "python", ROOT / "tests" / "contracts" / "clients" / "ask_beam.py", world.path, tmp_path]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = {path.name.removesuffix(".json"): json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert read.keys() == {"context", "nodes.paper", "nodes.author", "edges.cites", "edges.written", "edges.has"}
+    assert read["context"] == [{"name": "whole"}]
+    papers = {id: (features["year"], tuple(features["words"])) for id, features in read["nodes.paper"]}
+    assert papers == {id.decode(): (year, tuple(w.decode() for w in words)) for id, (year, words) in world.nodes["paper"].items()}
+    edges = sorted((s, t, f["#time"], f["#weight"], (f["position"],)) for s, t, f in read["edges.written"])
+    assert edges == sorted((s.decode(), t.decode(), *rest) for s, t, *rest in world.edges["written"])

@@ -8,11 +8,12 @@ readers and writers do without a word. Records are counted at the end for the sa
 
 import uuid
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.assembly import is_latent
-from streamd.exchange.tfgnn.beam_blocks import TableFile, read_file
+from streamd.exchange.tfgnn.beam_blocks import TableFile, plain_rows, read_file
 from streamd.exchange.tfgnn.beam_steps import (
     Plan,
     ask_between,
@@ -27,7 +28,7 @@ from streamd.exchange.tfgnn.beam_steps import (
 )
 from streamd.exchange.tfgnn.sampled import Marker, Run, write_schema
 from streamd.exchange.tfgnn.sampling import check_columns, check_time, seed_set
-from streamd.exchange.tfgnn.schema import NodeSet
+from streamd.exchange.tfgnn.schema import NodeSet, read_schema, schema_file
 from streamd.exchange.tfgnn.shards import find_files
 from streamd.exchange.tfgnn.tables_graph import (
     check_latent,
@@ -202,3 +203,28 @@ class _Files:
         for file in self.seeds:
             total += sum(rows.num for rows in read_table(file.one, file.path))
         return total
+
+
+def read_graph(pipeline: Any, path: Path, data_path: Path | None = None) -> dict[str, Any]:
+    """Read the unigraph tables of a schema in a pipeline of your own.
+
+    path: the schema, or a folder with one .pbtxt. Returns: under `nodes/<set>` collections of
+    (id, features), under `edges/<set>` of (source, target, features), and under `context` of
+    features, of the sets that have a table; features are a dict of the schema's names to Python's
+    numbers, bytes and lists, with `#weight` and `#time` where edges have them. Raises: TFGNNError.
+    """
+    import apache_beam as beam
+
+    schema_path = schema_file(path)
+    schema = read_schema(schema_path)
+    base = schema_path.parent if data_path is None else data_path
+    found = {}
+    for kind, name, one in schema.all_sets():
+        if one.metadata is None or not (one.metadata.filename or one.metadata.bigquery):
+            continue
+        label = {"node set": f"nodes/{name}", "edge set": f"edges/{name}"}.get(kind, kind)
+        paths = find_files(table_of(name or kind, one, base))
+        files = [TableFile(kind, name, file.resolve(), one) for file in paths]
+        created = pipeline | f"files of {label}" >> beam.Create(files)
+        found[label] = created | f"read {label}" >> beam.FlatMap(plain_rows)
+    return found

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from streamd.exchange.tfgnn.draws import ENDLESS, Array, hash_strings
-from streamd.exchange.tfgnn.schema import EdgeSet, NodeSet
+from streamd.exchange.tfgnn.schema import Context, EdgeSet, NodeSet
 from streamd.exchange.tfgnn.seeds import shard_of
 from streamd.exchange.tfgnn.tables_graph import Columns
-from streamd.exchange.tfgnn.tensor import Values, take
+from streamd.exchange.tfgnn.tensor import Value, Values, take
 from streamd.exchange.tfgnn.unigraph import Rows, read_seeds, read_table
 
 ROWS = 1 << 17
@@ -157,12 +157,13 @@ def compact(places: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file to read. kind: edges, nodes, seeds, or every (each row of a node set is a seed)."""
+    """A file to read. kind, for a sampler: edges, nodes, seeds, or every (each row of a node set is
+    a seed)."""
 
     kind: str
     name: str
     path: Path
-    one: NodeSet | EdgeSet
+    one: Context | NodeSet | EdgeSet
 
 
 def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:
@@ -180,6 +181,7 @@ def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:
 
 def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
     """Yield blocks of rows for their buckets."""
+    assert not isinstance(file.one, Context)
     columns = Columns(file.one, parts)
     keys = columns.source if file.kind == "edges" else columns.ids
     for bucket, places in groups(bucket_of(keys, buckets)):
@@ -201,3 +203,30 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
 def bucket_of(ids: list[bytes], buckets: int) -> Array:
     """int64: the bucket of each id."""
     return shard_of(hash_strings(ids), buckets)
+
+
+def plain_rows(file: TableFile) -> Iterator[Any]:
+    """Yield the rows of a set's file as Python's own values: (id, features), (source, target,
+    features), or features. Raises: TFGNNError."""
+    for rows in read_table(file.one, file.path):
+        columns = {name: _items(value) for name, value in rows.features.items()}
+        if isinstance(file.one, EdgeSet):
+            extra = {"#weight": rows.weight, "#time": rows.time}
+            columns |= {name: one.tolist() for name, one in extra.items() if one is not None}
+        features = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+        features = features or [{} for _ in range(rows.num)]
+        if rows.ids is not None:
+            yield from zip(rows.ids.tolist(), features, strict=True)
+        elif rows.source is not None and rows.target is not None:
+            yield from zip(rows.source.tolist(), rows.target.tolist(), features, strict=True)
+        else:
+            yield from features
+
+
+def _items(value: Value) -> list[Any]:
+    """The values of each row."""
+    items: list[Any] = value.tolist()
+    return items

@@ -23,7 +23,13 @@ from streamd.exchange.tfgnn.schema import GraphSchema, read_schema, schema_file,
 from streamd.exchange.tfgnn.seeds import Seeds, every_node, load_seeds
 from streamd.exchange.tfgnn.shards import find_files, shard_paths
 from streamd.exchange.tfgnn.spec import SamplingSpec, read_spec
-from streamd.exchange.tfgnn.tables_graph import Progress, load_graph, needed_sets, table_of
+from streamd.exchange.tfgnn.tables_graph import (
+    Progress,
+    load_graph,
+    needed_sets,
+    read_tables,
+    table_of,
+)
 from streamd.storage import write_durably
 
 BATCH = 512
@@ -102,8 +108,9 @@ def sample_tables(run: Run, progress: Progress = lambda what, done, total: None)
     marker = Marker(run)
     done = marker.begin()
     seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
-    ids = None if seeds is None else seeds.seed_ids
-    graph = load_graph(run.schema, run.base, run.spec, run.aggregation, ids, progress)
+    ids = [] if seeds is None else seeds.seed_ids
+    read = read_tables(run.base, progress)
+    graph = load_graph(run.schema, run.spec, read, seed_ids=ids, aggregation=run.aggregation)
     start = seed_set(run.spec)
     if seeds is None:
         nodes = graph.node_sets[start]
@@ -126,7 +133,7 @@ def sample_tables(run: Run, progress: Progress = lambda what, done, total: None)
             kept += count
             continue
         step = partial(_step, progress, written + kept, total)
-        written += write_records(path, _records(sampler, assembler, of_shard, step))
+        written += write_records(path, sample_records(sampler, assembler, of_shard, step))
         progress("sampling", written + kept, total)
     write_schema(run, timed)
     marker.end(total)
@@ -138,10 +145,13 @@ def _step(progress: Progress, made: int, total: int, of_shard: int) -> None:
     progress("sampling", made + of_shard, total)
 
 
-def _records(
-    sampler: Sampler, assembler: Assembler, seeds: Seeds, progress: Callable[[int], None]
+def sample_records(
+    sampler: Sampler,
+    assembler: Assembler,
+    seeds: Seeds,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[bytes]:
-    """Yield the records of a shard."""
+    """Yield the records of samples, some hundred at a time. progress: takes how many are done."""
     for at in range(0, len(seeds.seed_ids), BATCH):
         progress(at)
         places = np.arange(at, min(at + BATCH, len(seeds.seed_ids)))

@@ -1,6 +1,6 @@
 """The graph of a schema's unigraph tables, loaded whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,26 +59,43 @@ def check_latent(name: str, features: dict[str, Feature]) -> None:
         )
 
 
+Read = Callable[[str, NodeSet | EdgeSet], Iterable[Rows]]
+"""Gives the rows of a set, by its name and itself."""
+
+
+def read_tables(base: Path, progress: Progress = lambda what, done, total: None) -> Read:
+    """Reads sets from the tables that a schema names. base: the folder of relative names."""
+
+    def read(name: str, one: NodeSet | EdgeSet) -> Iterator[Rows]:
+        done = 0
+        for rows in read_table(one, table_of(name, one, base)):
+            done += rows.num
+            progress(f"reading {name}", done, done)
+            yield rows
+
+    return read
+
+
 def load_graph(
     schema: GraphSchema,
-    base: Path,
     spec: SamplingSpec,
-    aggregation: str,
-    seed_ids: list[bytes] | None,
-    progress: Progress = lambda what, done, total: None,
+    read: Read,
+    *,
+    seed_ids: Iterable[bytes] = (),
+    aggregation: str = "edge",
 ) -> Graph:
-    """Load the tables that sampling needs.
+    """Load the sets that sampling needs.
 
-    base: the folder of relative names. seed_ids: further nodes of the seed set, None for none.
-    Raises: TFGNNError for a table that cannot be read.
+    seed_ids: nodes of the seed set that may have no row. Raises: TFGNNError for rows that
+    contradict the schema or one another, and what `read` raises.
     """
     node_names, edge_names = needed_sets(schema, spec, aggregation)
     others: dict[str, set[bytes]] = {name: set() for name in node_names}
-    others[seed_set(spec)].update(seed_ids or ())
+    others[seed_set(spec)].update(seed_ids)
     tables = {}
     for name in edge_names:
         one = schema.edge_sets[name]
-        tables[name] = _load(one, table_of(name, one, base), name, progress)
+        tables[name] = Columns(one, list(read(name, one)))
         others[one.source].update(tables[name].source)
         others[one.target].update(tables[name].target)
 
@@ -90,7 +107,7 @@ def load_graph(
             latent.add(name)
             nodes[name] = node_table([], others.pop(name), {}, name)
             continue
-        table = _load(node_set, table_of(name, node_set, base), name, progress)
+        table = Columns(node_set, list(read(name, node_set)))
         nodes[name] = node_table(
             table.ids, others.pop(name), table.features, f"The table of node set {name!r}"
         )
@@ -141,13 +158,3 @@ def _whole(parts: list[Array | None], dtype: Any) -> Array | None:
     if any(part is None for part in parts):
         return None
     return np.concatenate([np.empty(0, dtype), *[part for part in parts if part is not None]])
-
-
-def _load(one: NodeSet | EdgeSet, path: Path, name: str, progress: Progress) -> Columns:
-    """The rows of a table. Raises: TFGNNError."""
-    parts, done = [], 0
-    for rows in read_table(one, path):
-        parts.append(rows)
-        done += rows.num
-        progress(f"reading {name}", done, done)
-    return Columns(one, parts)
