@@ -306,7 +306,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 def _run_train(settings: Settings, stop: threading.Event) -> None:
     """Run the trainer until `stop`."""
-    from streamd.gpu import choose_device
+    from streamd.gpu import choose_device, fix_torch
     from streamd.models.architectures import unused_settings
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
@@ -315,7 +315,7 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
 
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
-    _fix_torch(settings.training.threads)
+    fix_torch(settings.training.threads)
     if unused := unused_settings(settings.model):
         logger.warning(
             "model_settings_unused",
@@ -379,14 +379,14 @@ def _run_serve(
     """
     import uvicorn
 
-    from streamd.gpu import choose_device
+    from streamd.gpu import choose_device, fix_torch
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
     from streamd.server.state import ServerState
 
     # Set up the process: one thread answers, so batches need no locks.
-    _fix_torch(1)
+    fix_torch(1)
     make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
@@ -478,16 +478,6 @@ def make_kernels_ready() -> None:
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)
     logger.info("kernels_ready", seconds=round(warm_up(), 1))
-
-
-def _fix_torch(threads: int) -> None:
-    """Make torch deterministic, with a fixed number of threads."""
-    # Without this variable CUDA's products refuse to be deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
 
 
 def _die_with_parent() -> None:

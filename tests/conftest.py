@@ -5,6 +5,8 @@ import pytest
 
 from streamd.demo.broker import ApacheKafka
 
+# Before CUDA is used: without it cuBLAS refuses to work once a test has turned deterministic mode on.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"
 
 

@@ -1,6 +1,22 @@
 """The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of
 features."""
 
-from streamd.gpu.device import choose_device, free_device_memory, make_graph, memory_for
+from streamd.gpu.device import (
+    choose_device,
+    device_facts,
+    fix_torch,
+    free_device_memory,
+    lacks_memory,
+    make_graph,
+    memory_for,
+)
 
-__all__ = ["choose_device", "make_graph", "free_device_memory", "memory_for"]
+__all__ = [
+    "choose_device",
+    "device_facts",
+    "fix_torch",
+    "make_graph",
+    "free_device_memory",
+    "lacks_memory",
+    "memory_for",
+]

@@ -9,7 +9,7 @@ an insert changed is sent, never the whole.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import structlog
@@ -17,11 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamd.errors import DeviceMemoryError
+from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
-from streamd.gpu.changes import changed
+from streamd.gpu.changes import Touched, entries_of, events_of
+from streamd.gpu.copies import to_device
+from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
-from streamd.graph.blocks import BlockGraph, BlockStore
+from streamd.gpu.mirror import Mirror, Placement
+from streamd.gpu.pages import Pages
+from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Direction, Draw, Neighbors
 from streamd.graph.hops import (
     NextRoots,
@@ -31,19 +35,15 @@ from streamd.graph.hops import (
     renumbered,
     sample_hops,
 )
-from streamd.graph.kernels import DEGREE, DIRECTORY
 from streamd.graph.strategies import STRATEGIES
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
-Placement = Literal["resident", "hybrid"]
 MAX_FANOUT = 128
 """As in kernels/sampling.cu: a thread remembers what it drew before in registers and local
 memory."""
 SEND_ENTRIES = 2**22
 """Entries sent together: 32 MB."""
-LOCK_BYTES = 64 * 2**20
-"""Entries are page-locked in pieces of this many bytes, as they come to be used."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -52,22 +52,14 @@ def on_own_stream(
     method: "Callable[Concatenate[DeviceGraph, P], R]",
 ) -> "Callable[Concatenate[DeviceGraph, P], R]":
     """The method, its copies and kernels on the graph's own stream: a query does not wait for what
-    a model computes."""
+    a model computes. Raises: DeviceMemoryError where the GPU lacks memory for it."""
 
     @wraps(method)
     def wrapped(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.on_stream():
+        with self.on_stream(), memory_for("the graph"):
             return method(self, *args, **kwargs)
 
     return wrapped
-
-
-class Pages(Protocol):
-    """Who page-locks host memory for the GPU."""
-
-    def lock(self, address: int, size: int) -> None: ...
-
-    def unlock(self, address: int) -> None: ...
 
 
 class DeviceGraph:
@@ -95,6 +87,7 @@ class DeviceGraph:
         self._budget = budget_bytes
         self._device = torch.device(device)
         self._launch = launch
+        self._touched = Touched()
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
 
         # Streams are a GPU's; without one `on_stream` changes nothing.
@@ -137,24 +130,37 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E)
-        touched = np.unique(np.concatenate([src_E, dst_E]))
+        touched = self._touched.nodes(src_E, dst_E, self._host.num_nodes)
         for mirror in self._mirrors.values():
             self._send(mirror, touched)
+        # Node table and directories grow too, and cannot do without the device.
+        if self.placement == "resident" and self.device_bytes > self._budget:
+            self._give_way()
 
     @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; ids the graph does not have are passed over."""
         self._host.hide(src_E, dst_E, event_E)
-        # `Mirror.changes` does not find old entries that were hidden: their nodes are sent whole.
-        for mirror in self._mirrors.values():
-            self._send_again(mirror, mirror.nodes_with_hidden())
+        inside = (event_E >= self.first_event) & (event_E < self.next_event)
+        self._send_hidden(
+            np.concatenate([src_E[inside], dst_E[inside]]), np.tile(event_E[inside], 2)
+        )
 
     @on_own_stream
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes. Raises: OffloadedError."""
-        self._host.hide_nodes(nodes)
-        for mirror in self._mirrors.values():
-            self._send_again(mirror, mirror.nodes_with_hidden())
+        nodes = np.unique(nodes[(nodes >= 0) & (nodes < self._host.num_nodes)])
+        if self._host.finds_neighbors:
+            # Their own entries say which others are going to be hidden.
+            mirror = self._mirrors["both"]
+            other, event = events_of(mirror.store.arrays, nodes)
+            self._host.hide_nodes(nodes)
+            self._send_hidden(other, event)
+            self._send_again(mirror, nodes)
+        else:
+            self._host.hide_nodes(nodes)
+            for mirror in self._mirrors.values():
+                self._send_again(mirror, mirror.nodes_with_hidden())
 
     def drop_before(self, event: int) -> None:
         """Answer with no older events from now on: the log no longer has them."""
@@ -173,25 +179,44 @@ class DeviceGraph:
     def place(self, placement: Placement) -> None:
         """Move the entries to the GPU, or from it to page-locked host memory. Raises:
         DeviceMemoryError."""
-        if placement != self.placement:
-            self.placement = placement
-            entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
-            logger.info("graph_placed", placement=placement, entries=entries)
-            # The GPU is going to read entries of the host: all of them must be there.
-            if placement == "hybrid":
-                self._host.restore_all()
-            for mirror in self._mirrors.values():
-                if placement == "hybrid":
-                    mirror.drop_entries()
-                    # Restoring changed directories, and may have hidden what was deleted meanwhile.
-                    self._send_directories(mirror)
-                    self._send_again(mirror, mirror.nodes_with_hidden())
-                    mirror.lock_pages()
-                else:
-                    mirror.unlock_pages()
-                    self._send_all_entries(mirror)
+        if placement == "hybrid" and self.placement == "resident":
+            self._move_to_host()
+        elif placement == "resident" and self.placement == "hybrid":
+            self._move_to_device()
         for name in ("resident", "hybrid"):
             metrics.gpu_placement.labels(name).set(name == self.placement)
+
+    def _move_to_host(self) -> None:
+        """Have the GPU read entries of the host. Where that fails they are where they were."""
+        # All of them must be there, and locked, before any goes from the device.
+        try:
+            for mirror in self._mirrors.values():
+                mirror.lock_pages()
+            self._host.restore_all()
+        except StreamdError:
+            for mirror in self._mirrors.values():
+                mirror.unlock_pages()
+            raise
+        self._note_placement("hybrid")
+        for mirror in self._mirrors.values():
+            mirror.drop_entries()
+            # Restoring changed directories, and may have hidden what was deleted meanwhile.
+            self._send_directories(mirror)
+            self._send_again(mirror, mirror.nodes_with_hidden())
+
+    def _move_to_device(self) -> None:
+        """Send all entries to the GPU; those that do not fit there leave it again."""
+        self._note_placement("resident")
+        for mirror in self._mirrors.values():
+            mirror.unlock_pages()
+        # Where one has no room, all are locked again.
+        for mirror in self._mirrors.values():
+            self._send_all_entries(mirror)
+
+    def _note_placement(self, placement: Placement) -> None:
+        self.placement = placement
+        entries = sum(int(m.store.arrays.used[0]) for m in self._mirrors.values())
+        logger.info("graph_placed", placement=placement, entries=entries)
 
     @on_own_stream
     def sample(
@@ -250,7 +275,7 @@ class DeviceGraph:
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
     def _ask(
-        self, mirror: "Mirror", root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
+        self, mirror: Mirror, root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
     ) -> tuple[Neighbors[Tensor], Tensor]:
         """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
         what is offloaded."""
@@ -296,7 +321,7 @@ class DeviceGraph:
         self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
 
-    def _send(self, mirror: "Mirror", touched: Int64) -> None:
+    def _send(self, mirror: Mirror, touched: Int64) -> None:
         """Bring a mirror up to what the host has of some nodes."""
         if not len(touched):
             return
@@ -318,71 +343,117 @@ class DeviceGraph:
         if self.placement == "hybrid":
             mirror.lock_pages()
 
-    def _send_again(self, mirror: "Mirror", nodes: Int64) -> None:
+    def _send_hidden(self, node_X: Int64, event_X: Int64) -> None:
+        """Send the entries that known nodes have of events and that were hidden; an event may be
+        given with a node that has no entry of it."""
+        for mirror in self._mirrors.values():
+            g = mirror.store.arrays
+            nodes = np.unique(node_X)
+            if self.placement == "resident":
+                entry_at = entries_of(g, node_X, event_X)
+                self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])
+            self._put(mirror, "hidden", mirror.store.num_nodes, nodes, g.hidden[nodes])
+
+    def _send_again(self, mirror: Mirror, nodes: Int64) -> None:
         """Send all that the host has of some nodes, of which more changed than was appended."""
         mirror.forget_sent(nodes)
         self._send(mirror, nodes)
 
-    def _send_directories(self, mirror: "Mirror") -> None:
-        slots = np.arange(2 * int(mirror.store.arrays.used[1]))
-        self._put(mirror, "blocks", len(slots), slots, mirror.store.arrays.blocks[: len(slots)])
+    def _send_directories(self, mirror: Mirror) -> None:
+        used = slice(0, 2 * int(mirror.store.arrays.used[1]))
+        self._put(mirror, "blocks", used.stop, used, mirror.store.arrays.blocks[used])
 
-    def _send_all_entries(self, mirror: "Mirror") -> None:
+    def _send_all_entries(self, mirror: Mirror) -> None:
         # In pieces, since what is sent is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
                 return  # they did not fit
-            places = np.arange(first, min(first + SEND_ENTRIES, used))
-            rows = mirror.store.arrays.entries[first : first + len(places)]
-            self._put(mirror, "entries", used, places, rows)
+            piece = slice(first, min(first + SEND_ENTRIES, used))
+            self._put(mirror, "entries", used, piece, mirror.store.arrays.entries[piece])
 
     def _put(
-        self, mirror: "Mirror", name: str, size: int, places: Int64, values: NDArray[Any]
+        self, mirror: Mirror, name: str, size: int, places: Int64 | slice, values: NDArray[Any]
     ) -> None:
         """Write values at places of a mirrored array of `size` rows, growing it where it is
-        shorter."""
+        shorter; entries for which there is no room move to the host instead."""
+        try:
+            fits = self._grow(mirror, name, size)
+            if fits and len(values):
+                self._write(mirror.arrays[name], places, self.to_device(values))
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            # Entries alone can do without the device.
+            if name != "entries":
+                raise DeviceMemoryError(
+                    f"The GPU has no room for {name} of {size} rows of the graph: {error}",
+                    "lower retention, shard the topic, or set device: cpu.",
+                ) from None
+            fits = False
+        if not fits:
+            self._give_way()
 
-        # Grow; where the device has no room, entries alone can do without it.
+    def _write(self, array: Tensor, places: Int64 | slice, rows: Tensor) -> None:
+        """Replace rows of an array. places: each once."""
+        if isinstance(places, slice):
+            array[places] = rows
+            return
+        at = self.to_device(places)
+        kernel = {8: "put_words", 1: "put_bytes"}[array.element_size()]
+        self._launch(
+            kernel,
+            rows.numel(),
+            (
+                array.data_ptr(),
+                at.data_ptr(),
+                rows.data_ptr(),
+                rows.numel(),
+                array.shape[1:].numel(),
+            ),
+        )
+
+    def _give_way(self) -> None:
+        """Move the entries to the host, where the device has no room for them."""
+        logger.warning(
+            "graph_moved_to_host",
+            reason="the GPU has no room for its entries",
+            entries=sum(int(m.store.arrays.used[0]) for m in self._mirrors.values()),
+            do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to begin with",
+        )
+        self.place("hybrid")
+
+    def _grow(self, mirror: Mirror, name: str, size: int) -> bool:
+        """Make room for `size` rows in a mirrored array. Returns: False where entries would exceed
+        the budget."""
         have = mirror.arrays[name]
-        if size > len(have):
-            try:
-                grown = self.grown(mirror, name, size)
-            except torch.cuda.OutOfMemoryError as error:
-                if name != "entries":
-                    raise DeviceMemoryError(
-                        f"The GPU has no room for {name} of {size} rows of the graph: {error}",
-                        "lower retention, shard the topic, or set device: cpu.",
-                    ) from None
-                grown = None
+        if size <= len(have):
+            return True
 
-            # They move to the host, and need not be sent.
-            if grown is None:
-                logger.warning(
-                    "graph_moved_to_host",
-                    reason="the GPU has no room for its entries",
-                    entries=size,
-                    do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to "
-                    "begin with",
-                )
-                self.place("hybrid")
-                return
-            grown[: len(have)] = have
-            mirror.arrays[name] = have = grown
-            metrics.gpu_graph_bytes.set(self.device_bytes)
-        if len(places):
-            have[self.to_device(places)] = self.to_device(values)
-
-    def grown(self, mirror: "Mirror", name: str, size: int) -> Tensor | None:
-        """A larger array of zeros; None where entries would exceed the budget."""
         # Arrays double, but entries never beyond the budget.
-        have = mirror.arrays[name]
         rows = max(size, 2 * len(have), 1024)
+        resent = False
         if name == "entries":
-            most = len(have) + (self._budget - self.device_bytes) // have.element_size()
-            if size > most:
-                return None
-            rows = min(rows, most)
+            left = (self._budget - self.device_bytes) // have.element_size()
+            if size > len(have) + left:
+                return False
+            rows = min(rows, len(have) + left)
+            # Where the old and the new do not fit together, the old go first: the host has them.
+            resent = rows > left
+        if resent:
+            mirror.drop_entries()
+        grown = self.grown(mirror, name, min(rows, mirror.most_rows(name)))
+        if not resent:
+            grown[: len(have)] = have
+        mirror.arrays[name] = grown
+        if resent:
+            self._send_all_entries(mirror)
+        metrics.gpu_graph_bytes.set(self.device_bytes)
+        return True
+
+    def grown(self, mirror: Mirror, name: str, rows: int) -> Tensor:
+        """Zeros for a mirrored array of so many rows."""
+        have = mirror.arrays[name]
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
     def _roots_to_device(self, roots: Roots[Int64]) -> Roots[Tensor]:
@@ -394,86 +465,12 @@ class DeviceGraph:
 
     def to_device(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, sent from page-locked memory so that it need not be waited for."""
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
+        array = np.ascontiguousarray(array)
         if self._device.type == "cpu":
             # A tensor on the CPU would share the array, which changes.
-            return host.clone()
-        return host.pin_memory().to(self._device, non_blocking=True)
-
-
-class Mirror:
-    """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
-
-    arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
-    `streamd.graph.kernels.BlockArrays`; no entries while they are page-locked on the host.
-    """
-
-    def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:
-        self.store = store
-        self._pages = pages
-        self.arrays = {
-            "nodes": torch.zeros(0, 4, dtype=torch.int64, device=device),
-            "blocks": torch.zeros(0, dtype=torch.int64, device=device),
-            "entries": torch.zeros(0, dtype=torch.int64, device=device),
-            "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
-        }
-        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
-        self._sent = np.zeros(0, np.int64)
-        # Addresses of the pieces that are page-locked, without gaps.
-        self._locked: list[int] = []
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.arrays.values())
-
-    def entries_address(self, placement: Placement) -> int:
-        """Where the device reads entries."""
-        if placement == "resident":
-            return self.arrays["entries"].data_ptr()
-        return int(self.store.arrays.entries.ctypes.data)
-
-    def changes(self, touched: Int64) -> tuple[Int64, Int64]:
-        """Places of directory slots and entries of some nodes that were not sent."""
-        missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
-        if len(self._sent) < 4 * self.store.num_nodes:
-            self._sent = np.pad(self._sent, (0, missing))
-        return changed(self.store.arrays, self._sent, touched)
-
-    def note_sent(self, nodes: Int64, rows: Int64) -> None:
-        """Remember the rows of the node table that were sent."""
-        self._sent.reshape(-1, 4)[nodes] = rows
-
-    def forget_sent(self, nodes: Int64) -> None:
-        """Have all of some nodes sent again: entries and directory."""
-        # No entries, and a directory that lies elsewhere: all of them count as new.
-        known = nodes[4 * nodes < len(self._sent)]
-        self._sent[4 * known + DEGREE] = 0
-        self._sent[4 * known + DIRECTORY] = -1
-
-    def nodes_with_hidden(self) -> Int64:
-        """Nodes that a delete hid something of; deletes are rare."""
-        return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
-
-    def drop_entries(self) -> None:
-        """Free the entries on the device."""
-        # A copy, since a view of no rows would keep the memory of all.
-        self.arrays["entries"] = self.arrays["entries"][:0].clone()
-
-    def lock_pages(self) -> None:
-        """Page-lock the entries in use, and the rest of the piece they end in."""
-        base = int(self.store.arrays.entries.ctypes.data)
-        used = int(self.store.arrays.used[0]) * 8
-        while len(self._locked) * LOCK_BYTES < used:
-            address = base + len(self._locked) * LOCK_BYTES
-            self._pages.lock(address, LOCK_BYTES)
-            self._locked.append(address)
-
-    def unlock_pages(self) -> None:
-        """Unlock all entries."""
-        for address in self._locked:
-            self._pages.unlock(address)
-        self._locked = []
+            metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
+            return torch.from_numpy(array).clone()
+        return to_device(array, self._device)
 
 
 @dataclass(frozen=True, slots=True)

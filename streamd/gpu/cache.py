@@ -41,8 +41,8 @@ class FeatureCache:
         self._rank = torch.zeros(capacity, dtype=torch.int64, device=device)
         """By slot: when it was last asked for, how often, or when it was filled; the lowest make
         room first."""
-        self._slot = torch.zeros(0, dtype=torch.int32, device=device)
-        """By id: its slot + 1, 0 for none."""
+        # The ids held, ascending, and the slots they are in: memory does not grow with the ids.
+        self._sorted, self._slot = self._held.sort()
         self._clock = 0
 
     @property
@@ -57,34 +57,35 @@ class FeatureCache:
             return self._rows[:0]
         self._clock += 1
 
-        # Each id once, and where each id of the fetch finds its row.
-        wanted, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
-        asked_at = torch.empty_like(wanted).scatter_(
-            0, place, torch.arange(len(ids), device=ids.device)
-        )
-        self._grow(int(wanted[-1]) + 1)
+        # Each id once, how often and where it is asked for. Nothing is written at places in all
+        # this: where torch must be deterministic, it would sort the places first.
+        ascending, order = ids.sort()
+        wanted, count = torch.unique_consecutive(ascending, return_counts=True)
+        asked_at = order[count.cumsum(0) - count]
 
-        # Rows that are held.
-        slot = self._slot[wanted].long() - 1
-        hit = slot >= 0
-        rows = torch.empty(len(wanted), self._rows.shape[1], device=self._rows.device)
-        rows[hit] = self._rows[slot[hit]]
-
-        # Rows that are not.
-        missed = wanted[~hit]
-        metrics.gpu_cache_rows.labels("hit").inc(len(wanted) - len(missed))
+        # Those that are held come first, then those that are not.
+        near = torch.searchsorted(self._sorted, wanted).clamp_max(self.capacity - 1)
+        hit = self._sorted[near] == wanted
+        by_hit = torch.sort((~hit).byte(), stable=True).indices
+        num_hits = int(hit.sum())
+        held, missed = by_hit[:num_hits], by_hit[num_hits:]
+        used = self._slot[near[held]]
+        metrics.gpu_cache_rows.labels("hit").inc(len(held))
         metrics.gpu_cache_rows.labels("miss").inc(len(missed))
 
         # What rows make room by: when they were last asked for, or how often.
         if self.policy == "lru":
-            self._rank[slot[hit]] = self._clock
+            self._rank.index_fill_(0, used, self._clock)
         elif self.policy == "lfu":
-            self._rank[slot[hit]] += count[hit]
+            self._rank.index_add_(0, used, count[held])
+
+        # Fetch what was missed, each id once, and keep some of it.
+        rows = self._rows[used]
         if len(missed):
-            # Fetch what was missed, each id once, and keep some of it.
-            rows[~hit] = source(asked_at[~hit])
-            self._keep(missed, rows[~hit], count[~hit], slot[hit])
-        return rows[place]
+            fetched = source(asked_at[missed])
+            rows = torch.cat([rows, fetched])
+            self._keep(wanted[missed], fetched, count[missed], used)
+        return rows[by_hit.argsort()[torch.searchsorted(wanted, ids)]]
 
     def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
         """Keep some of the missed rows: at most SHARE of the capacity, those asked for most often
@@ -98,20 +99,14 @@ class FeatureCache:
 
         # Which slots they take: free ones first, then those of the lowest rank.
         rank = torch.where(self._held < 0, -1, self._rank)
-        rank[used] = torch.iinfo(torch.int64).max
+        rank.index_fill_(0, used, torch.iinfo(torch.int64).max)
         slots = torch.sort(rank, stable=True).indices[:limit]
 
         # The ids that lose their slots are forgotten.
-        old = self._held[slots]
-        self._slot[old[old >= 0]] = 0
-        self._rows[slots], self._held[slots] = rows[chosen], ids[chosen]
-        self._slot[ids[chosen]] = (slots + 1).int()
-        self._rank[slots] = count[chosen] if self.policy == "lfu" else self._clock
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._slot):
-            grown = torch.zeros(
-                max(size, 2 * len(self._slot), 1024), dtype=torch.int32, device=self._slot.device
-            )
-            grown[: len(self._slot)] = self._slot
-            self._slot = grown
+        self._rows.index_copy_(0, slots, rows[chosen])
+        self._held.index_copy_(0, slots, ids[chosen])
+        if self.policy == "lfu":
+            self._rank.index_copy_(0, slots, count[chosen])
+        else:
+            self._rank.index_fill_(0, slots, self._clock)
+        self._sorted, self._slot = self._held.sort()

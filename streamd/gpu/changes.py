@@ -11,9 +11,11 @@ from streamd.graph.jit import inner, kernel
 from streamd.graph.kernels import (
     DEGREE,
     DIRECTORY,
+    GONE,
     BlockArrays,
     block_of,
     entries_before,
+    entries_below,
     num_blocks,
 )
 
@@ -25,6 +27,24 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
     if sent[4 * node + DIRECTORY] != g.nodes[4 * node + DIRECTORY]:
         return np.int64(0)
     return num_blocks(g, sent[4 * node + DEGREE])
+
+
+@kernel
+def list_touched(
+    src: NDArray[Any], dst: NDArray[Any], marks: NDArray[Any], node: NDArray[Any]
+) -> Any:
+    """The nodes among the ends of events, each once, in order of first sight. marks: uint8[N], all
+    zero, as they are again afterwards. Returns: how many there are."""
+    count = np.int64(0)
+    for i in range(len(src)):
+        for end in (src[i], dst[i]):
+            if marks[end] == 0:
+                marks[end] = 1
+                node[count] = end
+                count += 1
+    for i in range(count):
+        marks[node[i]] = 0
+    return count
 
 
 @kernel
@@ -76,3 +96,68 @@ def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
     entry_at = np.empty(entries, np.int64)
     num_entries = list_changes(g, sent, touched, block_at, entry_at)
     return block_at, entry_at[:num_entries]
+
+
+@kernel
+def places_of(
+    g: BlockArrays, node: NDArray[Any], event: NDArray[Any], entry_at: NDArray[Any]
+) -> Any:
+    """Places of the entries that nodes have of events; those of other nodes and those that are
+    offloaded are passed over. Returns: how many there are."""
+    count = np.int64(0)
+    for i in range(len(node)):
+        below, block = entries_below(g, node[i], event[i] + 1)
+        if below > 0:
+            at = g.nodes[4 * node[i] + DIRECTORY] + block
+            place = g.blocks[2 * at + 1] + below - 1 - entries_before(g, block)
+            if g.blocks[2 * at] + (g.entries[place] >> 32) == event[i]:
+                entry_at[count] = place
+                count += 1
+    return count
+
+
+@kernel
+def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: NDArray[Any]) -> Any:
+    """The other ends and the events of all entries of some nodes that are not hidden. No block of
+    theirs may be offloaded. Returns: how many there are."""
+    count = np.int64(0)
+    for node in nodes:
+        at = g.nodes[4 * node + DIRECTORY]
+        for number in range(g.nodes[4 * node + DEGREE]):
+            block = block_of(g, np.int64(number))
+            first = g.blocks[2 * (at + block)]
+            row = g.entries[g.blocks[2 * (at + block) + 1] + number - entries_before(g, block)]
+            if row & GONE != GONE:
+                other[count] = row & GONE
+                event[count] = first + (row >> 32)
+                count += 1
+    return count
+
+
+def entries_of(g: BlockArrays, node: Int64, event: Int64) -> Int64:
+    """Places of the entries that nodes have of events, int64, ascending, each once."""
+    entry_at = np.empty(len(node), np.int64)
+    return np.unique(entry_at[: places_of(g, node, event, entry_at)])
+
+
+def events_of(g: BlockArrays, nodes: Int64) -> tuple[Int64, Int64]:
+    """Each entry of some nodes that is not hidden: its other end and its event, int64[X] each."""
+    size = int(g.nodes.reshape(-1, 4)[nodes, DEGREE].sum())
+    other = np.empty(size, np.int64)
+    event = np.empty(size, np.int64)
+    count = list_ends(g, nodes, other, event)
+    return other[:count], event[:count]
+
+
+class Touched:
+    """Finds the nodes that an insert touched, without sorting them. Owner: a `DeviceGraph`."""
+
+    def __init__(self) -> None:
+        self._marks = np.zeros(0, np.uint8)
+
+    def nodes(self, src: Int64, dst: Int64, num_nodes: int) -> Int64:
+        """The nodes among the ends of events, int64, each once. num_nodes: one past the highest."""
+        if num_nodes > len(self._marks):
+            self._marks = np.zeros(max(num_nodes, 2 * len(self._marks)), np.uint8)
+        node = np.empty(min(2 * len(src), num_nodes), np.int64)
+        return node[: list_touched(src, dst, self._marks, node)]

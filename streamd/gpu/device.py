@@ -1,5 +1,6 @@
 """Chooses where models run and graphs answer: the only code that reads the `device` settings."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,18 @@ logger = structlog.get_logger()
 BUDGET_SHARE = 0.5
 """Share of the free GPU memory that a graph may take where `gpu.graph_bytes` is 0: the model, its
 batches and the cache need the rest."""
+
+
+def fix_torch(threads: int) -> None:
+    """Make torch deterministic, with a fixed number of threads."""
+    # Without this variable CUDA's products refuse to be deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # No value is read before it is written: to fill tensors first would take a kernel each.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @cache
@@ -62,6 +75,23 @@ def choose_device(setting: str) -> str:
     return "cuda"
 
 
+def device_facts(device: str) -> dict[str, str | int]:
+    """The facts of a device, "cpu" or "cuda", that must be equal for the same bits: how a kernel
+    splits its work, and so the order of its sums, follows from them. None on a CPU."""
+    if device == "cpu":
+        return {}
+    import torch
+    from cupy.cuda import runtime
+
+    made = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": made.name,
+        "multiprocessors": made.multi_processor_count,
+        "cuda": str(torch.version.cuda),
+        "driver": int(runtime.driverGetVersion()),
+    }
+
+
 def make_graph(
     settings: Settings, device: str, first_event: int, direction: Direction, read_back: ReadBack
 ) -> TemporalGraph:
@@ -101,15 +131,25 @@ def free_device_memory(graph: TemporalGraph) -> bool:
     return True
 
 
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch or cupy says that the GPU lacks memory, or the host memory to
+    page-lock.
+
+    torch has an error of its own for tensors only. Its page-locked memory, cuBLAS and cupy (whose
+    CUDARuntimeError and CUDADriverError are errors of any kind) say it in words.
+    """
+    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+
+
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
     """Guard work on a GPU. Raises: DeviceMemoryError where the GPU lacks memory; it says what to
     do."""
-    import torch
-
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
             "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "

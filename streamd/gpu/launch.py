@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from streamd.errors import DeviceError
+from streamd.errors import DeviceError, DeviceMemoryError
 from streamd.telemetry import metrics
 
 KERNELS = Path(__file__).parent / "kernels"
+SOURCES = tuple(sorted(KERNELS.glob("*.cu")))
 OPTIONS = ("--std=c++17",)
 BLOCK = 256
 """Threads of a block: 30 registers a thread leave a multiprocessor full with eight of them."""
@@ -40,7 +41,8 @@ class CudaLauncher:
         import cupy
 
         self._cupy: Any = cupy
-        self._module = cupy.RawModule(code=(KERNELS / "sampling.cu").read_text(), options=OPTIONS)
+        code = "\n".join(source.read_text() for source in SOURCES)
+        self._module = cupy.RawModule(code=code, options=OPTIONS)
         self._kernels: dict[str, Any] = {}
         self._timed: deque[tuple[str, Any, Any]] = deque()
 
@@ -73,7 +75,8 @@ class PageLock:
     """Page-locks host memory and maps it into the GPU's address space, where it has the address it
     has here.
 
-    Raises: DeviceError where it would have another there.
+    Raises: DeviceError where it would have another there, DeviceMemoryError where the system locks
+    no more.
     """
 
     MAPPED = 2
@@ -94,7 +97,17 @@ class PageLock:
 
     def lock(self, address: int, size: int) -> None:
         self._check()
-        self._runtime.hostRegister(address, size, self.MAPPED)
+        try:
+            self._runtime.hostRegister(address, size, self.MAPPED)
+        except self._runtime.CUDARuntimeError as error:
+            raise DeviceMemoryError(
+                f"CUDA does not page-lock {size / 2**20:.0f} MiB more of host memory: {error}.",
+                "give the process more memory, lower retention, or let entries be on the GPU: "
+                "gpu.placement: resident and a larger gpu.graph_bytes.",
+            ) from None
 
-    def unlock(self, address: int) -> None:
-        self._runtime.hostUnregister(address)
+    def unlock(self, addresses: Sequence[int]) -> None:
+        # Kernels that were launched may still read what is locked.
+        torch.cuda.synchronize()
+        for address in addresses:
+            self._runtime.hostUnregister(address)

@@ -265,6 +265,12 @@ class BlockGraph:
         for store in self.stores.values():
             store.hide(src_E[inside], dst_E[inside], event_E[inside])
 
+    @property
+    def finds_neighbors(self) -> bool:
+        """Whether each neighbour of a node is found in the node's own entries: in one store of both
+        directions that never offloaded any."""
+        return set(self.stores) == {"both"} and not self._was_offloaded
+
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes, so that they vanish from their neighbours too. Raises:
         OffloadedError where that takes the log and there is none to read."""
@@ -272,8 +278,7 @@ class BlockGraph:
         if not len(nodes):
             return
 
-        # A store of both directions finds each neighbour in the node's own entries.
-        if set(self.stores) == {"both"} and not self._was_offloaded:
+        if self.finds_neighbors:
             self.stores["both"].hide_nodes(nodes)
             return
 

@@ -26,6 +26,16 @@ class HopInputs:
     ago_UK: Tensor
     edge_UKD: Tensor
 
+    def padding_spread(self, num_nodes: int) -> "HopInputs":
+        """The same with places without a neighbour naming each another of `num_nodes` nodes instead
+        of all the first.
+
+        What they name weighs nothing. But a GPU adds up the gradients of one node one by one.
+        """
+        other_UK = torch.arange(self.mask_UK.numel(), device=self.mask_UK.device) % num_nodes
+        spread_UK = torch.where(self.mask_UK, self.neighbor_UK, other_UK.view(self.mask_UK.shape))
+        return dataclasses.replace(self, neighbor_UK=spread_UK)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
@@ -79,14 +89,14 @@ class LinkInputs:
         self, send: Callable[[Tensor], Tensor], edge_rows: Callable[[HopInputs], Tensor]
     ) -> "LinkInputs":
         """Copy the inputs to another device. send: copies a tensor; edge_rows: makes edge_UKD of a
-        hop there."""
+        hop there. Padding is spread over the nodes."""
         hops = tuple(
             HopInputs(
                 **{
                     f.name: edge_rows(hop) if f.name == "edge_UKD" else send(getattr(hop, f.name))
                     for f in fields(hop)
                 }
-            )
+            ).padding_spread(len(self.node_M))
             for hop in self.hops
         )
         return LinkInputs(
@@ -183,13 +193,17 @@ def sampled_inputs(
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
     """Concatenate several inputs and the states of their nodes, for one pass of the model instead
-    of many.
-
-    A node in two of them is two nodes of the whole, each with its own state.
-    """
+    of many."""
     if len(parts) == 1:
         return parts[0]
-    inputs = [p for p, _ in parts]
+    return joined_inputs([p for p, _ in parts]), torch.cat([state for _, state in parts])
+
+
+def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
+    """Concatenate several inputs. A node in two of them is two nodes of the whole, each with a
+    state of its own."""
+    if len(inputs) == 1:
+        return inputs[0]
 
     # How far places among nodes and among roots move in each part.
     nodes = np.cumsum([0] + [len(p.node_M) for p in inputs]).tolist()
@@ -212,7 +226,7 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
                 edge_UKD=cat("edge_UKD", same),
             )
         )
-    whole = LinkInputs(
+    return LinkInputs(
         event_E=cat("event_E", inputs),
         facts_ECF=cat("facts_ECF", inputs),
         src_E=cat("src_E", inputs, roots),
@@ -222,7 +236,6 @@ def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tens
         node_MD=cat("node_MD", inputs),
         hops=tuple(hops),
     )
-    return whole, torch.cat([state for _, state in parts])
 
 
 def without_deleted(

@@ -175,8 +175,7 @@ class LinkModel(nn.Module):
         hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
         if dropout is not None and self.settings.pair_facts:
             hidden_ECD = half_dropout(hidden_ECD, dropout, inputs.event_E)
-        out: Tensor = self.head_out(hidden_ECD)[..., 0]
-        return out
+        return in_float32(self.head_out, hidden_ECD)[..., 0]
 
     def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
         """The same from what the head makes of sources and destinations, float32[..., D], which may
@@ -203,8 +202,8 @@ class LinkModel(nn.Module):
         """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
         if not self.settings.pair_facts:
             return facts_ECF.new_zeros(facts_ECF.shape[:-1])
-        out: Tensor = self.pair(self.fact_stats(facts_ECF))[..., 0]
-        return out
+        # bfloat16 would round the logits themselves to 8 bits.
+        return in_float32(self.pair[-1], self.pair[:-1](self.fact_stats(facts_ECF)))[..., 0]
 
     def forward(self, inputs: LinkInputs, state_MD: Tensor, dropout: int | None = None) -> Tensor:
         """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None
@@ -240,6 +239,13 @@ class LinkModel(nn.Module):
     def gap(self) -> Tensor:
         """What time differences are divided by, microseconds, float64."""
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
+
+
+def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a layer in float32, also within `torch.autocast`."""
+    with torch.autocast(x.device.type, enabled=False):
+        out: Tensor = layer(x.float())
+    return out
 
 
 def with_all_facts(tensor: Tensor, shape: torch.Size, name: str = "") -> Tensor:

@@ -7,7 +7,7 @@ when the next chunk begins, so embeddings of a chunk know all events before it a
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,12 +16,28 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, NodeDeletes
+from streamd.gpu.copies import to_device
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.segments.reader import LogReader
 
 PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
 """The parts of the pending messages, by the names under which they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastEvents:
+    """Of each node of a chunk, ascending, its last event there, which becomes its message.
+
+    node_P, event_P: ids and rows of the chunk on the host; node, other, us: ids, the other ends'
+    and times on a device; int64[P] each.
+    """
+
+    node_P: Int64
+    event_P: Int64
+    node: Tensor
+    other: Tensor
+    us: Tensor
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class EdgeRows:
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
+    _last: dict[torch.device, LastEvents] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
@@ -49,6 +66,20 @@ class EdgeRows:
             self.time_E[a:b],
             self.features_ED[a:b],
         )
+
+    def last_events(self, device: torch.device) -> LastEvents:
+        """The last event of each node, with tensors on a device: found once, since memory moves
+        over a chunk in each epoch."""
+        if device not in self._last:
+            # Reversed, a node's last event is the first that `unique` finds.
+            both = np.stack([self.src_E, self.dst_E], 1).ravel()[::-1]
+            node, latest = np.unique(both, return_index=True)
+            place = len(both) - 1 - latest
+            other = np.stack([self.dst_E, self.src_E], 1).ravel()[place]
+            event = place // 2
+            sent = (to_device(column, device) for column in (node, other, self.time_E[event]))
+            self._last[device] = LastEvents(node, event, *sent)
+        return self._last[device]
 
     @property
     def end_edge(self) -> int:
@@ -87,10 +118,16 @@ class Memory:
         )
 
     def _set_pending(
-        self, node_P: Int64, other_PD: Tensor, features_PD: Tensor, us_P: Tensor
+        self,
+        node_P: Int64,
+        other_PD: Tensor,
+        features_PD: Tensor,
+        us_P: Tensor,
+        node: Tensor | None = None,
     ) -> None:
+        """node: node_P on the device, sent to it where None."""
         self._pending_host = node_P
-        self.pending_node = torch.from_numpy(node_P).to(self.device)
+        self.pending_node = to_device(node_P, self.device) if node is None else node
         self.pending_other = other_PD
         self.pending_features = features_PD
         self.pending_us = us_P
@@ -199,7 +236,7 @@ class Memory:
         # Only those with a state: a memory that was read takes all deletes in again, and writing
         # zeros over zeros would give it pages of its own.
         known = gone[gone < self.num_nodes]
-        node = torch.from_numpy(known).to(self.device)
+        node = to_device(known, self.device)
         has_state = self.rows.state(node).ne(0).any(1) | self.rows.last_us(node).ne(0)
         known = known[has_state.cpu().numpy()]
         zeros = self.pending_other.new_zeros(len(known), self.dim)
@@ -207,7 +244,7 @@ class Memory:
 
         # Messages to the deleted nodes.
         kept = np.flatnonzero(np.isin(self._pending_host, gone, invert=True))
-        index = torch.from_numpy(kept).to(self.device)
+        index = to_device(kept, self.device)
         self._set_pending(
             self._pending_host[kept],
             self.pending_other[index],
@@ -225,6 +262,10 @@ class Memory:
         # Pending nodes ascend, so a search finds a node's message where it has one.
         index_M = torch.searchsorted(self.pending_node, node_M).clamp_max(len(updated_PD) - 1)
         waits_M = self.pending_node[index_M] == node_M
+        # Nodes without one take any row, each another: backward adds up the gradients of a row one
+        # by one, theirs of zero too.
+        any_M = torch.arange(len(node_M), device=node_M.device) % len(updated_PD)
+        index_M = torch.where(waits_M, index_M, any_M)
         return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
 
     def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:
@@ -246,19 +287,14 @@ class Memory:
         # The messages of the chunk before become states.
         self.rows.write(self._pending_host, updated_PD.detach(), self.pending_us)
 
-        # Of each node its last event in this chunk: reversed, it is the first that `unique` finds.
-        both = np.stack([chunk.src_E, chunk.dst_E], 1).ravel()[::-1]
-        node, latest = np.unique(both, return_index=True)
-        place = len(both) - 1 - latest
-        other = np.stack([chunk.dst_E, chunk.src_E], 1).ravel()[place]
-        event = place // 2
-
-        # It becomes a message, with the other end's state as of now.
+        # Each node's last event becomes a message, with the other end's state as of now.
+        last = chunk.last_events(self.device)
         self._set_pending(
-            node,
-            self.rows.state(torch.from_numpy(other).to(self.device)),
-            torch.from_numpy(chunk.features_ED[event]).to(self.device),
-            torch.from_numpy(chunk.time_E[event]).to(self.device),
+            last.node_P,
+            self.rows.state(last.other),
+            to_device(chunk.features_ED[last.event_P], self.device),
+            last.us,
+            last.node,
         )
         self.edge = chunk.end_edge
         self.now_us = int(chunk.time_E[-1])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Bools, Int64
+from streamd.gpu.copies import to_device
 from streamd.graph.arena import Arena
 
 PAGE = 16
@@ -90,7 +91,7 @@ class PagePool:
         new_P = self._take(len(page_P))
         for array in (self.state, self.last_us):
             pages = array.view(len(array) // PAGE, PAGE, *array.shape[1:])
-            new, old = (torch.from_numpy(p).to(self.device) for p in (new_P, page_P))
+            new, old = (to_device(p, self.device) for p in (new_P, page_P))
             pages[new] = pages[old]
         self._let_go(page_P)
         return new_P
@@ -153,7 +154,7 @@ class NodeRows:
     def _set_table(self, page_S: Int64) -> None:
         """Slot s of the table names the page of the nodes [s * PAGE, (s + 1) * PAGE)."""
         self._page_S = page_S
-        self._on_device = torch.from_numpy(page_S).to(self.pool.device)
+        self._on_device = to_device(page_S, self.pool.device)
 
     def copy(self) -> "NodeRows":
         """Make another memory's rows, equal to these; the pages are shared."""
@@ -198,7 +199,7 @@ class NodeRows:
         self.num_nodes = max(self.num_nodes, int(node_K.max()) + 1)
         # Under the lock, since another memory may make the pool's arrays grow.
         with self.pool.lock:
-            row_K = torch.from_numpy(self.host_rows(node_K)).to(self.pool.device)
+            row_K = to_device(self.host_rows(node_K), self.pool.device)
             self.pool.state[row_K] = state_KD
             self.pool.last_us[row_K] = last_us_K
 
@@ -217,9 +218,7 @@ class NodeRows:
     def _update_device_table(self, slot_S: Int64) -> None:
         # On the host, the tensor is a view of the array.
         if self.pool.device != HOST and len(slot_S):
-            slots, pages = (
-                torch.from_numpy(a).to(self.pool.device) for a in (slot_S, self._page_S[slot_S])
-            )
+            slots, pages = (to_device(a, self.pool.device) for a in (slot_S, self._page_S[slot_S]))
             self._on_device[slots] = pages
 
     def slots_changed(self, since: "NodeRows") -> Int64:
@@ -235,7 +234,7 @@ class NodeRows:
         """Nodes of some slots whose values differ in any bit from those of `since`: int64,
         ascending."""
         node_K = _nodes_of(slot_S)
-        node = torch.from_numpy(node_K).to(self.pool.device)
+        node = to_device(node_K, self.pool.device)
         row, before = self.rows(node), since.rows(node)
         differs_K = (
             self.pool.state[row].view(torch.int32) != since.pool.state[before].view(torch.int32)
@@ -266,7 +265,7 @@ class NodeRows:
 
     def is_finite(self, slot_S: Int64) -> bool:
         """Whether all states of some slots are numbers."""
-        node = torch.from_numpy(_nodes_of(slot_S)).to(self.pool.device)
+        node = to_device(_nodes_of(slot_S), self.pool.device)
         return bool(self.state(node).isfinite().all())
 
 

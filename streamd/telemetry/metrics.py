@@ -339,7 +339,7 @@ gpu_transfer_bytes = Counter(
 )
 gpu_kernel_seconds = Counter(
     "streamd_gpu_kernel_seconds",
-    "Seconds of the GPU in sampling kernels",
+    "Seconds of the GPU in streamd's kernels: sampling, rows put into the graph",
     ["kernel"],
     registry=MODEL,
 )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from streamd.errors import CorruptionError, VersionError
 from streamd.events import EDGE_SETS
+from streamd.gpu import device_facts
 from streamd.models import Memory
 from streamd.models.link import with_all_facts
 from streamd.models.memory_files import read_memory
@@ -72,9 +73,14 @@ class Cursor:
     memory: tuple[str, ...] = ()
 
 
-def build_facts() -> dict[str, Any]:
-    """The facts of this build that must be equal for a resumed run to give the same bits."""
-    return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+def build_facts(device: str) -> dict[str, Any]:
+    """The facts of this build and of a device, "cpu" or "cuda", that must be equal for a resumed
+    run to give the same bits."""
+    return {
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        **device_facts(device),
+    }
 
 
 def save_checkpoint(

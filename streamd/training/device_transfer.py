@@ -1,22 +1,28 @@
 """Recorded inputs are transferred to the model's device: to a GPU one step ahead of their use."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeVar
 
+import structlog
 import torch
 from torch import Tensor
 
 from streamd.events import Float32
 from streamd.gpu.cache import FeatureCache
+from streamd.gpu.copies import send
 from streamd.models import LinkInputs, LinkModel, Memory
 from streamd.models.inputs import HopInputs
 from streamd.models.labels import LabelInputs
 from streamd.settings import GpuSettings
 from streamd.telemetry import metrics
 
+logger = structlog.get_logger()
+KEPT_SHARE = 0.6
+"""Inputs stay on a GPU for the next epoch while tensors take less than this share of its memory: a
+step, a scored chunk and what the graph grows by need the rest."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -39,6 +45,12 @@ class DeviceTransfer:
             self._cache = FeatureCache(
                 settings.cache_rows, edge_feature_dim, settings.cache_policy, device
             )
+        # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
+        self._side: Any = None
+        # Whether inputs stay on the device over epochs. On a CPU nothing is copied there.
+        self._keeps = self.device.type == "cuda"
+        if self.device.type == "cuda":
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
         """The inputs on the device."""
@@ -60,10 +72,7 @@ class DeviceTransfer:
         """A copy on the device, sent from page-locked memory so that the caller need not wait."""
         if tensor.device.type == self.device.type:
             return tensor
-        metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
-        return (tensor.pin_memory() if self.device.type == "cuda" else tensor).to(
-            self.device, non_blocking=True
-        )
+        return send(tensor, self.device)
 
     def logits(
         self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor
@@ -93,12 +102,12 @@ class DeviceTransfer:
         On a GPU the next step is prepared while the caller works on this one, in a thread and on a
         CUDA stream of its own.
         """
-        if self.device.type != "cuda":
+        if self._side is None:
             yield from map(prepare, steps)
             return
 
-        # A second stream, which begins after all that was queued on the caller's.
-        side: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        # The second stream begins after all that was queued on the caller's.
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         coming = iter(steps)
 
@@ -116,6 +125,47 @@ class DeviceTransfer:
                 side.wait_stream(torch.cuda.current_stream())
                 next_one = pool.submit(work)
                 yield done[0]
+
+    def epochs(
+        self, num_epochs: int, steps: Sequence[T], prepare: Callable[[T], R]
+    ) -> Iterator[Iterator[R]]:
+        """Yield for each epoch an iterator over `prepare(step)` of each step, as `ahead` does.
+
+        What was prepared stays on a GPU for the next epochs, the first steps of a window as long as
+        there is room.
+        """
+        kept: list[R] = []
+
+        def epoch() -> Iterator[R]:
+            yield from list(kept)
+            keeps = True
+            for done in self.ahead(steps[len(kept) :], prepare):
+                keeps = keeps and self.has_room()
+                if keeps:
+                    kept.append(done)
+                yield done
+
+        for _ in range(num_epochs):
+            yield epoch()
+
+    def has_room(self) -> bool:
+        """Whether what is prepared on the device may stay there."""
+        if not self._keeps:
+            return False
+        most = KEPT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        return torch.cuda.memory_allocated(self.device) < most
+
+    def stop_keeping(self) -> bool:
+        """Let nothing stay that was prepared, from the next epochs on: the GPU lacks memory.
+        Returns: whether anything could have stayed until now."""
+        kept = self._keeps
+        self._keeps = False
+        if kept:
+            logger.warning(
+                "gpu_inputs_sent_each_epoch",
+                reason="the GPU has no room for a training step and the inputs of others",
+            )
+        return kept
 
     def report(self) -> None:
         """Set the metric of allocated device memory."""
@@ -138,15 +188,18 @@ def cached_edge_rows(
     once.
     """
     recorded_ND = hop.edge_UKD.flatten(0, 1)
-    asked_N = hop.mask_UK.flatten().nonzero()[:, 0]
-    mask_UK = send(hop.mask_UK)
+    mask_N = hop.mask_UK.flatten()
+    asked_N = mask_N.nonzero()[:, 0]
+    # Where each place finds its row: without an edge in the zeros behind all rows. Found here, so
+    # that nothing waits for the device.
+    row_N = torch.where(mask_N, mask_N.cumsum(0) - 1, len(asked_N))
 
     def source(missed: Tensor) -> Tensor:
         staged = torch.empty(
-            len(missed), recorded_ND.shape[1], pin_memory=mask_UK.device.type == "cuda"
+            len(missed), recorded_ND.shape[1], pin_memory=missed.device.type == "cuda"
         )
         return send(torch.index_select(recorded_ND, 0, asked_N[missed.cpu()], out=staged))
 
-    out_UKD = torch.zeros(hop.edge_UKD.shape, device=mask_UK.device)
-    out_UKD[mask_UK] = cache.fetch(send(hop.eid_UK)[mask_UK], source)
-    return out_UKD
+    rows = cache.fetch(send(hop.eid_UK.flatten()[asked_N]), source)
+    rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    return rows[send(row_N)].view(hop.edge_UKD.shape)

@@ -6,8 +6,9 @@ Each window is scored first and learned then (prequential evaluation).
 import copy
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, NodeDeletes
-from streamd.gpu import choose_device, memory_for
+from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.dropout import dropout_key
-from streamd.models.inputs import joined
+from streamd.models.inputs import joined, joined_inputs
 from streamd.models.labels import LabelInputs
 from streamd.registry.candidate import TrainResult
 from streamd.segments.deletions import Deletions
@@ -38,6 +39,24 @@ Backup = tuple[dict[str, Tensor], dict[str, Any]]
 """State dicts of a model and of its optimizer."""
 MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
 """A context manager that moves memory over a chunk, as `LinkModel.over` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a training step needs, on the model's device.
+
+    edges: rows of the chunk, over which memory moves. inputs: events to learn, of the past before
+    the chunk's own; None where there are none. past_states: memory of the past's nodes, float32[M,
+    D]. own_node_M: the chunk's nodes, None where none of its events is learned. labels: the
+    chunk's. events: sum of the events' weights.
+    """
+
+    edges: EdgeRows
+    inputs: LinkInputs | None
+    past_states: list[Tensor]
+    own_node_M: Tensor | None
+    labels: LabelInputs | None
+    events: float
 
 
 class Learner:
@@ -163,6 +182,7 @@ class Learner:
         drawn = self.replay.draw(budget, window_edge)
         return tuple(chunk.first_edge for chunk in drawn)
 
+    @memory_for("learning a window")
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
     ) -> TrainResult | None:
@@ -186,8 +206,7 @@ class Learner:
         weights = self._held_out(num_events)
         replayed = self._replayed(self.draw(window_edge, num_events) if replay is None else replay)
         epochs = epochs or self.epochs_of(num_events)
-        with memory_for("learning a window"):
-            loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
+        loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
         self.model.eval()
         self._backup = backup
 
@@ -224,16 +243,18 @@ class Learner:
         replayed: list[list[tuple[LinkInputs, Tensor]]],
         backup: Backup,
     ) -> float:
-        """As `_passes`. Where the GPU lacks memory, free some of it and start over, once."""
-        try:
-            return self._passes(epochs, window_edge, weights, replayed)
-        except torch.OutOfMemoryError:
-            if not self.free_device_memory():
-                raise
-        # Outside the handler, which would hold the failed pass's tensors.
-        self.restore_weights(*backup)
-        self.observe()
-        return self._passes(epochs, window_edge, weights, replayed)
+        """As `_passes`. Where the GPU lacks memory, free some of it and start over: what inputs
+        take that stay over epochs, then what others can move off it."""
+        ways = iter((self.transfer.stop_keeping, self.free_device_memory))
+        while True:
+            try:
+                return self._passes(epochs, window_edge, weights, replayed)
+            except RuntimeError as error:
+                if not lacks_memory(error) or not any(frees() for frees in ways):
+                    raise
+            # Outside the handler, which would hold the failed pass's tensors.
+            self.restore_weights(*backup)
+            self.observe()
 
     def take_over(self, other: "Learner") -> None:
         """Copy another learner's weights, optimizer, memory and past. The other does not change."""
@@ -256,6 +277,7 @@ class Learner:
         self.begin()
 
     @torch.no_grad()
+    @memory_for("measuring forgetting")
     def recall(self) -> Measures | None:
         """Measure forgetting: scores of the present weights on chunks of the replay store.
 
@@ -274,6 +296,7 @@ class Learner:
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.hide_deleted(deletions)
 
+    @memory_for("moving memory")
     def refuse(self) -> None:
         """Restore the weights and the optimizer from before `learn`, and memory under them. The
         tail, replay and `num_learned` keep what was learned.
@@ -321,42 +344,46 @@ class Learner:
         weights: list[Tensor],
         replayed: list[list[tuple[LinkInputs, Tensor]]],
     ) -> float:
+        """Learn the window `passes` times. Returns: the last epoch's loss.
+
+        replayed: the past that joins each step, as `_replayed`.
+        """
         loss = math.nan
         self._steps = (0, passes * len(self._edges))
-        for epoch in range(passes):
-            loss = self._epoch(
-                weights, replayed, dropout_key(self._training.seed, window_edge, epoch)
-            )
+        steps = list(zip(self._edges, self.seen, weights, replayed, self._labels, strict=True))
+        for epoch, prepared in enumerate(self.transfer.epochs(passes, steps, self._prepared)):
+            loss = self._epoch(prepared, dropout_key(self._training.seed, window_edge, epoch))
         return loss
 
-    def _epoch(
-        self, weights: list[Tensor], replayed: list[list[tuple[LinkInputs, Tensor]]], dropout: int
-    ) -> float:
+    def _epoch(self, steps: Iterator[Step], dropout: int) -> float:
         """Learn the window once, from the memory at its start. Returns: mean link loss over the
         weights of the window's and the replayed events.
 
-        replayed: the past that joins each step, as `_replayed`. dropout: key of the dropout's hash.
+        dropout: key of the dropout's hash.
         """
         self.model.train()
         memory = self._start.copy()
-        total = count = 0.0
-        steps = zip(self._edges, self.seen, weights, replayed, self._labels, strict=True)
-        for edges, seen, past, labels, events in self.transfer.ahead(steps, self._prepared):
-            with self._over(memory, edges) as updated_PD:
-                own = [] if seen is None else [(seen, memory.gather(seen.node_M, updated_PD))]
+        # On the device: to read a loss is to wait for it.
+        total = torch.zeros((), dtype=torch.float64, device=self.transfer.device)
+        count = 0.0
+        for step in steps:
+            with self._over(memory, step.edges) as updated_PD:
                 losses = []
 
                 # Links of this chunk and of the past, in one batch.
-                if events:
-                    inputs, state_MD = joined([*past, *own])
+                if step.inputs is not None and step.events:
+                    states = list(step.past_states)
+                    if step.own_node_M is not None:
+                        states.append(memory.gather(step.own_node_M, updated_PD))
                     with self.transfer.autocast():
-                        logits_EC = self.model(inputs, state_MD, dropout)
-                    loss = link_loss(logits_EC.float(), inputs.weight_E)
-                    losses.append(loss / events)
-                    total = total + float(loss.detach())
-                    count = count + events
+                        logits_EC = self.model(step.inputs, torch.cat(states), dropout)
+                    loss = link_loss(logits_EC.float(), step.inputs.weight_E)
+                    losses.append(loss / step.events)
+                    total += loss.detach()
+                    count += step.events
 
                 # Labels of this chunk, from the same memory.
+                labels = step.labels
                 if labels is not None and self.model.label_head is not None:
                     state_MD = memory.gather(labels.around.node_M, updated_PD)
                     predicted = self.model.labels(labels, state_MD)
@@ -369,7 +396,7 @@ class Learner:
                     self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])
             self.on_progress(*self._steps)
-        return total / count if count else math.nan
+        return float(total) / count if count else math.nan
 
     def _prepared(
         self,
@@ -380,34 +407,28 @@ class Learner:
             list[tuple[LinkInputs, Tensor]],
             LabelInputs | None,
         ],
-    ) -> tuple[
-        EdgeRows, LinkInputs | None, list[tuple[LinkInputs, Tensor]], LabelInputs | None, float
-    ]:
+    ) -> Step:
         """Move what a training step needs to the device.
 
         step: the chunk's edge rows, its recorded inputs, its weights float32[E], the past that
-        joins it, and its labels. Returns: edge rows, the chunk's inputs if any of them is learned,
-        the past, labels, and the sum of the events' weights.
+        joins it, and its labels.
         """
         edges, seen, weight, past, labels = step
+        learned = [inputs for inputs, _ in past]
         own = seen.inputs.weighted(weight) if seen is not None else None
         if own is not None and not own.weight_E.any():
             own = None
-
-        # The loss is divided by the weight of all events in the step.
-        events = sum(
-            float(inputs.weight_E.sum())
-            for inputs in (*(p for p, _ in past), *([own] if own is not None else []))
-        )
-        return (
+        if own is not None:
+            learned.append(own)
+        there = [self.transfer.inputs(inputs) for inputs in learned]
+        return Step(
             edges,
-            None if own is None else self.transfer.inputs(own),
-            [
-                (self.transfer.inputs(inputs), self.transfer.send(state_MD))
-                for inputs, state_MD in past
-            ],
+            joined_inputs(there) if there else None,
+            [self.transfer.send(state_MD) for _, state_MD in past],
+            None if own is None else there[-1].node_M,
             None if labels is None else self.transfer.labels(labels),
-            events,
+            # The loss is divided by the weight of all events in the step.
+            sum(float(inputs.weight_E.sum()) for inputs in learned),
         )
 
     def _tail(self, weights: list[Tensor]) -> list[ReplayChunk]:

@@ -212,7 +212,7 @@ class Ledger:
                 shadow=contest.shadow.name if contest.shadow else "",
                 compared=list(astuple(contest.compared)),
                 settings=fixed_settings(self._settings),
-                build=build_facts(),
+                build=build_facts(learner.model.device.type),
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],
             ),
@@ -255,11 +255,12 @@ class Ledger:
         files = load_checkpoint(self._checkpoints, cursor, learner, state)
         self._memory.resume(files, learner.memory)
         self._history_bytes = cursor.history_bytes
-        if cursor.build != build_facts():
+        build = build_facts(learner.model.device.type)
+        if cursor.build != build:
             logger.warning(
                 "build_differs",
                 checkpoint=cursor.build,
-                now=build_facts(),
+                now=build,
                 meaning="resumed weights may differ in the last bits",
             )
 

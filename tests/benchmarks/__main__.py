@@ -22,16 +22,22 @@ from tests.benchmarks import (
     training,
 )
 
-ALL = {"files": files, "graph": graph, "ingest": ingest, "training": training, "serving": serving, "cache": cache,
-       "growth": growth, "tgb": tgb, "labels": labels, "tfgnn": tfgnn, "sampling": sampling, "gpu": gpu}
+ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "training": training.run, "serving": serving.run, "cache": cache.run,
+       "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run, "sampling": sampling.run,
+       **gpu.PARTS}
+
+
+def named(words: list[str]) -> list[str]:
+    """The benchmarks that words name, "gpu" all its parts; all where they name none."""
+    return [name for name in ALL if {name, name.split("-")[0]} & set(words)] or list(ALL)
 
 if __name__ == "__main__":
     console = Console(width=150)
     table = Table("what", "ours", "beside it", "ratio", "unit", title=f"{platform.processor() or platform.machine()}, "
                   f"{os.cpu_count()} cores, Python {platform.python_version()}")
-    for name in [a for a in sys.argv[1:] if a in ALL] or ALL:
+    for name in named(sys.argv[1:]):
         console.print(f"{name} ...")
-        rows = ALL[name].run()
+        rows = ALL[name]()
         if not rows:
             console.print(f"{name}: skipped, what it needs is not on this machine (KAFKA_HOME, a GPU, or the benchmark peers' folder)")
         for row in rows:

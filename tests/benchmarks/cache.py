@@ -16,7 +16,8 @@ from streamd.gpu.cache import FeatureCache
 from streamd.segments.reader import LogReader
 from streamd.training.recorder import Recorder
 from streamd.windows import Window
-from tests.benchmarks.measure import Row, load_synth, wikipedia_edges, write_edges
+from tests.benchmarks import synth
+from tests.benchmarks.measure import Row, wikipedia_edges, write_edges
 from tests.builders import settings
 
 WARM, EPOCHS, WINDOWS = 70_000, 3, 2
@@ -25,10 +26,9 @@ STREAMS = {"wikipedia": (500, (3000, 10_000)), "reddit": (24_000, (30_000, 100_0
 
 
 def run() -> list[Row]:
-    synth, rows = load_synth(), []
+    rows = []
     for name, (edges, capacities) in STREAMS.items():
-        if name == "wikipedia" or synth is not None:
-            rows += hits(name, wikipedia_edges() if name == "wikipedia" else synth.make(name), WARM, edges, capacities)
+        rows += hits(name, wikipedia_edges() if name == "wikipedia" else synth.make(name), WARM, edges, capacities)
     return rows
 
 

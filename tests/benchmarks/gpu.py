@@ -1,6 +1,7 @@
 """The graph, the features and the training on a GPU, beside the CPU and the device's memory bandwidth in the same run.
 
-`python -m tests.benchmarks gpu`; nothing where there is no GPU. tests/gpu runs the same functions, small, on a CPU.
+`python -m tests.benchmarks gpu`, or one part of it, as `gpu-window`: each is a table of its own, so that a session of minutes may
+run one; nothing where there is no GPU. tests/gpu runs the same functions, small, on a CPU.
 """
 
 import copy
@@ -15,10 +16,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from streamd.gpu import fix_torch
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
 from streamd.graph import BlockGraph, Draw, neighborhood
 from streamd.graph.hops import Roots, distinct_nodes
+from streamd.graph.live import CATCH_UP_EDGES
 from streamd.graph.strategies import STRATEGIES
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -27,7 +30,8 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
-from tests.benchmarks.measure import Row, load_synth, write_edges
+from tests.benchmarks import synth
+from tests.benchmarks.measure import Row, write_edges
 from tests.builders import settings
 from tests.readings import reading
 
@@ -35,26 +39,51 @@ DAY_EDGES, EPOCHS, FEATURES, LARGE_EDGES, LARGE_NODES = 96_000, 3, 172, 200_000_
 Make = Callable[[str], DeviceGraph]
 
 
-def run() -> list[Row]:
-    if not torch.cuda.is_available():
-        return []
+def presets() -> list[Row]:
+    """Inserting a day's events at a time, and sampling."""
+    rows = [Row("memory bandwidth, copy", bandwidth("cuda"), "GB/s")]
+    for preset in synth.PRESETS:
+        g = synth.make(preset)
+        rows += sampling(preset, on_gpu(), g["src"], g["dst"], rows[0].ours, "cuda")
+    return rows
+
+
+def large() -> list[Row]:
+    """The same on more events than a preset has, inserted as after a restart."""
+    rng = np.random.default_rng(0)
+    src, dst = ((rng.random(LARGE_EDGES) ** 3 * LARGE_NODES).astype(np.int64) for _ in range(2))
+    rows = [Row("memory bandwidth, copy", bandwidth("cuda"), "GB/s")]
+    return rows + sampling("200 M edges", on_gpu(), src, dst, rows[0].ours, "cuda", slice_edges=CATCH_UP_EDGES)
+
+
+def window() -> list[Row]:
+    return turnaround(synth.make("gdelt"), "cuda")
+
+
+def features() -> list[Row]:
+    return fetching("cuda")
+
+
+def part(measure: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
+    """A part of the benchmark: torch is set up as in the trainer, whose deterministic mode has kernels of its own."""
+
+    def run() -> list[Row]:
+        if not torch.cuda.is_available():
+            return []
+        fix_torch(Settings().training.threads)
+        return measure()
+
+    return run
+
+
+PARTS = {f"gpu-{measure.__name__}": part(measure) for measure in (presets, window, features, large)}
+
+
+def on_gpu() -> Make:
     from streamd.gpu.launch import CudaLauncher, PageLock
 
     launch, pages = CudaLauncher(), PageLock()
-
-    def make(placement: str) -> DeviceGraph:
-        return DeviceGraph(BlockGraph(), launch, pages, "cuda", placement)
-
-    rows = [Row("memory bandwidth, copy", bandwidth("cuda"), "GB/s")]
-    synth = load_synth()
-    for preset in ("reddit", "gdelt", "netflix") if synth is not None else ():
-        g = synth.make(preset)
-        rows += sampling(preset, make, g["src"].astype(np.int64), g["dst"].astype(np.int64), rows[0].ours, "cuda")
-        if preset == "gdelt":
-            rows += turnaround(g, "cuda")
-    rng = np.random.default_rng(0)
-    src, dst = ((rng.random(LARGE_EDGES) ** 3 * LARGE_NODES).astype(np.int64) for _ in range(2))
-    return rows + sampling("200 M edges", make, src, dst, rows[0].ours, "cuda") + fetching("cuda")
+    return lambda placement: DeviceGraph(BlockGraph(), launch, pages, "cuda", placement)
 
 
 def seconds_of(work: Callable[[], object], device: str, rounds: int = 5) -> float:

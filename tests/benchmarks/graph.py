@@ -13,7 +13,8 @@ from streamd.graph import BlockGraph, PairFacts, TemporalSampler
 from streamd.graph.facts_reference import ReferenceFacts
 from streamd.segments.columns import EdgeColumns
 from streamd.settings import ModelSettings
-from tests.benchmarks.measure import Row, best_seconds, load_synth
+from tests.benchmarks import synth
+from tests.benchmarks.measure import Row, best_seconds
 from tests.builders import stream
 
 HALF_LIVES = ModelSettings().half_lives_seconds
@@ -30,9 +31,6 @@ TAUS = (1, 16, 32, 64, 128, 256)
 
 
 def run() -> list[Row]:
-    synth = load_synth()
-    if synth is None:
-        return []
     rows = []
     for preset in ("reddit", "gdelt", "netflix"):
         g = synth.make(preset)

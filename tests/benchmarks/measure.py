@@ -1,6 +1,5 @@
 """Rows of the benchmark table, and the logs they run on."""
 
-import importlib.util
 import json
 import os
 import time
@@ -37,17 +36,6 @@ def best_seconds(work: Callable[[], object], rounds: int = 3) -> float:
         work()
         seconds.append(time.perf_counter() - begun)
     return min(seconds)
-
-
-def load_synth():
-    """The generator of synthetic streams, None where the peers' folder is absent."""
-    path = SHARED / "synth.py"
-    if not path.exists():
-        return None
-    spec = importlib.util.spec_from_file_location("synth", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write_edges(path: Path, keys: list, src, dst, time_E, msg, watermark: int) -> Schema:

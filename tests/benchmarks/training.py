@@ -19,7 +19,8 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
-from tests.benchmarks.measure import SHARED, Row, best_seconds, load_synth, write_edges
+from tests.benchmarks import synth
+from tests.benchmarks.measure import SHARED, Row, best_seconds, write_edges
 from tests.builders import settings
 
 WARM, BATCHES, BATCH, FEATURES, THREADS, ROUNDS = 100_000, 40, 600, 172, 2, 3
@@ -28,9 +29,6 @@ WINDOWS, WINDOW_EDGES = 100, 500
 
 
 def run() -> list[Row]:
-    synth = load_synth()
-    if synth is None:
-        return []
     g = synth.make("reddit")
     middle = len(g["src"]) // 2
     span = slice(middle - WARM, middle + max(EDGES, WINDOWS * WINDOW_EDGES))

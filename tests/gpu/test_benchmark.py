@@ -1,10 +1,13 @@
 """The GPU's benchmark, small and on a CPU: a session with a GPU should spend its minutes measuring, not mending this."""
 
+import zlib
+
 import numpy as np
 
 from streamd.gpu.blocks import DeviceGraph
 from streamd.graph import BlockGraph
-from tests.benchmarks import cache, gpu
+from tests.benchmarks import cache, gpu, synth
+from tests.benchmarks.__main__ import named
 from tests.builders import stream
 from tests.gpu import host
 
@@ -31,3 +34,16 @@ def test_a_cache_of_all_rows_holds_all_in_an_epoch_and_a_small_one_does_not():
     assert len(rows) == 12 and all(0 <= r.ours <= 100 for r in rows)
     last = [r.ours for r in rows if "epoch" in r.what]
     assert last[3:] == [100, 100, 100] and max(last[:3]) < 90
+
+
+def test_a_preset_is_the_stream_that_published_figures_are_of():
+    known = {"reddit": (1916195109, 946912120), "gdelt": (3671688646, 903691287), "netflix": (854266157, 1616735917)}
+    for preset, checksums in known.items():
+        g = synth.make(preset, 0.002)
+        assert (zlib.crc32(g["src"].tobytes()), zlib.crc32(g["dst"].tobytes())) == checksums
+        assert (np.diff(g["t"]) >= 0).all() and max(g["src"].max(), g["dst"].max()) < g["num_nodes"]
+
+
+def test_a_benchmark_is_run_by_its_name_and_its_parts_by_theirs():
+    assert named(["gpu"]) == ["gpu-presets", "gpu-window", "gpu-features", "gpu-large"] == list(gpu.PARTS)
+    assert named(["gpu-window", "cache"]) == ["cache", "gpu-window"] and named([])[:2] == ["files", "graph"]

@@ -9,7 +9,9 @@ from hypothesis.stateful import rule
 
 from streamd.errors import DeviceMemoryError
 from streamd.gpu import blocks, free_device_memory
+from streamd.gpu import pages as page_locks
 from streamd.gpu.blocks import DeviceGraph
+from streamd.gpu.mirror import Mirror
 from streamd.graph import BlockGraph, Draw
 from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
 from streamd.telemetry import metrics
@@ -155,6 +157,28 @@ def test_an_insert_sends_what_it_changed_and_not_the_graph(device):
     assert reading(metrics.gpu_transfer_bytes.labels("up")) - sent < 100 * 2 * 100 < gpu.device_bytes / 40
 
 
+def test_a_delete_sends_what_it_hid_and_not_all_that_was_ever_hidden(device):
+    _, gpu = twins(device)
+    plain, (src, dst, _) = BlockGraph(), stream(50_000, 300, 200)
+    for graph in (plain, gpu):
+        graph.insert(src, dst)
+        graph.hide(src[:30_000], dst[:30_000], np.arange(30_000))
+
+    def sent(work):
+        before = reading(metrics.gpu_transfer_bytes.labels("up"))
+        work(gpu)
+        work(plain)
+        same(recent(plain, np.arange(500), 50_000, 30), recent(gpu, np.arange(500), 50_000, 30))
+        return reading(metrics.gpu_transfer_bytes.labels("up")) - before
+
+    asked = sent(lambda graph: None)
+    hides = [sent(lambda graph, e=e: graph.hide(src[e:e + 1], dst[e:e + 1], np.array([e]))) for e in range(30_000, 30_009)]
+    assert max(hides) - asked < 100, "two entries and their nodes' flags"
+    node = int(src[-1])
+    num_events = int(((src == node) | (dst == node)).sum())
+    assert sent(lambda graph: graph.hide_nodes(np.array([node]))) - asked < 100 * num_events < gpu.device_bytes / 10
+
+
 def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, capsys):
     graph = on_device(device, budget_bytes=300_000)
     plain, (src, dst, _), sizes = BlockGraph(), stream(30_000, 300, 200), set()
@@ -170,6 +194,36 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
     graph.place("resident")
     assert graph.placement == "hybrid", "nor does asking for it make it fit"
     same(recent(plain, np.arange(500), 30_000, 10), recent(graph, np.arange(500), 30_000, 10))
+
+
+@pytest.mark.parametrize("budget", [100_000, 2_000_000, 5_000_000])
+def test_while_it_grows_too_a_graph_keeps_to_its_budget(budget, monkeypatch):
+    graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu", "resident", budget)
+    plain, (src, dst, _), grown, peaks = BlockGraph(), stream(60_000, 300, 200), graph.grown, []
+
+    def noted(mirror, name, rows):
+        peaks.append((name, graph.device_bytes + rows * 8 * (4 if name == "nodes" else 1)))
+        return grown(mirror, name, rows)
+
+    monkeypatch.setattr(graph, "grown", noted)
+    for at in range(0, 60_000, 1000):
+        for g in (graph, plain):
+            g.insert(src[at:at + 1000], dst[at:at + 1000])
+        same(recent(plain, np.arange(500), 60_000, 10), recent(graph, np.arange(500), 60_000, 10))
+        assert graph.device_bytes <= budget or graph.placement == "hybrid"
+    assert max(bytes_ for name, bytes_ in peaks if name == "entries") <= budget
+    assert graph.placement == ("hybrid" if budget < 10**6 else "resident")
+    if budget == 2_000_000:
+        assert graph.device_bytes > budget / 2, "it has more than half, since old and new entries need not be there together"
+
+
+def test_no_array_grows_beyond_what_the_host_may_hold(monkeypatch):
+    graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
+    most = {"nodes": 1500, "hidden": 1500, "entries": 1500, "blocks": 6000}
+    monkeypatch.setattr(Mirror, "most_rows", lambda mirror, name: most[name])
+    graph.insert(np.arange(1200), np.arange(1200))
+    graph.insert(np.arange(1200, 1400), np.arange(1200, 1400))
+    assert graph.device_bytes == 1500 * (4 * 8 + 8 + 1) + 6000 * 8
 
 
 def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_to_do(monkeypatch):
@@ -190,6 +244,75 @@ def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_
         graph.insert(src + 5000, dst + 5000)
 
 
+@pytest.mark.parametrize("said", ["CUDA out of memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"])
+def test_a_lack_of_memory_is_known_whoever_says_it(monkeypatch, said):
+    launches = []
+
+    def launch(name, threads, args):
+        if launches:
+            raise RuntimeError(launches[-1])
+        host.launch(name, threads, args)
+
+    graph = DeviceGraph(BlockGraph(), launch, host.Pages(), "cpu")
+    src, dst, _ = stream(3000)
+    to_device, sent = graph.to_device, []
+
+    def short(array):
+        sent.append(array)
+        if len(sent) == 2:
+            raise RuntimeError(said)
+        return to_device(array)
+
+    # There is no page-locked memory to send entries from: they move to the host, all else is sent.
+    monkeypatch.setattr(graph, "to_device", short)
+    graph.insert(src, dst)
+    assert graph.placement == "hybrid" and recent(graph, np.array([3]), 3000, 5).mask.all()
+    launches.append(said)
+    with pytest.raises(DeviceMemoryError, match=r"no memory for the graph.*set device: cpu"):
+        recent(graph, np.array([3]), 3000, 5)
+    launches.append("an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal"):
+        recent(graph, np.array([3]), 3000, 5)
+
+
+def test_entries_stay_where_they_are_when_the_host_locks_no_more_pages():
+    graph, plain = DeviceGraph(BlockGraph(directions=("out", "in")), host.launch, pages := FewPages(1), "cpu"), BlockGraph(directions=("out", "in"))
+    src, dst, _ = stream(3000)
+    for g in (graph, plain):
+        g.insert(src, dst)
+    taken = graph.entry_bytes
+    with pytest.raises(DeviceMemoryError, match=r"no more pages"):
+        graph.place("hybrid")
+    assert graph.placement == "resident" and graph.entry_bytes == taken and not pages.locked
+    assert reading(metrics.gpu_placement.labels("hybrid")) == 0
+    same(recent(plain, np.arange(80), 3000, 5, direction="in"), recent(graph, np.arange(80), 3000, 5, direction="in"))
+    pages.most = 2
+    graph.place("hybrid")
+    assert len(pages.locked) == 2 and not graph.entry_bytes
+    same(recent(plain, np.arange(80), 3000, 5, direction="in"), recent(graph, np.arange(80), 3000, 5, direction="in"))
+
+
+def test_a_graph_that_does_not_fit_the_device_again_has_the_pages_of_all_its_directions_locked():
+    graph = DeviceGraph(BlockGraph(directions=("out", "in")), host.launch, pages := host.Pages(), "cpu", "hybrid", budget_bytes=300_000)
+    src, dst, _ = stream(30_000, 300, 200)
+    graph.insert(src, dst)
+    graph.place("resident")
+    assert graph.placement == "hybrid" and len(pages.locked) == 2
+
+
+class FewPages(host.Pages):
+    """A system that locks so many pieces at most."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def lock(self, address, size):
+        if len(self.locked) == self.most:
+            raise DeviceMemoryError("no more pages")
+        super().lock(address, size)
+
+
 def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
     graph.insert(*stream(3000)[:2])
@@ -201,7 +324,7 @@ def test_room_for_learning_is_made_once_by_moving_the_entries(capsys):
 
 
 def test_pages_are_locked_as_they_come_into_use_and_unlocked_when_entries_move(monkeypatch):
-    monkeypatch.setattr(blocks, "LOCK_BYTES", 4096)
+    monkeypatch.setattr(page_locks, "LOCK_BYTES", 4096)
     pages = host.Pages()
     plain = BlockGraph()
     graph = DeviceGraph(plain, host.launch, pages, "cpu", "hybrid")
@@ -215,6 +338,22 @@ def test_pages_are_locked_as_they_come_into_use_and_unlocked_when_entries_move(m
     assert graph.num_bytes == size, "what is page-locked stays"
     graph.place("resident")
     assert not pages.locked and recent(graph, np.array([3]), 3000, 5).mask.all()
+
+
+def test_page_locks_end_with_the_graph_so_that_the_next_may_lie_where_it_lay(device):
+    name, launch, pages = device
+    src, dst, _ = stream(3000)
+    plain = BlockGraph()
+    plain.insert(src, dst)
+    for _ in range(3):
+        graph = DeviceGraph(BlockGraph(), launch, pages, name, "hybrid")
+        graph.insert(src, dst)
+        same(recent(plain, np.arange(50), 3000, 5), recent(graph, np.arange(50), 3000, 5))
+        if name == "cpu":
+            assert len(pages.locked) == 1
+        del graph
+    if name == "cpu":
+        assert not pages.locked, "no collector of garbage had to run"
 
 
 def test_more_neighbours_than_a_thread_can_remember_are_refused(device):

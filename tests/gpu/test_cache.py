@@ -73,6 +73,22 @@ def test_an_update_replaces_at_most_a_share_of_the_cache(on):
     assert len(left & set(range(100))) == 80 and left & set(range(20)) == set()
 
 
+def test_memory_does_not_grow_with_the_ids(on):
+    cache, log = FeatureCache(50, 2, "lru", on), Log()
+
+    def taken():
+        return sum(t.untyped_storage().nbytes() for t in vars(cache).values() if isinstance(t, torch.Tensor))
+
+    before = taken()
+    for first in (0, 10**9, 2**62):
+        ids = torch.arange(first, first + 60, device=on)
+        assert log.fetch(cache, ids.flip(0))[:, 0].tolist() == ids.flip(0).float().tolist()
+    assert taken() == before < 10_000
+    log.asked.clear()
+    log.fetch(cache, cache.ids)
+    assert not log.asked, "ids of all sizes are found again"
+
+
 def test_hits_and_misses_are_counted_and_nothing_asked_is_nothing_answered(on):
     cache, log = FeatureCache(10, 2, "lfu", on), Log()
     counts = [reading(metrics.gpu_cache_rows.labels(r)) for r in ("hit", "miss")]

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ import torch
 from streamd.errors import DeviceError
 from streamd.gpu import choose_device, device, make_graph
 from streamd.graph import BlockGraph
+from streamd.training.checkpoint import build_facts
 from tests.builders import settings
 
 
@@ -43,6 +45,27 @@ def test_cuda_without_a_gpu_or_without_cupy_says_what_is_missing(monkeypatch):
 def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
     gpu(monkeypatch, cupy=True)
     assert choose_device("cuda") == "cuda" and "gpu_unproven" in capsys.readouterr().out
+
+
+def test_roles_compute_the_same_bits_again_and_do_not_fill_what_they_are_about_to_write():
+    code = ("import torch; from streamd.gpu import fix_torch; fix_torch(1); print(torch.are_deterministic_algorithms_enabled(), "
+            "torch.utils.deterministic.fill_uninitialized_memory, __import__('os').environ['CUBLAS_WORKSPACE_CONFIG'])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True False :4096:8\n"
+
+
+def test_what_bits_depend_on_names_the_gpu_and_says_nothing_new_of_a_cpu(monkeypatch):
+    def on(name, multiprocessors):
+        made = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: made)
+        runtime = SimpleNamespace(driverGetVersion=lambda: 13000)
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
+        return build_facts("cuda")
+
+    plain = build_facts("cpu")
+    assert plain == {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    assert on("H100", 132) == {**plain, "gpu": "H100", "multiprocessors": 132, "cuda": str(torch.version.cuda), "driver": 13000}
+    assert on("H100", 132) != on("H100", 66) != on("H200", 132), "a slice of a GPU is another one"
 
 
 def test_the_cpu_has_the_plain_graph(tmp_path):

@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 from typing import get_args
 
@@ -248,6 +249,24 @@ def test_mixed_precision_gives_nearly_the_same_embeddings_and_finite_gradients(l
         mixed.float().square().sum().backward()
     assert 0 < (plain - mixed).abs().max() < 0.1 * plain.abs().max()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_padding_names_changes_no_embedding_and_no_gradient(live, name):
+    model, roots = model_of(name), np.array([0, 3, 21, 25, 99])
+    around = sample_neighborhood(live.graph, live.log.columns, live.features, roots, 300, int(live.log.time_of(np.array([299]))[0]), model.plan)
+    inputs = link_inputs(np.arange(1), np.zeros((1, 2, NUM_FACTS), np.float32), np.zeros(1, np.int64), np.array([[1, 2]]), around)
+    spread = dataclasses.replace(inputs, hops=tuple(hop.padding_spread(len(inputs.node_M)) for hop in inputs.hops))
+    assert any((a.neighbor_UK != b.neighbor_UK).any() for a, b in zip(inputs.hops, spread.hops, strict=True))
+    said = []
+    for each in (inputs, spread):
+        state = torch.ones(len(each.node_M), 8 if model.has_memory else 0).cumsum(0).requires_grad_()
+        model.zero_grad()
+        out = model.embed(each, state)
+        out.square().sum().backward()
+        said.append([out.detach(), *([state.grad] if model.has_memory else []), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for a, b in zip(*said, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("values", [{}, {"id_rows": 0, "pair_facts": False}])

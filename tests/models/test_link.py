@@ -44,3 +44,13 @@ def test_weights_of_another_width_are_refused():
     weights["pair.0.weight"] = weights["pair.0.weight"][:, :-5]
     with pytest.raises(VersionError, match=r"pair\.0\.weight"):
         model.restore(weights)
+
+
+def test_logits_are_not_rounded_to_eight_bits_where_products_are_in_bfloat16():
+    model = build_model(ModelSettings(name="pair"), Schema(0, 0, 0), 0)
+    facts = torch.randn(2000, 1, NUM_FACTS, generator=torch.Generator().manual_seed(0)) * 1e-3
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.pair_logits(facts)
+    assert mixed.dtype == torch.float32
+    assert len(mixed.unique()) > 5 * len(mixed.bfloat16().unique()), "candidates nearly alike still rank"
+    torch.testing.assert_close(mixed, model.pair_logits(facts), rtol=0.02, atol=0.02)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
@@ -215,3 +216,24 @@ def test_a_memory_stored_before_a_delete_takes_it_in_when_it_goes_on(model, plac
         assert not memory.tensors()["state"][0].any()
     for name, tensor in always.tensors().items():
         torch.testing.assert_close(later.tensors()[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_states_without_a_message_take_no_gradient_and_do_not_pile_up_on_one_row(model):
+    _, net = model
+    memory = net.new_memory()
+    rows = EdgeRows(0, np.array([4, 9, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), np.ones((3, 2), np.float32))
+    net.advance(memory, rows, NO_DELETES)
+    updated = net.updated(memory).detach().requires_grad_()
+    nodes = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 9, *range(100, 200)])
+
+    class Gathers(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op is torch.ops.aten.embedding.default:
+                most.append(int(args[1].bincount().max()))
+            return op(*args, **(kwargs or {}))
+
+    most = []
+    with Gathers():
+        memory.gather(nodes, updated).sum().backward()
+    assert updated.grad.tolist() == torch.ones_like(updated).tolist()
+    assert most == [28], "108 nodes, 104 of them without a message, on 4 rows"

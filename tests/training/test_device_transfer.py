@@ -1,3 +1,8 @@
+import contextlib
+import itertools
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +51,13 @@ def test_features_through_the_cache_are_those_that_were_recorded_and_are_sent_on
             for a, b in zip(inputs.hops, moved.hops, strict=True):
                 assert torch.equal(torch.where(a.mask_UK[..., None], a.edge_UKD, 0), b.edge_UKD.cpu())
             for name, tensor in inputs.tensors().items():
-                assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
+                if name.endswith("neighbor_UK"):
+                    hop, to = inputs.hops[int(name.split(".")[1])], moved.tensors()[name].cpu()
+                    assert torch.equal(tensor[hop.mask_UK], to[hop.mask_UK])
+                    named, count = (x.flatten().bincount(minlength=len(inputs.node_M)) for x in (tensor[hop.mask_UK], to))
+                    assert (count - named).max() <= -(-to.numel() // len(inputs.node_M))
+                else:
+                    assert name.endswith("edge_UKD") or torch.equal(tensor, moved.tensors()[name].cpu())
         asked = misses() - before
         assert asked == 0 if again else asked > 100
 
@@ -57,6 +68,48 @@ def test_steps_come_in_order_and_an_error_in_one_reaches_the_caller(on):
     assert list(transfer.ahead([], lambda x: x)) == []
     with pytest.raises(ZeroDivisionError):
         list(transfer.ahead([1, 0], lambda x: 1 // x))
+
+
+def test_steps_are_prepared_on_one_stream_in_all_epochs_each_side_waiting_for_the_other(monkeypatch):
+    done = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    main, made, current = Stream("main"), [], threading.local()
+
+    @contextlib.contextmanager
+    def on_stream(stream):
+        current.stream = stream
+        yield
+        del current.stream
+
+    def make(device):
+        made.append(Stream(f"side {len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: getattr(current, "stream", main))
+    transfer = DeviceTransfer("cuda", GpuSettings(cache_rows=0), 2)
+    for _ in range(3):
+        done.clear()
+        assert list(transfer.ahead(range(3), lambda x: (x, torch.cuda.current_stream().name))) == [(x, "side 0") for x in range(3)]
+        assert done == ["side 0 waits for main", *["main waits for side 0", "side 0 waits for main"] * 3]
+    assert len(made) == 1
+
+    # What fits stays: four steps of 60 bytes on a device of 400, of which 0.6 may be taken.
+    taken = itertools.count(60, 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(taken))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=400))
+    prepared = []
+    for epoch in transfer.epochs(2, range(5), lambda x: prepared.append(x) or x):
+        assert list(epoch) == [0, 1, 2, 3, 4]
+    assert prepared == [0, 1, 2, 3, 4, 3, 4]
 
 
 @pytest.mark.gpu

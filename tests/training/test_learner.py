@@ -1,8 +1,10 @@
+import collections
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from streamd.errors import DeviceMemoryError
 from streamd.events import Schema
@@ -82,6 +84,57 @@ def test_the_residual_starts_as_the_pair_network(tmp_path):
     logits = learner.score(chunk)
     want = learner.model.pair_logits(torch.from_numpy(chunk.scored_facts)).detach().numpy()
     np.testing.assert_allclose(logits, want, atol=1e-6)
+
+
+class Reads(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU: values read, and shapes that depend on values."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "unique_", "is_nonzero", "equal.")
+
+    def __init__(self):
+        super().__init__()
+        self.found = collections.Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = str(op).removeprefix("aten.")
+        masks = args[1] if name.startswith(("index.", "index_put", "_index_put")) else ()
+        if name.startswith(self.WAITING) or any(m is not None and m.dtype in (torch.bool, torch.uint8) for m in masks):
+            self.found[name] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
+def test_no_training_step_waits_for_the_device(tmp_path, name):
+    s, log = world(tmp_path, model__name=name, training__epochs=2)
+    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
+    prepared, step, seen = learner._prepared, learner.optimizer.step, collections.Counter()
+
+    def host_work(work):
+        def unseen(*args):
+            with _disable_current_modes():
+                return work(*args)
+
+        return unseen
+
+    # A carrier's thread prepares inputs on the host; the optimizer's counts of steps are on the host.
+    learner._prepared, learner.optimizer.step = host_work(prepared), host_work(step)
+    for window in list(windows(log))[:3]:
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        passes = learner._passes
+
+        def watched(*args, passes=passes):
+            with Reads() as reads:
+                loss = passes(*args)
+            seen.update(reads.found)
+            return loss
+
+        learner._passes = watched
+        learner.learn(window.first_edge)
+        learner._passes = passes
+        assert len(learner._edges) > 1
+    assert seen == {"_local_scalar_dense.default": 3 * 2}, "the loss of each epoch"
 
 
 def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
@@ -244,6 +297,74 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
         learned((second_epoch_of_the_last,), [False])
     with pytest.raises(DeviceMemoryError, match="out of memory"):
         learned((second_epoch_of_the_last, second_epoch_of_the_last + 1), [True])
+
+
+def learned_with_room(s, log, room):
+    """The learner, and how many steps were prepared, where so many steps of a window may stay over its three epochs."""
+    learner, recorder, calls = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), collections.Counter()
+    prepared = learner._prepared
+
+    def has_room():
+        calls["asked"] += 1
+        return calls["asked"] <= room
+
+    def counted(step):
+        calls["prepared"] += 1
+        return prepared(step)
+
+    learner.transfer.has_room, learner._prepared = has_room, counted
+    for window in windows(log):
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        calls["steps"] = len(learner._edges)
+        calls["asked"] = calls["prepared"] = 0
+        learner.learn(window.first_edge)
+    return learner, calls["steps"], calls["prepared"]
+
+
+def test_inputs_that_stay_over_epochs_are_prepared_once_and_change_no_number(tmp_path):
+    s, log = world(tmp_path, training__epochs=3, model__memory_chunk=20, stream__label_dim=0)
+    plain, steps, prepared = learned_with_room(s, log, 0)
+    assert steps > 3 and prepared % steps == 0 and prepared >= 3 * steps
+    epochs = prepared // steps
+    for room, expected in ((2, steps + (epochs - 1) * (steps - 2)), (10**9, steps)):
+        kept, _, prepared = learned_with_room(s, log, room)
+        assert prepared == expected
+        for a, b in zip(plain.model.state_dict().values(), kept.model.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_inputs_that_stay_are_the_first_to_go_where_a_gpu_lacks_memory(tmp_path, monkeypatch, capsys):
+    s, log = world(tmp_path, training__epochs=2)
+    recorder, learner, asked = Recorder(s, log), Learner(s, log, ReplayStore(None, 10, 0)), []
+    monkeypatch.setattr(learner.transfer, "_keeps", True)
+    monkeypatch.setattr(learner.transfer, "has_room", lambda: learner.transfer._keeps)
+    learner.free_device_memory = lambda: asked.append("graph") or len(asked) == 1
+    forward, failures = learner.model.forward, [True, True]
+
+    def short(*args):
+        if learner.model.training and failures:
+            asked.append("kept" if learner.transfer._keeps else "sent")
+            failures.pop()
+            raise RuntimeError("CUDA error: out of memory")
+        return forward(*args)
+
+    monkeypatch.setattr(learner.model, "forward", short)
+    window = next(windows(log))
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    with pytest.raises(DeviceMemoryError, match="learning a window"):
+        learner.learn(window.first_edge)
+    assert asked == ["kept", "sent", "graph"] and "gpu_inputs_sent_each_epoch" in capsys.readouterr().out
+    assert learner.learn(window.first_edge).finite
+
+    def never(*args):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(learner.model, "forward", never)
+    with pytest.raises(DeviceMemoryError, match="measuring forgetting"):
+        learner.recall()
 
 
 def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):

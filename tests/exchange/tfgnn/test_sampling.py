@@ -3,6 +3,9 @@
 import itertools
 import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +70,14 @@ def test_samples_are_those_of_the_plain_reference(tmp_path, seed, is_timed, aggr
     got = run(world, tmp_path / "out" / "s.tfrecord@3", seeds=world.seeds(rows, is_timed), aggregation=aggregation, seed=seed)
     assert len(got) == len(rows)
     counted = {}
-    for id, time in sorted(rows, key=lambda row: (row[0], row[1] if is_timed else 0)):
+    for id, until in sorted(rows, key=lambda row: (row[0], row[1] if is_timed else 0)):
         nth = counted[id] = counted.get(id, -1) + 1
-        want = plain_sampler.sample(world.nodes, world.edges, world.sets, "paper", world.ops, id, nth=nth, until=time if is_timed else None,
+        want = plain_sampler.sample(world.nodes, world.edges, world.sets, "paper", world.ops, id, nth=nth, until=until if is_timed else None,
                                     seed=seed, aggregation=aggregation)
         graph = got[id + (b":%d" % nth if nth else b""), id]
         same(graph, world, want)
         if is_timed:
-            assert graph.context["seed_time"].tolist() == [time]
+            assert graph.context["seed_time"].tolist() == [until]
 
 
 def test_rows_in_other_orders_and_shards_give_the_same_bytes(tmp_path):
@@ -239,3 +242,87 @@ def test_the_schema_is_not_overwritten(tmp_path):
     (world.path / "graph.pbtxt").rename(world.path / "schema.pbtxt")
     with pytest.raises(TFGNNError, match="would be written over"):
         plan_run(world.path, world.path / "spec" / "spec.pbtxt", world.path / "s.tfrecord")
+
+
+def test_an_empty_table_and_a_spec_without_operations_are_sampled(tmp_path):
+    world = World(tmp_path / "in", 1)
+    for name in ("has.csv", "writes.csv"):
+        path = world.path / name
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    got = run(world, tmp_path / "a" / "s.tfrecord", seeds=world.seeds([(b"p0", 5)], True))
+    assert got[b"p0", b"p0"].node_sets["topic"].num == got[b"p0", b"p0"].edge_sets["written"].sizes_C[0] == 0
+    world.ops = []
+    world.write()
+    for aggregation in ("edge", "node"):
+        got = run(world, tmp_path / aggregation / "s.tfrecord", aggregation=aggregation)
+        assert {g.node_sets["paper"].num for g in got.values()} == {1} and len(got) == len(world.nodes["paper"])
+    assert run(world, tmp_path / "none" / "s.tfrecord@2", seeds=world.seeds([], False)) == {}
+
+
+def rewrite(world, change):
+    graph = world.path / "graph.pbtxt"
+    graph.write_text(change(graph.read_text()))
+
+
+def test_sets_that_cannot_be_read_are_refused_by_name(tmp_path):
+    world = World(tmp_path / "in", 1)
+    whole = (world.path / "graph.pbtxt").read_text()
+    rewrite(world, lambda text: text.replace('filename: "has.csv"', 'bigquery { sql: "SELECT 1" }'))
+    refused(world, tmp_path, "'has' lies in BigQuery")
+    (world.path / "graph.pbtxt").write_text(whole.replace('filename: "has.csv"', ""))
+    refused(world, tmp_path, "'has' has no table")
+    (world.path / "graph.pbtxt").write_text(whole.replace('filename: "paper.tfrecord"', ""))
+    refused(world, tmp_path, "'paper' has no table to take all seeds of")
+    refused(world, tmp_path, "Node set 'paper' has the feature 'words' and no table", seeds=world.seeds([(b"p0", 0)], False))
+    (world.path / "graph.pbtxt").write_text(whole.replace("has.csv", "hass.csv"))
+    refused(world, tmp_path, "hass.csv is not a file")
+
+
+def test_seeds_that_are_links_are_refused_by_name(tmp_path):
+    world = World(tmp_path / "in", 1)
+    rewrite(world, lambda text: text + """node_sets { key: "_readout" value {} }
+        edge_sets { key: "_readout/source" value { source: "_readout" target: "paper" } }
+        edge_sets { key: "_readout/target" value { source: "_readout" target: "paper" } }""")
+    (world.path / "spec" / "spec.pbtxt").write_text('symmetric_link_seed_op { op_name: "links" }')
+    refused(world, tmp_path, "'links' is a symmetric_link_seed_op, which is not run")
+
+
+def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):
+    """Its schema lacks the set `written` that its spec names."""
+    spec = (
+        'seed_op { op_name: "seed" node_set_name: "paper" }'
+        'sampling_ops { op_name: "seed->paper" input_op_names: "seed" edge_set_name: "cites" sample_size: 32 strategy: RANDOM_UNIFORM }'
+        'sampling_ops { op_name: "paper->author" input_op_names: [ "seed", "seed->paper" ] edge_set_name: "written" sample_size: 8'
+        '  strategy: RANDOM_UNIFORM }'
+        'sampling_ops { op_name: "author->paper" input_op_names: "paper->author" edge_set_name: "writes" sample_size: 16'
+        '  strategy: RANDOM_UNIFORM }'
+        'sampling_ops { op_name: "author->institution" input_op_names: "paper->author" edge_set_name: "affiliated_with" sample_size: 16'
+        '  strategy: RANDOM_UNIFORM }')
+    (tmp_path / "spec.pbtxt").write_text(spec)
+    sample_tables(plan_run(GOLDEN / "unigraph_csv", tmp_path / "spec.pbtxt", tmp_path / "out" / "s.tfrecord"))
+    graphs = list(Codec(read_schema(tmp_path / "out" / "schema.pbtxt")).read(tmp_path / "out" / "s.tfrecord"))
+    assert len(graphs) == 10 and any(g.node_sets["institution"].num for g in graphs)
+    text = (GOLDEN / "unigraph_csv" / "graph.pbtxt").read_text()
+    i, j = text.index('edge_sets { key: "written"'), text.index('edge_sets { key: "affiliated_with"')
+    (tmp_path / "graph.pbtxt").write_text(text[:i] + text[j:])
+    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema"):
+        plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord")
+
+
+def test_a_killed_run_goes_on_to_the_same_files(tmp_path):
+    world = World(tmp_path / "in", 1, num=700, num_edges=900)
+    whole, out = tmp_path / "whole" / "s.tfrecord@60", tmp_path / "out" / "s.tfrecord@60"
+    sample_tables(plan_run(world.path, world.path / "spec" / "spec.pbtxt", whole))
+    command = [sys.executable, "-m", "streamd", "tfgnn", "sample", "--graph_schema", world.path, "--sampling_spec",
+               world.path / "spec" / "spec.pbtxt", "--output_samples", out]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(out.parent.glob("s.*")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    there = {path: path.stat().st_mtime_ns for path in out.parent.glob("s.*")}
+    assert 0 < len(there) < 60
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    assert all(path.stat().st_mtime_ns == at for path, at in there.items())
+    assert {p.name: p.read_bytes() for p in whole.parent.iterdir()} == {p.name: p.read_bytes() for p in out.parent.iterdir()}

@@ -1,0 +1,83 @@
+"""A block store's arrays as the GPU has them, and what of them was sent."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from streamd.events import Int64
+from streamd.gpu.changes import changed
+from streamd.gpu.pages import LockedArray, Pages
+from streamd.graph.blocks import BlockStore
+from streamd.graph.kernels import DEGREE, DIRECTORY
+
+Placement = Literal["resident", "hybrid"]
+
+
+class Mirror:
+    """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
+
+    arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
+    `streamd.graph.kernels.BlockArrays`; no entries while they are page-locked on the host.
+    """
+
+    def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:
+        self.store = store
+        self._locked = LockedArray(store.arrays.entries, pages)
+        self.arrays = {
+            "nodes": torch.zeros(0, 4, dtype=torch.int64, device=device),
+            "blocks": torch.zeros(0, dtype=torch.int64, device=device),
+            "entries": torch.zeros(0, dtype=torch.int64, device=device),
+            "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
+        }
+        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
+        self._sent = np.zeros(0, np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.arrays.values())
+
+    def most_rows(self, name: str) -> int:
+        """Rows of an array that the host has address space for."""
+        return len(getattr(self.store.arrays, name)) // self.arrays[name].shape[1:].numel()
+
+    def entries_address(self, placement: Placement) -> int:
+        """Where the device reads entries."""
+        if placement == "resident":
+            return self.arrays["entries"].data_ptr()
+        return int(self.store.arrays.entries.ctypes.data)
+
+    def changes(self, touched: Int64) -> tuple[Int64, Int64]:
+        """Places of directory slots and entries of some nodes that were not sent."""
+        missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
+        if len(self._sent) < 4 * self.store.num_nodes:
+            self._sent = np.pad(self._sent, (0, missing))
+        return changed(self.store.arrays, self._sent, touched)
+
+    def note_sent(self, nodes: Int64, rows: Int64) -> None:
+        """Remember the rows of the node table that were sent."""
+        self._sent.reshape(-1, 4)[nodes] = rows
+
+    def forget_sent(self, nodes: Int64) -> None:
+        """Have all of some nodes sent again: entries and directory."""
+        # No entries, and a directory that lies elsewhere: all of them count as new.
+        known = nodes[4 * nodes < len(self._sent)]
+        self._sent[4 * known + DEGREE] = 0
+        self._sent[4 * known + DIRECTORY] = -1
+
+    def nodes_with_hidden(self) -> Int64:
+        """Nodes that a delete hid something of; deletes are rare."""
+        return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
+
+    def drop_entries(self) -> None:
+        """Free the entries on the device."""
+        # A copy, since a view of no rows would keep the memory of all.
+        self.arrays["entries"] = self.arrays["entries"][:0].clone()
+
+    def lock_pages(self) -> None:
+        """Page-lock the entries in use. Raises: as `Pages.lock`."""
+        self._locked.lock(8 * int(self.store.arrays.used[0]))
+
+    def unlock_pages(self) -> None:
+        """Unlock all entries."""
+        self._locked.unlock()
