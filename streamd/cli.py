@@ -31,6 +31,7 @@ from streamd.cli_options import (
     settings_of,
 )
 from streamd.cli_sources import sources_app
+from streamd.cli_tfgnn import tfgnn_app
 from streamd.cli_tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings import effective, load_settings
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(tguf_app, name="tguf")
+app.add_typer(tfgnn_app, name="tfgnn")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")

@@ -16,20 +16,21 @@ from tests.benchmarks import (
     ingest,
     ingest_sets,
     labels,
+    sampling,
     serving,
     tfgnn,
     tgb,
     training,
 )
 
-ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run, "serving": serving.run, "cache": cache.run,
-       "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run, **gpu.PARTS}
+ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
+       "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
+       "sampling": sampling.run, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:
     """The benchmarks that words name, "gpu" all its parts; all where they name none."""
     return [name for name in ALL if {name, name.split("-")[0]} & set(words)] or list(ALL)
-
 
 if __name__ == "__main__":
     console = Console(width=150)

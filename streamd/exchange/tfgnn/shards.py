@@ -7,7 +7,8 @@ from streamd.errors import TFGNNError
 
 MAX_SHARDS = 99_999
 """A shard's number has five digits."""
-_SHARDED = re.compile(r"(?P<base>.+)@(?P<count>[0-9]+)")
+_SHARDED = re.compile(r"(?P<base>.+)@(?P<count>[0-9]+)(?P<end>(\.[A-Za-z][A-Za-z0-9]*)*)")
+"""The ending of a file may come behind the number too: base@N.tfrecord."""
 _TFRECORD = re.compile(r"[_.-]tfrecords?|\btfr\b")
 _CSV = re.compile(r"[_.-]csv\b")
 
@@ -28,7 +29,8 @@ def table_format(path: Path) -> str:
 
 
 def shard_count(path: Path) -> int | None:
-    """N of base@N, None for a file that is not sharded. Raises: TFGNNError for N out of range."""
+    """N of base@N or base@N.end, None for a file that is not sharded. Raises: TFGNNError for N out
+    of range."""
     found = _SHARDED.fullmatch(path.name)
     if found is None:
         return None
@@ -43,8 +45,10 @@ def shard_paths(path: Path) -> list[Path]:
     count = shard_count(path)
     if count is None:
         return [path]
-    base = path.name.rpartition("@")[0]
-    return [path.with_name(f"{base}-{i:05d}-of-{count:05d}") for i in range(count)]
+    found = _SHARDED.fullmatch(path.name)
+    assert found is not None
+    base, end = found["base"], found["end"]
+    return [path.with_name(f"{base}-{i:05d}-of-{count:05d}{end}") for i in range(count)]
 
 
 def is_compressed(path: Path) -> bool:

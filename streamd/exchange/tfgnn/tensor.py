@@ -125,3 +125,58 @@ class GraphTensor:
                 for name, e in self.edge_sets.items()
             },
         )
+
+
+def by_row(value: Value) -> Callable[[int], Array]:
+    """A function that gives the flat values of a row, whose first dim alone may be ragged."""
+    if not isinstance(value, Ragged):
+        array = np.asarray(value)
+        return lambda r: array[r : r + 1].reshape(-1)
+    starts = np.concatenate([[0], np.cumsum(value.row_lengths[0])]).tolist()
+    values = np.asarray(value.values)
+    return lambda r: values[starts[r] : starts[r + 1]].reshape(-1)
+
+
+def take(features: Values, rows: Array) -> dict[str, Value]:
+    """Some rows of features, of which a ragged one has one ragged dim, the first. rows: int64."""
+    return {name: _take(value, rows) for name, value in features.items()}
+
+
+def _take(value: Value, rows: Array) -> Value:
+    if not isinstance(value, Ragged):
+        return value[rows]
+    lengths = value.row_lengths[0]
+    start = np.concatenate([[0], np.cumsum(lengths)])[rows]
+    taken = lengths[rows]
+    # Each place of a row counts on from the row's start.
+    within = np.arange(int(taken.sum())) - np.repeat(np.cumsum(taken) - taken, taken)
+    return Ragged(value.shape, value.values[np.repeat(start, taken) + within], (taken,))
+
+
+def join(parts: Sequence[Values]) -> dict[str, Value]:
+    """The features of several blocks of rows, one behind the other."""
+    if not parts:
+        return {}
+    return {name: _join([part[name] for part in parts]) for name in parts[0]}
+
+
+def _join(values: list[Value]) -> Value:
+    first = values[0]
+    if not isinstance(first, Ragged):
+        return np.concatenate([np.asarray(value) for value in values])
+    return Ragged(
+        first.shape,
+        np.concatenate([value.values for value in values]),
+        (np.concatenate([value.row_lengths[0] for value in values]),),
+    )
+
+
+def no_rows(features: Mapping[str, Feature]) -> dict[str, Value]:
+    """Features of no items, of which a ragged one has one ragged dim, the first."""
+    found: dict[str, Value] = {}
+    for name, feature in features.items():
+        shape = [size or 0 for size in feature.shape]
+        values = np.empty((0, *shape[len(feature.ragged_dims) :]), feature.dtype.numpy)
+        lengths = np.empty(0, np.int64)
+        found[name] = Ragged(feature.shape, values, (lengths,)) if feature.ragged_dims else values
+    return found

@@ -30,6 +30,8 @@ MAX_LINE = 1 << 24
 """Most characters of a line of CSV: without an end of line a whole file would be one."""
 WEIGHT = "#weight"
 """A column of edges that the guide names; also read under `weight`. Floats, declared or not."""
+TIME = "#time"
+"""A column of edges and seeds; also read under `time`. Integers of one unit in all tables."""
 IDS = {"id": "#id", "source": "#source", "target": "#target"}
 """Columns that CSV may name without the #."""
 Set = Context | NodeSet | EdgeSet
@@ -42,8 +44,8 @@ class Rows:
 
     first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
     object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
-    edges, float32, None where the table has none. others: columns that the schema does not have,
-    as bytes (CSV only).
+    edges, float32, None where the table has none. time: of edges and seeds, int64, None where the
+    table has none. others: columns that the schema does not have, as bytes (CSV only).
     """
 
     first: int
@@ -52,6 +54,7 @@ class Rows:
     source: Array | None = None
     target: Array | None = None
     weight: Array | None = None
+    time: Array | None = None
     features: Mapping[str, Value] = field(default_factory=dict)
     others: Mapping[str, Array] = field(default_factory=dict)
 
@@ -75,7 +78,11 @@ def read_table(one: Set, path: Path) -> Iterator[Rows]:
     Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
     TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
     """
-    table = _Table(one)
+    yield from _read(_Table(one, isinstance(one, EdgeSet)), path)
+
+
+def _read(table: "_Table", path: Path) -> Iterator[Rows]:
+    """Yield the rows of a table. Raises: TFGNNError."""
     read = table.csv_rows if table_format(path) == "csv" else table.records
     number = 0
     for file in find_files(path):
@@ -86,16 +93,23 @@ def read_table(one: Set, path: Path) -> Iterator[Rows]:
 
 def read_ids(path: Path) -> Iterator[bytes]:
     """Yield the ids of a table of seeds. Raises: as `read_table`."""
-    for rows in read_table(NodeSet(), path):
+    for rows in read_seeds(path):
         assert rows.ids is not None
         yield from rows.ids.tolist()
+
+
+def read_seeds(path: Path) -> Iterator[Rows]:
+    """Yield the rows of a table of seeds: ids, and times where it has them. Raises: as
+    `read_table`."""
+    yield from _read(_Table(NodeSet(), True), path)
 
 
 class _Table:
     """Reads rows of the table of one set."""
 
-    def __init__(self, one: Set) -> None:
+    def __init__(self, one: Set, is_timed: bool) -> None:
         self._features = dict(one.features)
+        self._is_timed = is_timed
         self._is_reversed = one.metadata is not None and one.metadata.is_reversed
         self._keys: tuple[str, ...] = ()
         if isinstance(one, NodeSet):
@@ -120,11 +134,11 @@ class _Table:
                     "holds one ragged dim at most, the first.",
                     "flatten it.",
                 )
-        weights = [WEIGHT] if self._is_edges and WEIGHT not in features else []
-        weights += ["weight"] if weights and "weight" not in features else []
+        weights = self._undeclared((WEIGHT, "weight"), self._is_edges)
+        times = self._undeclared((TIME, "time"), self._is_timed)
         keys = [(key, "bytes") for key in self._keys if key not in features]
         keys += [(name, feature.dtype.wire) for name, feature in features.items()]
-        keys += [(name, "float") for name in weights]
+        keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
         for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
             where = f"{path} record {block.first}"
@@ -145,13 +159,19 @@ class _Table:
                 for key in self._keys
                 if key not in values
             }
-            weight = None
-            for name in weights:
-                if columns[name].count_R.any():
-                    weight = _one_each(columns[name], f"{where}: {name}")
-                    break
-            yield self._rows(first, num, ends, values, weight, {})
+            weight, time = (
+                next(
+                    (_one_each(columns[n], f"{where}: {n}") for n in of if len(columns[n].values)),
+                    None,
+                )
+                for of in (weights, times)
+            )
+            yield self._rows(first, num, ends, values, weight, time, {})
             first += num
+
+    def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
+        """Those names of a column that the schema leaves to the table."""
+        return [name for name in names if is_wanted and name not in self._features]
 
     def csv_rows(self, path: Path, first: int) -> Iterator[Rows]:
         """Yield the rows of a CSV file, whose first row is its header. Raises: TFGNNError."""
@@ -204,7 +224,7 @@ class _Table:
         values: dict[str, Value] = {}
         ends: dict[str, Array] = {}
         others: dict[str, Array] = {}
-        weight = None
+        weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
                 dtype = self._features[name].dtype
@@ -214,9 +234,11 @@ class _Table:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
                 weight = _parsed(cells, "float", f"{path} row", at, name)
+            elif self._is_timed and name in (TIME, "time"):
+                time = _parsed(cells, "int64", f"{path} row", at, name)
             else:
                 others[name] = _strings(cells)
-        return self._rows(first, len(chunk), ends, values, weight, others)
+        return self._rows(first, len(chunk), ends, values, weight, time, others)
 
     def _rows(
         self,
@@ -225,6 +247,7 @@ class _Table:
         ends: dict[str, Array],
         values: dict[str, Value],
         weight: Array | None,
+        time: Array | None,
         others: dict[str, Array],
     ) -> Rows:
         """Rows with sources and targets at their places."""
@@ -239,6 +262,12 @@ class _Table:
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "fiu":
                 weight = typed(declared, TYPES["DT_FLOAT"], name)
+        for name in (TIME, "time"):
+            declared = values.get(name)
+            if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
+                continue
+            if declared.ndim == 1 and declared.dtype.kind in "iu":
+                time = typed(declared, TYPES["DT_INT64"], name)
         return Rows(
             first=first,
             num=num,
@@ -246,6 +275,7 @@ class _Table:
             source=source,
             target=target,
             weight=weight,
+            time=time,
             features=values,
             others=others,
         )

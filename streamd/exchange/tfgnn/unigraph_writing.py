@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from streamd.exchange.tfgnn.lists import encode_row
 from streamd.exchange.tfgnn.records import ShardFiles, write_records
 from streamd.exchange.tfgnn.schema import TYPES, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import table_format
-from streamd.exchange.tfgnn.tensor import Ragged, Value
-from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows, Set
+from streamd.exchange.tfgnn.tensor import Ragged, Value, by_row
+from streamd.exchange.tfgnn.unigraph import TIME, WEIGHT, Rows, Set
 
 Array = NDArray[Any]
 
@@ -55,27 +55,19 @@ def _columns(one: Set, rows: Rows) -> list[tuple[str, Feature, Value]]:
     declares = WEIGHT in one.features or "weight" in one.features
     if rows.weight is not None and not declares:
         found.append((WEIGHT, number, rows.weight))
+    if rows.time is not None and not {TIME, "time"} & set(one.features):
+        found.append((TIME, Feature(dtype=TYPES["DT_INT64"]), rows.time))
     return found
 
 
 def _row_records(one: Set, tables: Iterable[Rows]) -> Iterator[bytes]:
     """Yield a record for each row. Raises: TFGNNError."""
     for rows in tables:
-        columns = [(name, f, _by_row(value)) for name, f, value in _columns(one, rows)]
+        columns = [(name, f, by_row(value)) for name, f, value in _columns(one, rows)]
         for r in range(rows.num):
             yield encode_row(
                 [(n, f.dtype, value(r)) for n, f, value in columns], f"row {rows.first + r}"
             )
-
-
-def _by_row(value: Value) -> Callable[[int], Array]:
-    """A function that gives the flat values of a row."""
-    if not isinstance(value, Ragged):
-        array = np.asarray(value)
-        return lambda r: array[r : r + 1].reshape(-1)
-    starts = np.concatenate([[0], np.cumsum(value.row_lengths[0])]).tolist()
-    values = np.asarray(value.values)
-    return lambda r: values[starts[r] : starts[r + 1]].reshape(-1)
 
 
 def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:

@@ -30,7 +30,7 @@ from streamd.exchange.tfgnn.schema import (
 )
 from streamd.exchange.tfgnn.spec import parse_spec, read_spec, spec_binary, spec_text
 from streamd.exchange.tfgnn.unigraph import read_table
-from tests.exchange.tfgnn import reference
+from tests.exchange.tfgnn import fuzz_sampling, reference
 
 GOLDEN = Path(__file__).parent / "golden"
 HANG_SECONDS = 10
@@ -87,6 +87,8 @@ class Fuzz:
             "record": [p.read_bytes() for p in sorted(GOLDEN.glob("encoding/*.example"))],
             "tfrecord": files,
             "csv": [p.read_bytes() for p in sorted(GOLDEN.glob("unigraph_csv/*.csv"))],
+            "edges": fuzz_sampling.EDGES,
+            "plan": fuzz_sampling.SPECS,
             "rows": [r for p in sorted(GOLDEN.glob("unigraph_tfrecord/*tfrecord*")) for r in reference.frames(p.read_bytes())[0]],
         }
         self.kinds = list(self.seeds)
@@ -157,6 +159,16 @@ class Fuzz:
                 if value is not None and len(value) != rows.num:
                     return "columns of different lengths"
         return None
+
+    def check_edges(self, data, rng):
+        path = self.folder / "x.csv"
+        path.write_bytes(data if rng.random() < 0.2 else fuzz_sampling.edges_at_random(rng))
+        return fuzz_sampling.check(path, rng.choice(fuzz_sampling.SPECS), rng)
+
+    def check_plan(self, data, rng):
+        path = self.folder / "edges.csv"
+        path.write_bytes(fuzz_sampling.edges_at_random(rng))
+        return fuzz_sampling.check(path, data if rng.random() < 0.2 else fuzz_sampling.spec_at_random(rng), rng)
 
     def check_rows(self, data, rng):
         path = self.folder / "x.tfrecord"

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from streamd.exchange.tfgnn import columns, examples, records
+from streamd.exchange.tfgnn import columns, examples, records, sampling
+from streamd.exchange.tfgnn.draws import ENDLESS
 from tests.exchange.tfgnn import fuzz
 
 
@@ -40,7 +41,13 @@ def data_unchecked(monkeypatch):
     monkeypatch.setattr(records, "scan_frames", repaired)
 
 
+def samples_see_their_own_time(monkeypatch):
+    right = sampling.before
+    monkeypatch.setattr(sampling, "before", lambda edges, node, until: right(edges, node, np.minimum(until, ENDLESS - 1) + 1))
+
+
 @pytest.mark.parametrize(("plant", "words"), [
+    (samples_see_their_own_time, "nodes of paper, not"),
     (crash_in_the_slow_path, "IndexError"), (ends_of_edges_unchecked, "another result"), (data_unchecked, "damage")])
 def test_a_planted_defect_is_found(monkeypatch, plant, words):
     plant(monkeypatch)

@@ -21,7 +21,7 @@ from streamd.exchange.tfgnn.schema import (
     read_schema,
 )
 from streamd.exchange.tfgnn.tensor import ragged
-from streamd.exchange.tfgnn.unigraph import Rows, read_ids, read_table, table_path
+from streamd.exchange.tfgnn.unigraph import Rows, read_ids, read_seeds, read_table, table_path
 from streamd.exchange.tfgnn.unigraph_writing import write_table
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,6 +107,33 @@ def test_a_weight_is_a_float_though_the_schema_does_not_declare_it(tmp_path, nam
     for one in (declared, EdgeSet(source="a", target="b")):
         read, = read_table(one, tmp_path / name)
         assert read.weight.dtype == np.float32 and read.weight.tolist() == [0.5] and not read.others
+
+
+@pytest.mark.parametrize("column", ["time", "#time"])
+@pytest.mark.parametrize("name", ["x.csv", "x.tfrecord"])
+def test_a_time_is_an_integer_though_the_schema_does_not_declare_it(tmp_path, name, column):
+    declared = EdgeSet(source="a", target="b", features={column: feature("INT64")})
+    ends = {"source": np.array([b"s"] * 2, object), "target": np.array([b"t"] * 2, object)}
+    write_table(declared, tmp_path / name, [Rows(first=0, num=2, features={column: np.array([-5, 2**62])}, **ends)])
+    for one in (declared, EdgeSet(source="a", target="b")):
+        read, = read_table(one, tmp_path / name)
+        assert read.time.dtype == np.int64 and read.time.tolist() == [-5, 2**62] and not read.others
+        assert (column in read.features) == (one is declared)
+    # And where nobody declares it, it is written too.
+    write_table(EdgeSet(source="a", target="b"), tmp_path / f"again-{name}", [read])
+    again, = read_table(EdgeSet(source="a", target="b"), tmp_path / f"again-{name}")
+    assert again.time.tolist() == [-5, 2**62]
+
+
+def test_seeds_may_have_times_and_nodes_have_none(tmp_path):
+    path = tmp_path / "seeds.csv"
+    path.write_text("id,time\na,7\n")
+    assert [(rows.ids.tolist(), rows.time.tolist()) for rows in read_seeds(path)] == [([b"a"], [7])]
+    rows, = read_table(NodeSet(), path)
+    assert rows.time is None and rows.others["time"].tolist() == [b"7"]
+    path.write_text("id,time\na,2026-01-01\n")
+    with pytest.raises(TFGNNError, match="row 1, column 'time': '2026-01-01' is not an integer"):
+        list(read_seeds(path))
 
 
 def test_features_with_dims_are_rows_of_records(tmp_path):

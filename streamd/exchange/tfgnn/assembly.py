@@ -1,0 +1,192 @@
+"""Samples as records: what was found, with its features, in a fixed order."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from streamd.exchange.tfgnn.adjacency import Graph
+from streamd.exchange.tfgnn.draws import Array
+from streamd.exchange.tfgnn.examples import Codec
+from streamd.exchange.tfgnn.sampling import NONE, Found
+from streamd.exchange.tfgnn.schema import (
+    TYPES,
+    Context,
+    EdgeSet,
+    Feature,
+    GraphSchema,
+    NodeSet,
+    OriginInfo,
+)
+from streamd.exchange.tfgnn.tensor import (
+    Edges,
+    GraphTensor,
+    Nodes,
+    Ragged,
+    Value,
+    Values,
+    no_rows,
+    take,
+)
+
+ID = "#id"
+TEXT, TIME = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_INT64"])
+
+
+def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
+    """The schema of samples: without places of tables, with the sample's names as the context.
+
+    A node set without a table has the feature `#id`, as nothing else would tell its nodes. Context
+    features of the graph are of the whole graph and not of a sample.
+    """
+    context = {"sample_id": TEXT, "seed_id": TEXT}
+    if timed_seeds:
+        context["seed_time"] = TIME
+    node_sets = {}
+    for name, one in schema.node_sets.items():
+        features = {ID: TEXT} if is_latent(one) else {}
+        node_sets[name] = replace(one, features=features | dict(one.features), metadata=None)
+        node_sets[name] = replace(node_sets[name], context=())
+    return GraphSchema(
+        context=Context(features=context),
+        node_sets=node_sets,
+        edge_sets={
+            name: replace(one, metadata=None, context=()) for name, one in schema.edge_sets.items()
+        },
+        info=OriginInfo(graph_type="SUBGRAPH", root_sets=(seed_set,)),
+    )
+
+
+def is_latent(one: NodeSet) -> bool:
+    """Whether a node set has no table: its nodes are those that edges and seeds name."""
+    return one.metadata is None or not (one.metadata.filename or one.metadata.bigquery)
+
+
+class Assembler:
+    """Makes records of samples. Immutable, so threads may share it.
+
+    Nodes stand in a record with the seed first, then by their ids; edges by the places of source
+    and target, parallel ones in `edge_order`.
+    """
+
+    def __init__(self, graph: Graph, schema: GraphSchema, seed_set: str, timed: bool) -> None:
+        self._graph = graph
+        self._seed_set = seed_set
+        self._timed = timed
+        self.schema = sampled_schema(schema, seed_set, timed)
+        self._codec = Codec(self.schema)
+
+    def records(self, found: Found) -> Iterator[bytes]:
+        """Yield the record of each sample, in their order."""
+        num = len(found.seeds.seed_ids)
+        names = found.seeds.sample_ids
+        number = self._graph.node_sets[self._seed_set].number
+        seed_S = np.array([number.get(id, -1) for id in found.seeds.seed_ids], np.int64)
+
+        nodes, places = {}, {}
+        for name, node_set in self.schema.node_sets.items():
+            sample_N, node_N = found.nodes.get(name, (NONE, NONE))
+            if name == self._seed_set:
+                order = np.lexsort((node_N, node_N != seed_S[sample_N], sample_N))
+                sample_N, node_N = sample_N[order], node_N[order]
+            bounds = np.searchsorted(sample_N, np.arange(num + 1))
+            places[name] = _Places(sample_N, node_N, bounds)
+            nodes[name] = bounds, _split(self._node_features(name, node_set, node_N), bounds)
+        edges = {}
+        for name, edge_set in self.schema.edge_sets.items():
+            edges[name] = self._edges(name, edge_set, found, places, num)
+
+        context: dict[str, Array] = {"sample_id": _texts(names)}
+        context["seed_id"] = _texts(found.seeds.seed_ids)
+        if self._timed:
+            context["seed_time"] = found.seeds.until_S
+        for s in range(num):
+            graph = GraphTensor(
+                context={name: value[s : s + 1] for name, value in context.items()},
+                node_sets={
+                    name: Nodes(sizes_C=np.diff(bounds[s : s + 2]), features=parts[s])
+                    for name, (bounds, parts) in nodes.items()
+                },
+                edge_sets={
+                    name: Edges(
+                        sizes_C=np.diff(bounds[s : s + 2]),
+                        source_E=source[bounds[s] : bounds[s + 1]],
+                        target_E=target[bounds[s] : bounds[s + 1]],
+                        features=parts[s],
+                    )
+                    for name, (bounds, source, target, parts) in edges.items()
+                },
+            )
+            yield self._codec.encode(graph, f"sample {names[s].decode(errors='replace')!r}")
+
+    def _node_features(self, name: str, node_set: NodeSet, node_N: Array) -> Values:
+        """The features of some nodes."""
+        if not len(node_N):
+            return no_rows(node_set.features)
+        table = self._graph.node_sets[name]
+        features = {}
+        if ID in node_set.features:
+            features[ID] = _texts([table.ids[n] for n in node_N.tolist()])
+        return features | take(table.features, table.row_N[node_N])
+
+    def _edges(
+        self,
+        name: str,
+        edge_set: EdgeSet,
+        found: Found,
+        places: "Mapping[str, _Places]",
+        num: int,
+    ) -> tuple[Array, Array, Array, list[Values]]:
+        """Where each sample's edges begin, the places of their sources and targets, features."""
+        if name not in found.edges:
+            bounds = np.zeros(num + 1, np.int64)
+            return bounds, NONE, NONE, _split(no_rows(edge_set.features), bounds)
+        table = self._graph.edge_sets[name]
+        sample_E, edge_E = found.edges[name]
+        source = places[edge_set.source].of(sample_E, table.source_E[edge_E])
+        target = places[edge_set.target].of(sample_E, table.target_E[edge_E])
+        order = np.lexsort((edge_E, target, source, sample_E))
+        bounds = np.searchsorted(sample_E[order], np.arange(num + 1))
+        features = take(table.features, table.row_E[edge_E[order]])
+        return bounds, source[order], target[order], _split(features, bounds)
+
+
+class _Places:
+    """Where nodes stand in their samples."""
+
+    def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
+        self._count = int(node_N.max(initial=0)) + 1
+        joined = sample_N * self._count + node_N
+        self._order = np.argsort(joined)
+        self._joined = joined[self._order]
+        self._bounds = bounds
+
+    def of(self, sample_E: Array, node_E: Array) -> Array:
+        """int64: the place of a node in each sample, which has it."""
+        at = self._order[np.searchsorted(self._joined, sample_E * self._count + node_E)]
+        places: Array = at - self._bounds[sample_E]
+        return places
+
+
+def _texts(values: list[bytes]) -> Array:
+    """Strings as an array of bytes."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _split(features: Values, bounds: Array) -> list[Values]:
+    """The features of each sample. bounds: where its rows begin, and the end."""
+    spans = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+    parts: list[dict[str, Value]] = [{} for _ in spans]
+    for name, value in features.items():
+        if not isinstance(value, Ragged):
+            for part, (a, b) in zip(parts, spans, strict=True):
+                part[name] = value[a:b]
+            continue
+        lengths = value.row_lengths[0]
+        starts = np.concatenate([[0], np.cumsum(lengths)])[bounds].tolist()
+        for i, (part, (a, b)) in enumerate(zip(parts, spans, strict=True)):
+            values = value.values[starts[i] : starts[i + 1]]
+            part[name] = Ragged(value.shape, values, (lengths[a:b],))
+    return list(parts)

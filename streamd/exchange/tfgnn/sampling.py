@@ -1,0 +1,256 @@
+"""A sampling spec run on a graph: which nodes and edges each sample has.
+
+The rules: an operation begins at each node of its inputs once, however many ways led there. A
+sample has what any operation took, each edge once, parallel edges apart. Edges from the sample's
+time on are not there. A node that its set's table lacks is left out at the end, with its edges.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.exchange.tfgnn.adjacency import Adjacency, Graph
+from streamd.exchange.tfgnn.draws import (
+    LATEST_K,
+    RANDOM_WEIGHTED,
+    TOP_K,
+    Array,
+    count_edges,
+    draw_edges,
+    draw_keys,
+)
+from streamd.exchange.tfgnn.schema import GraphSchema
+from streamd.exchange.tfgnn.seeds import Seeds
+from streamd.exchange.tfgnn.spec import STRATEGIES, SamplingOp, SamplingSpec, SeedOp
+
+NONE = np.empty(0, np.int64)
+AGGREGATIONS = ("edge", "node")
+"""Which edges a sample keeps: those walked along, or all between its nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """What some samples hold: places of samples and numbers of nodes and edges, by set.
+
+    nodes: sample_N, node_N, each node of a sample once; edges: sample_E, edge_E.
+    """
+
+    seeds: Seeds
+    nodes: Mapping[str, tuple[Array, Array]]
+    edges: Mapping[str, tuple[Array, Array]]
+
+
+def seed_set(spec: SamplingSpec) -> str:
+    """The node set that samples begin at. Raises: TFGNNError for seeds that are links."""
+    if not isinstance(spec.seed_op, SeedOp):
+        raise TFGNNError(
+            f"{spec.seed_op.op_name!r} is a symmetric_link_seed_op, which is not run.",
+            "begin at nodes, with a seed_op.",
+        )
+    return spec.seed_op.node_set_name
+
+
+def check_columns(op: SamplingOp, has_weight: bool, has_time: bool, timed_seeds: bool) -> None:
+    """Refuse an operation whose edges lack what it goes by. Raises: TFGNNError."""
+    place = f"Operation {op.op_name!r}"
+    edges = f"edge set {op.edge_set_name!r}"
+    if op.strategy in ("TOP_K", "RANDOM_WEIGHTED") and not has_weight:
+        words = ", which an operation has that names none" if op.strategy == "TOP_K" else ""
+        raise TFGNNError(
+            f"{place} has the strategy {op.strategy}{words}, and {edges} has no #weight.",
+            "add the column to its table, or name a strategy without weights.",
+        )
+    if op.strategy == "LATEST_K" and not has_time:
+        raise TFGNNError(
+            f"{place} has the strategy LATEST_K, and {edges} has no #time.", "add the column."
+        )
+    if timed_seeds:
+        check_time(op.edge_set_name, has_time)
+
+
+def check_time(edge_set: str, has_time: bool) -> None:
+    """Refuse edges without a time where seeds have one. Raises: TFGNNError."""
+    if not has_time:
+        raise TFGNNError(
+            f"The seeds have times, and edge set {edge_set!r} has no #time.",
+            "add the column to its table; edges that always were may have one long ago.",
+        )
+
+
+class Sampler:
+    """Runs a spec on a graph. Immutable once made, but for a buffer: one a thread.
+
+    seed: of chance. aggregation: of AGGREGATIONS. Raises: TFGNNError where the graph lacks what the
+    spec goes by.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schema: GraphSchema,
+        spec: SamplingSpec,
+        *,
+        seed: int,
+        aggregation: str = "edge",
+        timed_seeds: bool = False,
+    ) -> None:
+        self._graph = graph
+        self._schema = schema
+        self._spec = spec
+        self._seed = seed
+        self._aggregation = aggregation
+        self._seed_set = seed_set(spec)
+        for op in spec.sampling_ops:
+            edges = graph.edge_sets[op.edge_set_name]
+            has = edges.weight_E is not None, edges.time_E is not None
+            check_columns(op, *has, timed_seeds)
+        if timed_seeds and aggregation == "node":
+            for name, edges in graph.edge_sets.items():
+                check_time(name, edges.time_E is not None)
+        most = max((edges.most for edges in graph.edge_sets.values()), default=0)
+        self._taken = np.zeros(most, np.uint8)
+
+    def sample(self, seeds: Seeds) -> Found:
+        """What the samples of some seeds hold."""
+        number = self._graph.node_sets[self._seed_set].number
+        node_S = np.array([number[id] for id in seeds.seed_ids], np.int64)
+        ends = {self._spec.seed_op.op_name: (np.arange(len(node_S)), node_S)}
+        visited: dict[str, list[tuple[Array, Array]]] = {self._seed_set: list(ends.values())}
+        walked: dict[str, list[tuple[Array, Array]]] = {}
+        hash_S = seeds.hash_S
+        for op in self._spec.sampling_ops:
+            one = self._schema.edge_sets[op.edge_set_name]
+            edges = self._graph.edge_sets[op.edge_set_name]
+            sample_R, node_R = self._unique(one.source, [ends[name] for name in op.input_op_names])
+            hash_R = self._graph.node_sets[one.source].hash_N[node_R]
+            key_R = draw_keys(self._seed, op.op_name, hash_S[sample_R], hash_R)
+            edge, num_R = walk(op, edges, node_R, seeds.until_S[sample_R], key_R, self._taken)
+            sample = np.repeat(sample_R, num_R)
+            walked.setdefault(op.edge_set_name, []).append((sample, edge))
+            ends[op.op_name] = sample, edges.target_E[edge]
+            visited.setdefault(one.target, []).append(ends[op.op_name])
+
+        nodes = {name: self._unique(name, found) for name, found in visited.items()}
+        nodes = {name: self._with_rows(name, *found) for name, found in nodes.items()}
+        between = self._between if self._aggregation == "node" else self._of_walk
+        return Found(seeds=seeds, nodes=nodes, edges=between(nodes, walked, seeds.until_S))
+
+    def _unique(self, node_set: str, found: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Pairs of sample and node, ascending and each once."""
+        return _split(
+            np.unique(np.concatenate([self._joined(node_set, *pair) for pair in found])),
+            len(self._graph.node_sets[node_set].ids),
+        )
+
+    def _joined(self, node_set: str, sample: Array, node: Array) -> Array:
+        """Pairs of sample and node as one number each, in their order."""
+        joined: Array = sample * len(self._graph.node_sets[node_set].ids) + node
+        return joined
+
+    def _with_rows(self, node_set: str, sample_N: Array, node_N: Array) -> tuple[Array, Array]:
+        """The nodes that their set's table has."""
+        if node_set in self._graph.latent:
+            return sample_N, node_N
+        has_row = self._graph.node_sets[node_set].row_N[node_N] >= 0
+        return sample_N[has_row], node_N[has_row]
+
+    def _of_walk(
+        self,
+        nodes: Mapping[str, tuple[Array, Array]],
+        walked: Mapping[str, list[tuple[Array, Array]]],
+        until_S: Array,
+    ) -> dict[str, tuple[Array, Array]]:
+        """The edges that operations took, between nodes that are there."""
+        found = {}
+        for name, pairs in walked.items():
+            edges = self._graph.edge_sets[name]
+            count = len(edges.target_E)
+            joined = np.unique(np.concatenate([s * count + e for s, e in pairs]))
+            sample_E, edge_E = _split(joined, count)
+            one = self._schema.edge_sets[name]
+            keep = self._is_in(nodes, one.source, sample_E, edges.source_E[edge_E])
+            keep &= self._is_in(nodes, one.target, sample_E, edges.target_E[edge_E])
+            found[name] = sample_E[keep], edge_E[keep]
+        return found
+
+    def _between(
+        self,
+        nodes: Mapping[str, tuple[Array, Array]],
+        walked: Mapping[str, list[tuple[Array, Array]]],
+        until_S: Array,
+    ) -> dict[str, tuple[Array, Array]]:
+        """All edges of all sets between the nodes of a sample, before its time."""
+        found = {}
+        for name, edges in self._graph.edge_sets.items():
+            one = self._schema.edge_sets[name]
+            sample_R, node_R = nodes.get(one.source, (NONE, NONE))
+            num_R = before(edges, node_R, until_S[sample_R])
+            sample_E = np.repeat(sample_R, num_R)
+            first = np.repeat(edges.start_N[node_R], num_R)
+            edge_E = first + np.arange(len(first)) - np.repeat(np.cumsum(num_R) - num_R, num_R)
+            keep = self._is_in(nodes, one.target, sample_E, edges.target_E[edge_E])
+            found[name] = sample_E[keep], edge_E[keep]
+        return found
+
+    def _is_in(
+        self,
+        nodes: Mapping[str, tuple[Array, Array]],
+        node_set: str,
+        sample: Array,
+        node: Array,
+    ) -> Array:
+        """Whether each sample has a node."""
+        if node_set not in nodes or not len(nodes[node_set][0]):
+            return np.zeros(len(sample), bool)
+        have = self._joined(node_set, *nodes[node_set])
+        want = self._joined(node_set, sample, node)
+        place = np.minimum(np.searchsorted(have, want), len(have) - 1)
+        found: Array = have[place] == want
+        return found
+
+
+def _split(joined: Array, count: int) -> tuple[Array, Array]:
+    """Numbers of pairs as the pairs. count: how many the second of a pair may be."""
+    return joined // max(count, 1), joined % max(count, 1)
+
+
+def before(edges: Adjacency, node_R: Array, until_R: Array) -> Array:
+    """int64[R]: how many edges of each node come before a time."""
+    num_R = np.empty(len(node_R), np.int64)
+    count_edges(
+        edges.start_N, NONE if edges.time_E is None else edges.time_E, node_R, until_R, num_R
+    )
+    return num_R
+
+
+NO_FLOATS, NO_SUMS = np.empty(0, np.float32), np.empty(0)
+
+
+def walk(
+    op: SamplingOp,
+    edges: Adjacency,
+    node_R: Array,
+    until_R: Array,
+    key_R: Array,
+    taken: Array,
+) -> tuple[Array, Array]:
+    """The edges that an operation takes at R nodes, one node's behind another's, and how many at
+    each. key_R: of `draw_keys`. taken: as `draw_edges` needs it."""
+    strategy = STRATEGIES.index(op.strategy)
+    count_R = before(edges, node_R, until_R)
+    weights, sums, top = NO_FLOATS, NO_SUMS, NONE
+    if strategy == RANDOM_WEIGHTED:
+        assert edges.weight_E is not None
+        weights, sums = edges.weight_E, edges.sum_E
+    elif strategy == TOP_K:
+        top = edges.top_E
+    else:
+        assert strategy != LATEST_K or edges.time_E is not None
+    out = np.empty(int(np.minimum(count_R, op.sample_size).sum()), np.int64)
+    num_R = np.empty(len(node_R), np.int64)
+    of_edges = (edges.start_N, weights, sums, top)
+    of_draws = (node_R, count_R, key_R, taken)
+    num = draw_edges(strategy, op.sample_size, *of_edges, *of_draws, out, num_R)
+    return out[:num], num_R
