@@ -52,6 +52,11 @@ class JournalError(DataDirectoryError):
     restores or renames."""
 
 
+class SchemaError(JournalError):
+    """When the settings declare other sets or features than the log has, and do not extend them.
+    The operator sets them back or takes a new directory."""
+
+
 class CorruptionError(DataDirectoryError):
     """When committed bytes differ from their checksum. The operator restores the named file from a
     backup."""

@@ -2,7 +2,7 @@
 in rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,22 +13,35 @@ DEFAULT_SET = "default"
 
 
 @dataclass(frozen=True)
+class Feature:
+    """A declared feature of a set. width: numbers it takes in a row. declared: its declaration in
+    the settings, as JSON."""
+
+    name: str
+    width: int
+    declared: str
+
+
+@dataclass(frozen=True)
 class NodeSet:
-    """A declared kind of nodes. feature_dim: width of its features."""
+    """A declared kind of nodes. feature_dim: width of its features. features: these by name, in
+    order; none where the width alone is known."""
 
     name: str
     feature_dim: int = 0
+    features: tuple[Feature, ...] = ()
 
 
 @dataclass(frozen=True)
 class EdgeSet:
-    """A declared kind of edges. source, target: names of the node sets of its ends. feature_dim:
-    width of its features."""
+    """A declared kind of edges. source, target: names of the node sets of its ends. feature_dim,
+    features: as of `NodeSet`."""
 
     name: str
     source: str = DEFAULT_SET
     target: str = DEFAULT_SET
     feature_dim: int = 0
+    features: tuple[Feature, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class Schema:
     """What the events of a log hold: widths of rows of features and labels, and the declared sets.
 
     node_sets, edge_sets: empty where there is only the set `default`. A set's number is its place.
+    edge_features, node_features: names of the features of `default`, where the settings declare
+    them; the log does not store these.
 
     With several edge sets, a row of edge features says of which set it is, and has a place for the
     features of each: one-hot of the set, then the features of all sets, of which those of other
@@ -48,6 +63,8 @@ class Schema:
     label_dim: int = 0
     node_sets: tuple[NodeSet, ...] = ()
     edge_sets: tuple[EdgeSet, ...] = ()
+    edge_features: tuple[Feature, ...] = field(default=(), compare=False)
+    node_features: tuple[Feature, ...] = field(default=(), compare=False)
 
     @classmethod
     def declared(
@@ -61,13 +78,14 @@ class Schema:
     def restored(cls, fields: Mapping[str, Any]) -> "Schema":
         """Decode what `fields` gave."""
         rest = dict(fields)
-        nodes = tuple(NodeSet(**s) for s in rest.pop("node_sets", ()))
-        edges = tuple(EdgeSet(**s) for s in rest.pop("edge_sets", ()))
+        nodes = tuple(NodeSet(**_with_features(s)) for s in rest.pop("node_sets", ()))
+        edges = tuple(EdgeSet(**_with_features(s)) for s in rest.pop("edge_sets", ()))
         return cls(**rest, node_sets=nodes, edge_sets=edges)
 
     def fields(self) -> dict[str, Any]:
         """The schema as JSON fields; sets only where they are declared."""
-        return {k: v for k, v in asdict(self).items() if v != ()}
+        names = ("edge_features", "node_features")
+        return {k: v for k, v in asdict(self).items() if v != () and k not in names}
 
     @property
     def edge_set_names(self) -> tuple[str, ...]:
@@ -140,6 +158,10 @@ class Schema:
 
 
 Sets = tuple[NodeSet, ...] | tuple[EdgeSet, ...]
+
+
+def _with_features(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {**fields, "features": tuple(Feature(**f) for f in fields.get("features", ()))}
 
 
 def _row_dim(sets: Sets) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from streamd.schema import DEFAULT_SET, EdgeSet, NodeSet, Schema
+from streamd.schema import DEFAULT_SET, EdgeSet, Feature, NodeSet, Schema
 
 SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 """Names of sets, which are names of folders too."""
@@ -157,15 +157,40 @@ def declared_schema(
     of_edges = [_width(edges, name, widths[0]) for name in edges]
     of_nodes = [_width(nodes, name, widths[1]) for name in nodes]
     if list(nodes) == list(edges) == [DEFAULT_SET]:
-        return Schema(of_edges[0], of_nodes[0], widths[2])
+        names = _features(edges[DEFAULT_SET]), _features(nodes[DEFAULT_SET])
+        return Schema(of_edges[0], of_nodes[0], widths[2], (), (), *names)
     # An end that is not named is the only node set there is.
     only = next(iter(nodes))
     ends = [(one.source or only, one.target or only) for one in edges.values()]
     return Schema.declared(
-        [NodeSet(*pair) for pair in zip(nodes, of_nodes, strict=True)],
-        [EdgeSet(n, *of, w) for n, of, w in zip(edges, ends, of_edges, strict=True)],
+        [NodeSet(n, w, _features(nodes[n])) for n, w in zip(nodes, of_nodes, strict=True)],
+        [
+            EdgeSet(n, *of, w, _features(edges[n]))
+            for n, of, w in zip(edges, ends, of_edges, strict=True)
+        ],
         widths[2],
     )
+
+
+def _features(one: SetSettings) -> tuple[Feature, ...]:
+    return tuple(
+        Feature(name, f.width, f.model_dump_json(exclude_none=True))
+        for name, f in one.features.items()
+    )
+
+
+def declarations_of(schema: Schema) -> tuple[dict[str, SetSettings], dict[str, EdgeSetSettings]]:
+    """The declarations of node sets and edge sets that a log's schema was made of."""
+    nodes = {one.name: SetSettings(features=_declared(one)) for one in schema.node_sets}
+    edges = {
+        one.name: EdgeSetSettings(source=one.source, target=one.target, features=_declared(one))
+        for one in schema.edge_sets
+    }
+    return nodes, edges
+
+
+def _declared(one: NodeSet | EdgeSet) -> dict[str, FeatureSettings]:
+    return {f.name: FeatureSettings.model_validate_json(f.declared) for f in one.features}
 
 
 def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:

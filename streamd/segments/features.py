@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError
 from streamd.events import Float32, Int64
+from streamd.schema import Schema
+from streamd.schema_change import widened_nodes
 from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import FEATURES, feature_row
 
@@ -119,3 +121,55 @@ class FeatureUpdates:
         self._rows = rows[rows["seq"] > 0]
         self._edge_U = np.ascontiguousarray(self._rows["edge"])
         return len(rows) > 0
+
+
+def slices(
+    data_dir: Path, state_of: Callable[[], LogState]
+) -> Iterator[tuple[int, NDArray[np.void]]]:
+    """Yield the committed rows, some at a time, each time with the number of the first; those in
+    holes are left out. It ends where the file ends then, at a slice or at one without rows.
+
+    state_of: the log's state now, in which rows may have come since the slice before.
+    """
+    row = feature_row(state_of().schema.node_feature_dim)
+    file = FeatureFile(data_dir)
+    done = 0
+    while done * row.itemsize < state_of().files.get(FEATURES, NOTHING).num_bytes:
+        file.take(state_of())
+        first, rows = file.rows(done)
+        yield first, rows
+        done = first + len(rows)
+
+
+def rewritten(
+    data_dir: Path,
+    state_of: Callable[[], LogState],
+    rewrite: Callable[[int, NDArray[np.void]], NDArray[np.void]],
+    width: int,
+) -> Iterator[bytes]:
+    """Yield all bytes of the file, with each slice of rows rewritten to rows of `width` bytes.
+
+    rewrite: called with the number of the first row, and the rows.
+    """
+    done = 0
+    for first, rows in slices(data_dir, state_of):
+        for hole in range(done * width, first * width, SLICE_BYTES):
+            yield bytes(min(SLICE_BYTES, first * width - hole))
+        if len(rows):
+            yield rewrite(first, rows).tobytes()
+        done = first + len(rows)
+
+
+def widened(data_dir: Path, state: LogState, schema: Schema) -> Iterator[bytes]:
+    """Yield all bytes of the file as a schema has them that extends the state's."""
+    old, row = state.schema, feature_row(schema.node_feature_dim)
+
+    def rewrite(_: int, rows: NDArray[np.void]) -> NDArray[np.void]:
+        out = np.zeros(len(rows), row)
+        kept = rows["seq"] > 0
+        for name in ("seq", "row", "edge", "node"):
+            out[name] = rows[name]
+        out["values"][kept] = widened_nodes(rows["values"][kept], old, schema)
+        return out
+
+    yield from rewritten(data_dir, lambda: state, rewrite, row.itemsize)

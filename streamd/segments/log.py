@@ -11,9 +11,11 @@ from typing import Any
 import structlog
 from crc32c import crc32c
 
-from streamd.errors import DataDirectoryError, DiskError, JournalError
+from streamd.errors import DiskError
 from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
+from streamd.schema_change import check_extends
 from streamd.segments.commit_rows import append_rows, appended_bytes, read_keys
+from streamd.segments.features import widened
 from streamd.segments.journal import (
     NOTHING,
     FileState,
@@ -22,19 +24,20 @@ from streamd.segments.journal import (
     changed_progress,
     encode_line,
 )
-from streamd.segments.layout import APPENDED, EDGES, segment_path
+from streamd.segments.layout import EDGES, FEATURES, segment_path
 from streamd.segments.lookup import EdgeLookup
 from streamd.segments.recovery import (
     drop_journals,
     finish_replacements,
     last_state,
     lock_directory,
+    open_appended,
     replacement,
     settle,
     sweep,
 )
-from streamd.segments.segment_files import SegmentFiles
-from streamd.segments.sets_writer import SetsWriter, new_segment
+from streamd.segments.segment_files import SegmentFiles, newest_time
+from streamd.segments.sets_writer import SetsWriter, new_segment, reopened_segment
 from streamd.segments.writer import TGUFWriter
 from streamd.storage import DISK, Disk, FileWithHoles
 
@@ -82,12 +85,8 @@ class LogWriter:
 
     def _open(self) -> None:
         state = last_state(self.data_dir, self.schema)
-        if state.schema != self.schema:
-            raise JournalError(
-                f"{self.data_dir} was written with {state.schema}, the settings say {self.schema}.",
-                "set graph.node_sets, graph.edge_sets, stream.edge_feature_dim, "
-                "stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
-            )
+        declared, self.schema = self.schema, state.schema
+        check_extends(state.schema, declared)
 
         # A new journal file makes the recovered state durable before any other file is changed.
         self.state = state
@@ -97,23 +96,18 @@ class LogWriter:
         # Open what is appended to, and cut off what a crash left behind the committed ends.
         self._segment: TGUFWriter | SetsWriter | None = None
         self._segment_first = self._segment_revision = 0
-        self._files: dict[str, int] = {}
-        self._open_files()
+        self._files = open_appended(self.data_dir, state, self.disk)
         self._open_segment()
 
         # Show readers the newest commit: a crash may have come between its line and this.
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
         self._publish()
         self.keys = read_keys(self.data_dir, self.state)
-        self.newest_us = self._newest_time()
+        self.newest_us = newest_time(self.data_dir, self.state)
         """Event time of the newest edge, microseconds; None before there is one."""
         self._lookup = EdgeLookup(self.data_dir)
-
-    def _newest_time(self) -> int | None:
-        for segment in reversed(self.state.segments):
-            if segment.num_edges:
-                return SegmentFiles(self.data_dir, segment, self.schema).newest_us(segment)
-        return None
+        if declared != state.schema:
+            self._widen(declared)
 
     def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
         """Whether the log holds an edge of a set between two node ids that came at an event time,
@@ -265,11 +259,19 @@ class LogWriter:
                 self._begin_segment()
                 self._line([self._state_of(self._segment)], {})
 
-    def replace_segment(self, old: SegmentState, write: Callable[[Path], int]) -> None:
+    def replace_segment(
+        self,
+        old: SegmentState,
+        write: Callable[[Path], int],
+        changes: Sequence[dict[str, Any]] = (),
+        schema: Schema | None = None,
+    ) -> None:
         """Replace a segment by a rewritten copy; nothing may be appended to it meanwhile.
 
-        write: makes the copy at a path and returns the CRC32C of its rows.
+        write: makes the copy at a path and returns the CRC32C of its rows. changes, schema: files
+        that change and the schema that begins with it.
         """
+        fields = {} if schema is None else {"schema": schema.fields()}
         with self._steps():
             new = replace(old, revision=self.state.seq + 1)
             # A file takes the name of the old one later; a folder has a name of its own.
@@ -282,7 +284,7 @@ class LogWriter:
                 "crc": crc,
                 "revision": new.revision,
             }
-            self._line([new], {"files": [change]}, replaces=True)
+            self._line([new], {"files": [change, *changes], **fields}, replaces=True)
             if new.rows_per_set:
                 sweep(self.data_dir, self.state, self.disk)
 
@@ -304,22 +306,26 @@ class LogWriter:
                 new.append(piece)
             yield
 
-        # Make it durable, under a name that recovery can finish or remove.
         with self._steps():
-            revision = self.state.seq + 1
-            size = new.num_bytes
-            assert size == self._committed(path).num_bytes
-            new.finish()
-            self.disk.replace(scratch, replacement(self.data_dir / path, revision))
-            self.disk.sync_folder(scratch.parent)
+            assert new.num_bytes == self._committed(path).num_bytes
+            self._line([], {"files": [self._finished(path, new)]}, replaces=True)
 
-            # Once the line is durable the new file is renamed into place, if need be by recovery.
-            change = {"path": path, "bytes": [0, size], "crc": new.crc, "total": new.crc}
-            self._line([], {"files": [change | {"revision": revision}]}, replaces=True)
+    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
+        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
 
-            # Further commits append to the new file.
-            self.disk.close(self._files[path])
-            self._files[path] = new.fd
+        Once the line is durable the new file is renamed into place, if need be by recovery.
+        """
+        revision = self.state.seq + 1
+        new.finish()
+        scratch = replacement(self.data_dir / path, 0)
+        self.disk.replace(scratch, replacement(self.data_dir / path, revision))
+        self.disk.sync_folder(scratch.parent)
+
+        # Further commits append to the new file.
+        self.disk.close(self._files[path])
+        self._files[path] = new.fd
+        crc, size = new.crc, [0, new.num_bytes]
+        return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
@@ -385,28 +391,66 @@ class LogWriter:
             segment = self._begin_segment()
         return segment
 
+    def _widen(self, schema: Schema) -> None:
+        """Go on with a schema that extends the log's, in a new segment: one line of the journal."""
+        old, self.schema = self.schema, schema
+        with self._steps():
+            # Updates of node features have rows of one width: they are written again.
+            changes: list[dict[str, Any]] = []
+            if old.node_feature_dim != schema.node_feature_dim:
+                new = FileWithHoles(replacement(self.data_dir / FEATURES, 0), self.disk)
+                for piece in widened(self.data_dir, self.state, schema):
+                    new.append(piece)
+                changes.append(self._finished(FEATURES, new))
+
+            # A segment without an edge cannot be sealed: its labels move to one of the new schema.
+            if self._segment is not None and not self._segment.num_edges:
+                self._move_labels(self._segment, self._segment.edge_capacity, changes, schema)
+            else:
+                segment = [] if self._segment is None else [self._begin_segment()]
+                states = [self._state_of(s) for s in segment]
+                fields = {"schema": schema.fields(), "files": changes}
+                self._line(states, fields, replaces=True)
+
+            # The newest journal file begins with the schema, so that a start reads one file.
+            self._journal.roll(self.state)
+        logger.info("schema_extended", **schema.fields())
+
     def _larger_segment(
         self, full: TGUFWriter | SetsWriter, num_labels: int
     ) -> TGUFWriter | SetsWriter:
         """Move a segment whose labels are full, and that has no edge yet, to a file of at least
-        twice the capacity.
+        twice the capacity."""
+        return self._move_labels(full, 2 * max(full.edge_capacity, num_labels))
+
+    def _move_labels(
+        self,
+        segment: TGUFWriter | SetsWriter,
+        capacity: int,
+        changes: Sequence[dict[str, Any]] = (),
+        schema: Schema | None = None,
+    ) -> TGUFWriter | SetsWriter:
+        """Move the labels of a segment without edges to a new file, which takes its place.
 
         It cannot be sealed, because the next segment would be named by the same event id.
+        changes, schema: as of `replace_segment`. Returns: the new one, to go on with.
         """
         old = self.state.last
         assert old is not None
-        capacity = 2 * max(old.capacity, num_labels)
-        full.close()
+        segment.close()
+        files = SegmentFiles(self.data_dir, old, self.schema)
+        sets = self.schema.num_edge_sets
+        moved = replace(old, capacity=capacity, rows_per_set=(0,) * sets if sets > 1 else ())
 
         def write(path: Path) -> int:
-            files = SegmentFiles(self.data_dir, old, self.schema)
             with new_segment(path, self.schema, capacity, self.disk) as new:
-                new.append_labels(*files.label_columns(old.num_labels))
+                if old.num_labels:
+                    new.append_labels(*files.label_columns(old.num_labels))
                 new.commit()
-            copy = replace(old, revision=self.state.seq + 1)
+            copy = replace(moved, revision=self.state.seq + 1)
             return SegmentFiles.at(path, copy, self.schema).rows_crc((0, 0), (0, old.num_labels))
 
-        self.replace_segment(replace(old, capacity=capacity), write)
+        self.replace_segment(moved, write, changes, schema)
 
         # Go on appending to the copy.
         self._open_segment()
@@ -434,43 +478,15 @@ class LogWriter:
         self._segment_revision = 0
         return new
 
-    def _open_files(self) -> None:
-        for name in APPENDED:
-            committed = self._committed(name).num_bytes
-            fd = self.disk.open(self.data_dir / name, os.O_RDWR | os.O_CREAT)
-            if os.fstat(fd).st_size < committed:
-                self.disk.close(fd)
-                raise DataDirectoryError(
-                    f"{name} is shorter than the journal says.", "restore it from a backup."
-                )
-            # Bytes behind the committed end are of a commit whose line was never written.
-            self.disk.truncate(fd, committed)
-            self.disk.sync(fd)
-            self._files[name] = fd
-            self.disk.sync_folder((self.data_dir / name).parent)
-
     def _open_segment(self) -> None:
         last = self.state.last
-        if last is None:
-            return
-        if not (self.data_dir / last.path).exists():
-            raise DataDirectoryError(f"{last.path} is gone.", "restore it from a backup.")
-        self._segment_first = last.first_edge
-        self._segment_revision = last.revision
-        path = self.data_dir / last.path
-        labels = last.num_labels
-        if last.rows_per_set:
-            self._segment = SetsWriter.reopen(
-                path, self.schema, last.rows_per_set, labels, last.capacity, self.disk
-            )
-        else:
-            room = last.capacity if self.schema.label_dim else 0
-            self._segment = TGUFWriter.reopen(
-                path, last.num_edges, labels, last.capacity, room, self.disk
-            )
-        # A crash may have left rows of a commit whose line was never written.
-        self._segment.clear_behind(MAX_COMMIT_ROWS)
-        self._segment.raise_counts()
+        if last is not None:
+            self._segment = reopened_segment(self.data_dir, last, self.schema, self.disk)
+            self._segment_first = last.first_edge
+            self._segment_revision = last.revision
+            # A crash may have left rows of a commit whose line was never written.
+            self._segment.clear_behind(MAX_COMMIT_ROWS)
+            self._segment.raise_counts()
 
     def _publish(self) -> None:
         self.disk.write(self._published, self.state.seq.to_bytes(8, "little"), 0)

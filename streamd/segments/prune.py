@@ -11,7 +11,7 @@ import structlog
 from numpy.typing import NDArray
 
 from streamd.events import Bools, Int64
-from streamd.segments.features import SLICE_BYTES, FeatureFile
+from streamd.segments.features import rewritten, slices
 from streamd.segments.journal import NOTHING
 from streamd.segments.layout import FEATURES, feature_row
 from streamd.segments.log import LogWriter
@@ -56,7 +56,7 @@ def pruning(log: LogWriter, is_gone: Callable[[Int64], Bools] = nobody) -> Itera
     newest_N = np.full(log.num_nodes, -1, np.int64)
     num_taken = 0
     has_gone = False
-    for first, rows in _slices(log):
+    for first, rows in slices(log.data_dir, lambda: log.state):
         number = numbers(first, rows)
         newest_N[rows["node"][number - first]] = number
         num_taken += len(number)
@@ -75,35 +75,9 @@ def pruning(log: LogWriter, is_gone: Callable[[Int64], Bools] = nobody) -> Itera
         return rows
 
     if num_pruned or has_gone:
-        for _ in log.replacing(FEATURES, _rewritten(log, without)):
+        pieces = rewritten(log.data_dir, lambda: log.state, without, width)
+        for _ in log.replacing(FEATURES, pieces):
             yield num_pruned
-
-
-def _slices(log: LogWriter) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Yield the committed rows, some at a time, each time with the number of the first; those in
-    holes are left out. It ends where the file ends then, at a slice or at one without rows."""
-    row = feature_row(log.schema.node_feature_dim)
-    file = FeatureFile(log.data_dir)
-    done = 0
-    while done * row.itemsize < log.state.files.get(FEATURES, NOTHING).num_bytes:
-        file.take(log.state)
-        first, rows = file.rows(done)
-        yield first, rows
-        done = first + len(rows)
-
-
-def _rewritten(
-    log: LogWriter, rewrite: Callable[[int, NDArray[np.void]], NDArray[np.void]]
-) -> Iterator[bytes]:
-    """Yield all bytes of the file, with each slice of rows rewritten."""
-    row = feature_row(log.schema.node_feature_dim)
-    done = 0
-    for first, rows in _slices(log):
-        for hole in range(done * row.itemsize, first * row.itemsize, SLICE_BYTES):
-            yield bytes(min(SLICE_BYTES, first * row.itemsize - hole))
-        if len(rows):
-            yield rewrite(first, rows).tobytes()
-        done = first + len(rows)
 
 
 class Pruner:

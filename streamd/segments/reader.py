@@ -61,6 +61,12 @@ class LogReader:
         return self._tail.state
 
     @property
+    def superseded(self) -> bool:
+        """Whether the log goes on with further sets or features, which this reader does not read:
+        open another one."""
+        return self._tail.superseded
+
+    @property
     def num_edges(self) -> int:
         return self.state.num_edges
 

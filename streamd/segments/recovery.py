@@ -9,7 +9,7 @@ import structlog
 
 from streamd.errors import DataDirectoryError, JournalError, LockedError
 from streamd.events import Schema
-from streamd.segments.journal import LogState, journal_files, read_lines
+from streamd.segments.journal import NOTHING, LogState, journal_files, read_lines
 from streamd.segments.layout import APPENDED, EDGE_FOLDERS, EDGES
 from streamd.storage import DISK, SCRATCH, Disk
 
@@ -72,6 +72,26 @@ def replacement(path: Path, revision: int) -> Path:
     """The path at which commit `revision` writes what will replace `path` once its line is
     durable."""
     return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
+
+
+def open_appended(data_dir: Path, state: LogState, disk: Disk) -> dict[str, int]:
+    """Open the files that commits append to, and cut off what a crash left behind their committed
+    ends. Returns: descriptors by path. Raises: DataDirectoryError where one is too short."""
+    files: dict[str, int] = {}
+    for name in APPENDED:
+        committed = state.files.get(name, NOTHING).num_bytes
+        fd = disk.open(data_dir / name, os.O_RDWR | os.O_CREAT)
+        if os.fstat(fd).st_size < committed:
+            disk.close(fd)
+            raise DataDirectoryError(
+                f"{name} is shorter than the journal says.", "restore it from a backup."
+            )
+        # Bytes behind the committed end are of a commit whose line was never written.
+        disk.truncate(fd, committed)
+        disk.sync(fd)
+        files[name] = fd
+        disk.sync_folder((data_dir / name).parent)
+    return files
 
 
 def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamd.errors import TGUFError
 from streamd.events import Float32, Int64
 from streamd.schema import Schema
-from streamd.segments.journal import SegmentState
+from streamd.segments.journal import LogState, SegmentState
 from streamd.segments.layout import LABELS, ORDER, ROW_BITS, SET_SHIFT
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.segments.writer import columns_crc
@@ -128,7 +128,7 @@ class SegmentFiles:
     def schema(self, now: Schema) -> Schema:
         """The schema that the segment was begun with. now: the log's."""
         if not now.edge_sets:
-            return now
+            return replace(now, edge_feature_dim=self.per_set[0].header.msg_dim)
         sets = zip(now.edge_sets, self.per_set, strict=False)
         begun_with = [replace(one, feature_dim=file.header.msg_dim) for one, file in sets]
         return Schema.declared(now.node_sets, begun_with, now.label_dim)
@@ -151,3 +151,12 @@ class SegmentFiles:
         if self.labels is not None and d > c:
             crc = columns_crc([self.labels.column(n, d)[c:] for n in LABEL_COLUMNS], crc)
         return crc
+
+
+def newest_time(data_dir: Path, state: LogState) -> int | None:
+    """Event time of a log's newest edge, microseconds; None before there is one. Raises:
+    TGUFError."""
+    for segment in reversed(state.segments):
+        if segment.num_edges:
+            return SegmentFiles(data_dir, segment, state.schema).newest_us(segment)
+    return None

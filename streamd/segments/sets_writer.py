@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from streamd.errors import CapacityError
+from streamd.errors import CapacityError, DataDirectoryError
 from streamd.events import Float32, Int64
 from streamd.schema import Schema
 from streamd.segments.format import TGUFSchema
+from streamd.segments.journal import SegmentState
 from streamd.segments.layout import LABELS, ORDER, SET_SHIFT
 from streamd.segments.writer import TGUFWriter, columns_crc
 from streamd.storage import DISK, Disk
@@ -191,3 +192,18 @@ def new_segment(
         return SetsWriter(path, schema, capacity, labels, disk)
     room = TGUFSchema(capacity, schema.edge_feature_dim, labels, schema.label_dim)
     return TGUFWriter(path, room, disk)
+
+
+def reopened_segment(
+    data_dir: Path, state: SegmentState, schema: Schema, disk: Disk = DISK
+) -> TGUFWriter | SetsWriter:
+    """Open the segment in progress, to go on behind its committed rows. Raises:
+    DataDirectoryError."""
+    path = data_dir / state.path
+    if not path.exists():
+        raise DataDirectoryError(f"{state.path} is gone.", "restore it from a backup.")
+    labels = state.num_labels
+    if state.rows_per_set:
+        return SetsWriter.reopen(path, schema, state.rows_per_set, labels, state.capacity, disk)
+    room = state.capacity if schema.label_dim else 0
+    return TGUFWriter.reopen(path, state.num_edges, labels, state.capacity, room, disk)

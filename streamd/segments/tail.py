@@ -24,7 +24,9 @@ class _Position(NamedTuple):
 class JournalTail:
     """Follows the journal of a log. Owner: one thread; it holds no lock and writes nothing.
 
-    state: the log's, after the newest commit taken in.
+    It stops before a change of the schema, so that what is made of the log has one schema. state:
+    the log's, after the newest commit taken in. superseded: whether the log goes on with another
+    schema, behind this state.
     """
 
     def __init__(self, data_dir: Path, published: int) -> None:
@@ -35,8 +37,11 @@ class JournalTail:
         self.data_dir = data_dir
         self._file = published
         weakref.finalize(self, os.close, self._file)
+        self.superseded = False
+        self._is_open = False
         self.state, self._position = self._newest_checkpoint(self._published())
         self.refresh()
+        self._is_open = True
 
     @classmethod
     def open(cls, data_dir: Path) -> "JournalTail | None":
@@ -53,7 +58,7 @@ class JournalTail:
         JournalError."""
         published = self._published()
         before = self.state.seq
-        while self.state.seq < published:
+        while self.state.seq < published and not self.superseded:
             self._read_on(published)
         return self.state.seq > before
 
@@ -87,14 +92,14 @@ class JournalTail:
         try:
             file = position.journal.open("rb")
         except FileNotFoundError:
-            self.state, self._position = self._newest_checkpoint(published)
+            self._begin_again(published)
             return
 
         # Apply its lines as long as they are whole and published.
         with file:
             if os.fstat(file.fileno()).st_ino != position.inode:
                 # A writer that started has put a file of its own under this name.
-                self.state, self._position = self._newest_checkpoint(published)
+                self._begin_again(published)
                 return
             file.seek(position.at)
             while self.state.seq < published:
@@ -102,12 +107,26 @@ class JournalTail:
                 fields = decode_line(line) if line else None
                 if fields is None:
                     break
+                after = self.state.after(fields)
+                if self._is_other(after):
+                    return
                 self._position = self._position._replace(at=self._position.at + len(line))
-                self.state = self.state.after(fields)
+                self.state = after
 
         # Nothing read, though more is published: the journal goes on in another file.
         if self.state.seq < published and self.state.seq == start:
             self._follow_roll(published)
+
+    def _is_other(self, state: LogState) -> bool:
+        """Whether a state has another schema than the tail was opened with, which ends it."""
+        self.superseded = self._is_open and state.schema != self.state.schema
+        return self.superseded
+
+    def _begin_again(self, published: int) -> None:
+        """Go over to the newest file, of which the checkpoint is published."""
+        state, position = self._newest_checkpoint(published)
+        if not self._is_other(state):
+            self.state, self._position = state, position
 
     def _follow_roll(self, published: int) -> None:
         """Go over to the journal file that follows the one read to its end. Raises: JournalError
@@ -121,7 +140,7 @@ class JournalTail:
                 self._published() != published
                 or journal_files(self.data_dir / "journal")[0] > journal
             ):
-                self.state, self._position = self._newest_checkpoint(published)
+                self._begin_again(published)
                 return
             raise JournalError(
                 f"Commit {seq + 1} is published, but {journal} does not hold it.",

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
 
 from streamd.errors import DiskError
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
-from streamd.schema import EdgeSet, NodeSet
+from streamd.schema import EdgeSet, Feature, NodeSet
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from tests.builders import compact
+from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 
 SCHEMA = Schema(1, 1, 1)
@@ -45,6 +45,7 @@ class LogMachine(RuleBasedStateMachine):
     def begin(self):
         self.path = Path(tempfile.mkdtemp(prefix="log-machine-"))
         self.commits, self.pending, self.dropped, self.nodes, self.log, self.disk = [], None, 0, 0, None, None
+        self.schema = type(self).schema
         self.open()
         self.reader, self.seen = LogReader.open(self.path), 0
 
@@ -105,18 +106,18 @@ class LogMachine(RuleBasedStateMachine):
         value = rng.normal(size=(edges, 1)).astype(np.float32)
         sets = rng.integers(0, self.schema.num_edge_sets, edges)
         msg = np.concatenate([np.zeros((0, self.schema.edge_feature_dim), np.float32), *(
-            self.schema.edge_rows(n, v[None]) for n, v in zip(sets.tolist(), value, strict=True))])
+            self.row(n, float(v[0])) for n, v in zip(sets.tolist(), value, strict=True))])
         batch = dataclasses.replace(
             empty_batch(self.schema), src_E=src, dst_E=dst, time_E=np.full(edges, when), msg_ED=msg,
             label_node_L=rng.choice(alive, labels), label_time_L=np.full(labels, when),
             label_target_L=np.ones((labels, 1), np.float32), node_F=one, node_row_F=np.array([edges]),
-            node_edge_F=np.array([edges]), node_values_F=np.full((1, 1), seed, np.float32), new_keys=tuple(new),
+            node_edge_F=np.array([edges]), node_values_F=self.node_row(seed), new_keys=tuple(new),
             late_edge=(0,) if late and edges else (), late_time=(when - 7,) if late and edges else (), deletions_X=deletions)
         times = [when - 7 if late and i == 0 else when for i in range(edges)]
         self.pending = {
             "edges": [(int(u), int(v), t, when, float(m[0]), int(n))
                       for u, v, t, m, n in zip(src, dst, times, value, sets, strict=True)],
-            "keys": new, "deletes": [tuple(int(d[n]) for n in ("src", "dst", "time", "edge_set")) for d in deletions]}
+            "keys": new, "feature": (int(one[0]), seed), "deletes": [tuple(int(d[n]) for n in ("src", "dst", "time", "edge_set")) for d in deletions]}
         progress = Progress("c", {"t": "id"}, {"t": {0: Position(len(self.commits) + 1)}})
 
         def run():
@@ -167,6 +168,9 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def tail(self):
         self.reader.refresh()
+        if self.reader.superseded:
+            assert self.reader.num_edges >= self.seen and not self.reader.refresh(), "it stays before the change"
+            self.reader = LogReader.open(self.path)
         assert self.reader.num_edges >= self.seen, "a row that a reader saw is gone"
         self.seen = self.reader.num_edges
         self.agrees(self.reader)
@@ -180,6 +184,19 @@ class LogMachine(RuleBasedStateMachine):
     def counts_add_up(self):
         if self.log is not None:
             assert self.log.num_edges == sum(len(c["edges"]) for c in self.commits)
+
+    def row(self, number, value):
+        """A row of edge features: the first of the set's is the value."""
+        columns = self.schema.edge_columns(number)
+        own = np.zeros((1, columns.stop - columns.start), np.float32)
+        own[:, :1] = value
+        return self.schema.edge_rows(number, own)
+
+    def node_row(self, value):
+        columns = self.schema.node_columns(0)
+        own = np.zeros((1, columns.stop - columns.start), np.float32)
+        own[:, :1] = value
+        return self.schema.node_rows(0, own)
 
     def reserved(self):
         reader = LogReader.open(self.path)
@@ -206,11 +223,14 @@ class LogMachine(RuleBasedStateMachine):
         msg = reader.features_of(shown)
         for i, m in zip(shown.tolist(), msg, strict=True):
             value, number = everything[i][4:]
-            want = self.schema.edge_rows(number, np.full((1, 1), value, np.float32))
+            want = self.row(number, value)
             assert (src[i - first], dst[i - first]) == everything[i][:2] and m.tolist() == want[0].tolist()
         assert reader.edge_sets_of(shown).tolist() == [everything[i][5] for i in shown]
         gone = {u for c in self.commits for u, v, *_ in c["deletes"] if v < 0}
         keys = [k for c in self.commits for k in c["keys"]]
+        newest = dict(c["feature"] for c in self.commits)
+        assert {n: list(v) for n, v in feature_updates(reader) if n not in gone} == {
+            n: self.node_row(v)[0].tolist() for n, v in newest.items() if n not in gone}
         assert gone.isdisjoint(reader.ids.values()) and set(reader.ids) <= set(keys)
         assert len(reader.ids) >= len(keys) - len(gone)
 
@@ -221,13 +241,55 @@ class SetsMachine(LogMachine):
     schema = Schema.declared((NodeSet("n", 1),), [EdgeSet(n, "n", "n", 1) for n in "abc"], 1)
 
 
+X, Y = Feature("x", 1, '{"type":"number"}'), Feature("y", 2, '{"vector":2}')
+
+
+class GrowingMachine(LogMachine):
+    """The same with a log that gets further sets and features while it lives, and may be stopped in the middle of that."""
+
+    schema = SCHEMA
+    stages = (
+        SCHEMA,
+        Schema.declared([NodeSet("default", 1, (X,))], [EdgeSet("default", feature_dim=1, features=(X,)), EdgeSet("b")], 1),
+        Schema.declared([NodeSet("default", 3, (X, Y)), NodeSet("m")],
+                        [EdgeSet("default", feature_dim=1, features=(X,)), EdgeSet("b"), EdgeSet("c", "m", "m", 2, (Y,))], 1),
+        Schema.declared([NodeSet("default", 3, (X, Y)), NodeSet("m", 1, (X,))],
+                        [EdgeSet("default", feature_dim=3, features=(X, Y)), EdgeSet("b"), EdgeSet("c", "m", "m", 2, (Y,))], 1))
+
+    @precondition(lambda self: self.schema is not self.stages[-1])
+    @rule(at=st.integers(0, 2 * CALLS), mode=st.sampled_from(["kill", "torn", "power", "unsynced"]))
+    def extend(self, at, mode):
+        self.survive(self.log.close)
+        if not self.log.closed:
+            self.log.close()
+        self.schema = self.stages[self.stages.index(self.schema) + 1]
+        self.log = None
+        disk = FaultyDisk(at, mode)
+        try:
+            self.open(disk)
+            disk.at = -1
+        except (Crash, DiskError) as error:
+            disk.abandon(self.log)
+            self.open() if isinstance(error, Crash) else self.open(disk_after(disk))
+            if mode == "power":
+                self.reader, self.seen = LogReader.open(self.path), 0
+
+
+def disk_after(disk):
+    """The disk behind a page cache that outlives the process."""
+    disk.at = -1
+    return disk
+
+
 TestLogMachine = LogMachine.TestCase
+TestGrowingMachine = GrowingMachine.TestCase
 TestSetsMachine = SetsMachine.TestCase
 TestSetsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+TestGrowingMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 TestLogMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [LogMachine, SetsMachine])
+@pytest.mark.parametrize("machine", [LogMachine, SetsMachine, GrowingMachine])
 def test_the_machine_for_a_long_time(machine):
     run_state_machine_as_test(machine, settings=settings(TestLogMachine.settings, max_examples=3000, stateful_step_count=60))
