@@ -123,6 +123,11 @@ class VersionError(StreamdError):
     `streamd models list`."""
 
 
+class NewerSchemaError(VersionError):
+    """When a version knows sets or features that the log got since it was opened. Whoever reads the
+    log opens it again."""
+
+
 class DeviceError(StreamdError):
     """When the device asked for is absent or unsupported. The operator sets `device: cpu` or
     installs what is missing."""

@@ -52,12 +52,14 @@ def pack(arrays: Arrays, **more: str) -> bytes:
     return bytes(save(contiguous, {NAME: _metadata(contiguous, more)}))
 
 
-def write_arrays(path: Path, arrays: Arrays, disk: Disk = DISK) -> None:
+def write_arrays(
+    path: Path, arrays: Arrays, disk: Disk = DISK, more: Mapping[str, str] | None = None
+) -> None:
     """Write contiguous arrays durably as a file that `unpack` reads, without a copy of them: a
-    thread that does so hardly stops others. Raises: OSError."""
+    thread that does so hardly stops others. more: as of `pack`. Raises: OSError."""
     # Large elements first, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header = _header({NAME: _metadata(arrays, {})}, dict(ordered))
+    header = _header({NAME: _metadata(arrays, more or {})}, dict(ordered))
 
     # The header, then array after array.
     with replace_durably(path, disk) as scratch:
@@ -96,12 +98,7 @@ def unpack(
     # Read the file; whatever it holds instead of tensors is damage.
     try:
         with safe_open(path, "np") as file:
-            outer = file.metadata() or {}
-            metadata = (
-                msgspec.json.decode(outer[NAME], type=dict[str, str])
-                if NAME in outer
-                else dict(outer)
-            )
+            metadata = _metadata_in(file)
             # The file is not a dict: it cannot be iterated over.
             names = list(file.keys())
             if allocate is None:
@@ -146,6 +143,23 @@ class Column(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     pieces: Iterable[NDArray[Any]]
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """Read the metadata of a file that `pack` made, without its arrays. Raises: FileNotFoundError,
+    CorruptionError."""
+    try:
+        with safe_open(path, "np") as file:
+            return _metadata_in(file)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise CorruptionError(f"{path} is damaged: {error}.", "remove it.") from error
+
+
+def _metadata_in(file: Any) -> dict[str, str]:
+    outer: dict[str, str] = dict(file.metadata() or {})
+    return msgspec.json.decode(outer[NAME], type=dict[str, str]) if NAME in outer else outer
 
 
 def write_columns(

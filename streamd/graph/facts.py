@@ -4,7 +4,7 @@ with every event.
 `streamd.graph.fact_columns` names the columns of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +196,10 @@ class PairFacts:
         """Return facts of the same settings that took in nothing and begin at an edge."""
         return PairFacts(self.half_lives_seconds, self.max_pairs, edge)
 
-    def save(self, path: Path) -> None:
-        """Write the state durably, as a file that `restore` reads. Raises: OSError."""
-        write_arrays(path, self.tensors())
+    def save(self, path: Path, more: Mapping[str, str] | None = None) -> None:
+        """Write the state durably, as a file that `restore` reads. more: metadata. Raises:
+        OSError."""
+        write_arrays(path, self.tensors(), more=more)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, for storing; `edge` among it."""

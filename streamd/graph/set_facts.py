@@ -14,7 +14,10 @@ from streamd.graph.fact_columns import NUM_FACTS, num_facts
 from streamd.graph.facts import PairFacts
 from streamd.schema import Schema
 from streamd.segments.growing import GrowingArray
+from streamd.tensors import metadata_of
 
+NUM_SETS = "edge_sets"
+"""Metadata of a file of facts: the number of edge sets, each with a file beside it."""
 NodeSetOf = Callable[[Int64], Int64]
 """Number of the node set of each node id: int64 of the same shape."""
 
@@ -221,12 +224,19 @@ class SetFacts:
         """
         for number, one in enumerate(self.per_set):
             one.save(beside(path, number))
-        self.all.save(path)
+        more = {NUM_SETS: str(len(self.per_set))} if self.per_set else None
+        self.all.save(path, more)
 
     def restore(self, path: Path) -> bool:
-        """Take over the state in a file, as `PairFacts.restore` does."""
+        """Take over the state in a file, as `PairFacts.restore` does.
+
+        A set that came to the log later has no facts yet. Those of all sets are those of the first
+        where it was the only one.
+        """
+        num_stored = int(metadata_of(path).get(NUM_SETS, "0")) if self.per_set else 0
         for number, one in enumerate(self.per_set):
-            if not one.restore(beside(path, number)):
+            stored = beside(path, number) if num_stored else path
+            if number < max(num_stored, 1) and not one.restore(stored):
                 return False
             self._places[number] = GrowingArray(np.int64)
         self._num_sorted = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from streamd.schema import Schema
 from streamd.storage import StoredFile
 from streamd.windows import Window
 
@@ -35,7 +36,7 @@ class Candidate:
     edge: event id up to which memory has advanced. memory: writes the
     files of the memory and names them. seq: the log's commit it was made at. memory_us:
     event time of memory, microseconds. parent: name of the version that learning began from. facts:
-    names of the fact columns that the weights know.
+    names of the fact columns that the weights know. schema: of the log.
     """
 
     window: Window
@@ -46,6 +47,7 @@ class Candidate:
     memory_us: int
     parent: str
     facts: tuple[str, ...]
+    schema: Schema
     scores: Scores
     learned: TrainResult
 

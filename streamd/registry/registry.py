@@ -21,7 +21,7 @@ from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings, schema_of
+from streamd.settings import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 
@@ -151,7 +151,7 @@ class Registry:
             parent=candidate.parent,
             # Learning goes on from the version only where model and window are the same.
             model=s.model.model_dump(mode="json"),
-            schema=schema_of(s).fields(),
+            schema=candidate.schema.fields(),
             window_seconds=s.windows.width_seconds,
             training=s.training.model_dump(mode="json"),
             scores=candidate.scores,

@@ -35,10 +35,11 @@ class FeatureFile:
         self._num_bytes = 0
         self._row = feature_row(0)
 
-    def take(self, state: LogState) -> None:
-        """Show what is committed as of a state. Raises: DataDirectoryError where the file is
-        gone."""
+    def take(self, state: LogState) -> bool:
+        """Show what is committed as of a state. Returns: whether the file was opened, which may be
+        of a newer state. Raises: DataDirectoryError where the file is gone."""
         committed = state.files.get(FEATURES, NOTHING)
+        opened = False
         if committed.num_bytes and committed.revision != self._revision:
             try:
                 file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -50,8 +51,14 @@ class FeatureFile:
             self._close = weakref.finalize(self, os.close, file)
             self._file = file
             self._revision = committed.revision
+            opened = True
         self._num_bytes = committed.num_bytes
         self._row = feature_row(state.schema.node_feature_dim)
+        return opened
+
+    def leave_out(self) -> None:
+        """Show no rows: the file that was opened may have rows of another width."""
+        self._num_bytes = 0
 
     def rows(self, number: int) -> tuple[int, NDArray[np.void]]:
         """Read a slice of rows from row `number` on, or from behind the hole that it lies in.
@@ -61,7 +68,7 @@ class FeatureFile:
         """
         width = self._row.itemsize
         at = self._behind_hole(number * width) // width * width
-        size = min(max(SLICE_BYTES // width, 1) * width, self._num_bytes - at)
+        size = min(max(SLICE_BYTES // width, 1) * width, max(self._num_bytes - at, 0))
         data = os.pread(self._file, size, at) if size else b""
         if len(data) != size:
             raise DataDirectoryError(
@@ -71,7 +78,7 @@ class FeatureFile:
 
     def _behind_hole(self, offset: int) -> int:
         """The first offset from one on that is in no hole: pruned rows take no time to read."""
-        if offset == self._num_bytes:
+        if offset >= self._num_bytes:
             return offset
         try:
             return min(os.lseek(self._file, offset, os.SEEK_DATA), self._num_bytes)

@@ -52,8 +52,14 @@ class LogReader:
         keep_keys: whether nodes are asked for by key; the keys of a million take 0.2 GB.
         Raises: JournalError, TGUFError, DataDirectoryError.
         """
-        tail = JournalTail.open(data_dir)
-        return None if tail is None else cls(tail, keep_keys)
+        while (tail := JournalTail.open(data_dir)) is not None:
+            try:
+                return cls(tail, keep_keys)
+            except TGUFError:
+                # The schema may have changed since the tail was opened.
+                if not tail.superseded:
+                    raise
+        return None
 
     @property
     def state(self) -> LogState:
@@ -62,8 +68,8 @@ class LogReader:
 
     @property
     def superseded(self) -> bool:
-        """Whether the log goes on with further sets or features, which this reader does not read:
-        open another one."""
+        """Whether the log goes on with further sets or features, which this reader does not read.
+        It stays as it is: open another one."""
         return self._tail.superseded
 
     @property
@@ -89,24 +95,33 @@ class LogReader:
 
     def refresh(self) -> bool:
         """Take in what was committed since the last call. Returns: whether anything was."""
+        before = self.state
         if not self._tail.refresh():
             return False
-        self._take_in()
+        try:
+            self._take_in()
+        except TGUFError:
+            if not self.superseded:
+                raise
+            self._tail.state = before
+            return False
         return True
 
     def _take_in(self) -> None:
         """Read what the tail's state has more than was read before."""
-        # Deletes come last: they name nodes and edges that must be known.
+        # A file may have been dropped or replaced between the journal's line and our opening it.
         while True:
             try:
                 self._segments.take(self.state)
-                break
+                if not self._features.take(self.state) or not self._tail.refresh():
+                    break
             except TGUFError:
-                # A segment may have been dropped between the journal's line and our opening its
-                # file.
                 if not self._tail.refresh():
                     raise
-        self._features.take(self.state)
+        if self.superseded:
+            self._features.leave_out()
+
+        # Deletes come last: they name nodes and edges that must be known.
         self._take_keys()
         self._take_deletions()
 

@@ -24,9 +24,9 @@ class _Position(NamedTuple):
 class JournalTail:
     """Follows the journal of a log. Owner: one thread; it holds no lock and writes nothing.
 
-    It stops before a change of the schema, so that what is made of the log has one schema. state:
-    the log's, after the newest commit taken in. superseded: whether the log goes on with another
-    schema, behind this state.
+    It ends where the schema changes, so that what is made of the log has one schema. state: the
+    log's, after the newest commit taken in. superseded: whether the log goes on with another schema
+    behind it; the state then stays as it is.
     """
 
     def __init__(self, data_dir: Path, published: int) -> None:
@@ -57,10 +57,13 @@ class JournalTail:
         """Read what was committed since the last call. Returns: whether anything was. Raises:
         JournalError."""
         published = self._published()
-        before = self.state.seq
+        before = self.state
         while self.state.seq < published and not self.superseded:
             self._read_on(published)
-        return self.state.seq > before
+        # Commits before the change may name files that are gone by now: none of them is taken in.
+        if self.superseded:
+            self.state = before
+        return self.state.seq > before.seq
 
     def published_at(self) -> float:
         """Wall time, in seconds, at which the newest commit was shown to readers."""

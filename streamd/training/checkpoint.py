@@ -18,13 +18,15 @@ from crc32c import crc32c
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from streamd.errors import CorruptionError, VersionError
+from streamd.errors import CorruptionError, SchemaError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
-from streamd.models import Memory
+from streamd.models import Memory, build_model
 from streamd.models.link import with_all_facts
 from streamd.models.memory_files import read_memory
 from streamd.registry.manifest import MEMORY
+from streamd.schema import Schema
+from streamd.schema_change import check_extends
 from streamd.segments.journal import LogState
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
@@ -48,7 +50,8 @@ class Cursor:
     compared: the fields of `Comparison`, in their order.
     settings, build: what must be equal for learning to go on, and for it to give the same bits.
     replay: index of the replay store. tail: first event ids of the held-out chunks.
-    sets: names of the edge sets. format: number of the stores' format.
+    schema: the log's; empty in checkpoints from before a log could extend its own.
+    sets: reserved. format: number of the stores' format.
     checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
     memory: CRC32C of each file of the memory; none before format 4, where tensors hold it.
     """
@@ -67,6 +70,7 @@ class Cursor:
     build: dict[str, Any] = field(default_factory=dict)
     replay: dict[str, Any] = field(default_factory=dict)
     tail: list[int] = field(default_factory=list)
+    schema: dict[str, Any] = field(default_factory=dict)
     sets: tuple[str, ...] = EDGE_SETS
     format: int = FORMAT
     checksum: str = ""
@@ -177,7 +181,8 @@ def load_checkpoint(
 ) -> list[StoredFile]:
     """Restore the newest checkpoint into `learner`. cursor: as `read_cursor` gave it.
 
-    Returns: the files of the memory, none in a checkpoint before format 4.
+    Returns: the files of the memory; none in a checkpoint before format 4, or where the schema was
+    extended since.
     Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError
     where a tensor of it is not finite.
     """
@@ -206,30 +211,33 @@ def load_checkpoint(
                     "none is needed.",
                 )
 
-    # Weights, optimizer, memory.
-    learner.model.restore(parts["model"])
-    optimizer = learner.optimizer.state_dict()
-    shapes = [p.shape for group in learner.optimizer.param_groups for p in group["params"]]
-    for name, tensor in parts.get("optimizer", {}).items():
-        number, key = name.split(".")
-        full = with_all_facts(tensor, shapes[int(number)])
-        optimizer["state"].setdefault(int(number), {})[key] = full
-    learner.optimizer.load_state_dict(optimizer)
-    device = learner.model.device
+    # Weights, optimizer and memory, of the schema that the log had then.
+    schema = log.schema
+    made_on = Schema.restored(cursor.schema) if cursor.schema else schema
+    model, optimizer = learner.model, learner.optimizer
+    if made_on != schema:
+        _check_extends(path, made_on, schema)
+        model = build_model(model.settings, made_on, 0, model.device)
+        optimizer = model.optimizer(learner.learning_rate)
+    model.restore(parts["model"])
+    _restore_optimizer(optimizer, parts.get("optimizer", {}))
     files = [
         StoredFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
     ]
     at = cursor.memory_edge, cursor.memory_us
     if files:
-        widths = learner.memory.dim, learner.memory.pending_features.shape[1]
+        widths = learner.memory.dim, made_on.edge_feature_dim
         try:
-            learner.memory = read_memory(files, *at, widths, device)
+            learner.memory = read_memory(files, *at, widths, model.device)
         except VersionError as error:
             raise CorruptionError(
                 f"The trainer's checkpoint {path} is damaged: {error}", "none is needed."
             ) from None
     else:
-        learner.memory = Memory.restored(parts["memory"], *at, device)
+        learner.memory = Memory.restored(parts["memory"], *at, model.device)
+    if made_on != schema:
+        learner.widen(model, optimizer, made_on)
+        files = []
 
     # The held-out tail, the count of windows and the replay store.
     learner.tail = []
@@ -237,10 +245,32 @@ def load_checkpoint(
         fields = {
             k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)
         }
-        chunk = ReplayChunk.restored(edge, fields)
-        if chunk.num_facts == learner.model.num_facts:
+        chunk = ReplayChunk.restored(edge, fields).widened(made_on, schema)
+        if chunk is not None:
             learner.tail.append(chunk)
     learner.num_learned = cursor.num_learned
-    learner.replay.restore(cursor.replay, learner.model.num_facts)
+    learner.replay.restore(cursor.replay, made_on, schema)
     learner.begin()
     return files
+
+
+def _check_extends(path: Path, made_on: Schema, schema: Schema) -> None:
+    """Check that the log's schema extends the checkpoint's. Raises: VersionError."""
+    try:
+        check_extends(made_on, schema)
+    except SchemaError as error:
+        raise VersionError(
+            f"The trainer's checkpoint {path} is not of this log: {error}",
+            "remove train/ and models/, or restore the log.",
+        ) from None
+
+
+def _restore_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+    """Take over an optimizer's stored tensors, which are named by the number of the parameter."""
+    state = optimizer.state_dict()
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in tensors.items():
+        number, key = name.split(".")
+        full = with_all_facts(tensor, shapes[int(number)])
+        state["state"].setdefault(int(number), {})[key] = full
+    optimizer.load_state_dict(state)

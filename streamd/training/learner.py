@@ -21,7 +21,9 @@ from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model,
 from streamd.models.dropout import dropout_key
 from streamd.models.inputs import joined, joined_inputs
 from streamd.models.labels import LabelInputs
+from streamd.models.widening import widened_memory, widened_model, widened_optimizer
 from streamd.registry.candidate import TrainResult
+from streamd.schema import Schema
 from streamd.segments.deletions import Deletions
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -256,6 +258,20 @@ class Learner:
             self.restore_weights(*backup)
             self.observe()
 
+    @property
+    def learning_rate(self) -> float:
+        return self._training.learning_rate
+
+    def widen(self, model: LinkModel, optimizer: torch.optim.AdamW, made_on: Schema) -> None:
+        """Go on from a model and its optimizer that learned before the log's schema was extended.
+
+        made_on: the schema of `memory`, the model and the optimizer.
+        """
+        schema = self.model.schema
+        self.model = widened_model(model, schema)
+        self.optimizer = widened_optimizer(optimizer, model, self.learning_rate, self.model)
+        self.memory = widened_memory(self.memory, made_on, schema)
+
     def take_over(self, other: "Learner") -> None:
         """Copy another learner's weights, optimizer, memory and past. The other does not change."""
         self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
@@ -312,7 +328,7 @@ class Learner:
         """Replace the weights and the optimizer's state; None makes a fresh optimizer."""
         self.model.restore(weights)
         if optimizer is None:
-            self.optimizer = self.model.optimizer(self._training.learning_rate)
+            self.optimizer = self.model.optimizer(self.learning_rate)
         else:
             # A copy, because it would go on in the tensors it is given.
             self.optimizer.load_state_dict(copy.deepcopy(optimizer))

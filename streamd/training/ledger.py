@@ -9,6 +9,7 @@ from typing import Literal
 
 import structlog
 
+from streamd.errors import VersionError
 from streamd.graph.live import LiveGraph
 from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
@@ -215,6 +216,7 @@ class Ledger:
                 build=build_facts(learner.model.device.type),
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],
+                schema=learner.model.schema.fields(),
             ),
         )
 
@@ -252,6 +254,7 @@ class Ledger:
 
         Raises: as `load_checkpoint`.
         """
+        cursor = self._with_schema(cursor)
         files = load_checkpoint(self._checkpoints, cursor, learner, state)
         self._memory.resume(files, learner.memory)
         self._history_bytes = cursor.history_bytes
@@ -263,6 +266,16 @@ class Ledger:
                 now=build,
                 meaning="resumed weights may differ in the last bits",
             )
+
+    def _with_schema(self, cursor: Cursor) -> Cursor:
+        """A cursor with the schema that its checkpoint was written under, which older releases said
+        in the manifests of versions only."""
+        if cursor.schema or not cursor.champion:
+            return cursor
+        try:
+            return replace(cursor, schema=self._versions.manifest(cursor.champion).schema)
+        except (VersionError, OSError):
+            return cursor
 
     def begin_with_new_settings(self, cursor: Cursor) -> None:
         """Drop what was begun under a checkpoint's settings that are no longer the trainer's."""

@@ -4,7 +4,7 @@ Each chunk is self-contained: it holds its inputs and the memory states that the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from streamd.errors import CorruptionError
 from streamd.models import LinkInputs
 from streamd.models.inputs import without_deleted
+from streamd.models.widening import fits, widened_inputs
+from streamd.schema import Schema
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
 from streamd.storage import write_durably
@@ -54,10 +56,17 @@ class ReplayChunk:
         state = tensors.pop("state_MD")
         return cls(first_edge, LinkInputs.restored(tensors), state)
 
-    @property
-    def num_facts(self) -> int:
-        """Facts that it was recorded with."""
-        return self.inputs.facts_ECF.shape[-1]
+    def widened(self, made_on: Schema, schema: Schema) -> "ReplayChunk | None":
+        """The chunk under a schema; the same object where it was recorded under it.
+
+        made_on: a schema that it may have been recorded under instead. Returns: None where it has
+        other widths, as where an older release recorded fewer facts.
+        """
+        if fits(self.inputs, schema):
+            return self
+        if not fits(self.inputs, made_on):
+            return None
+        return replace(self, inputs=widened_inputs(self.inputs, made_on, schema))
 
 
 class ReplayStore:
@@ -156,11 +165,13 @@ class ReplayStore:
         """The index that a checkpoint stores; the chunks themselves are files already."""
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
-    def restore(self, index: dict[str, list[int] | int], num_facts: int) -> None:
+    def restore(self, index: dict[str, list[int] | int], made_on: Schema, schema: Schema) -> None:
         """Load the chunks that a checkpoint's index names.
 
-        A store that has become smaller takes a sample of them. A chunk that cannot be read is
-        logged and left out, and so is one that was recorded with another number of facts.
+        made_on: the log's schema as of the checkpoint. schema: the log's now; chunks from before it
+        was extended are widened. A store that has become smaller takes a sample of them. A chunk
+        that cannot be read is logged and left out, and so is one that was recorded with another
+        number of facts.
         """
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
@@ -170,13 +181,17 @@ class ReplayStore:
         for name in self._fitting(names):
             try:
                 arrays = unpack(self._file(name))[0]
-                chunk = ReplayChunk.restored(
+                read = ReplayChunk.restored(
                     name, {n: torch.from_numpy(a) for n, a in arrays.items()}
                 )
-                if chunk.num_facts == num_facts:
-                    self._chunks.append(chunk)
-                else:
+                chunk = read.widened(made_on, schema)
+                if chunk is None:
                     num_left_out += 1
+                    continue
+                if chunk is not read:
+                    # The next checkpoint says that all are of the schema now.
+                    self._store(chunk)
+                self._chunks.append(chunk)
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",

@@ -283,6 +283,7 @@ class Trainer:
                 memory_us=learner.memory.now_us,
                 parent=step.version,
                 facts=FACT_NAMES,
+                schema=self.log.state.schema,
                 scores=scores,
                 learned=learned,
             ),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from streamd.errors import VersionError
+from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
@@ -32,7 +33,7 @@ def memory():
 
 def candidate(n, learned=None):
     return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))}, memory=memory,
-                     memory_us=5, parent="", facts=("met",), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
+                     memory_us=5, parent="", facts=("met",), schema=Schema(), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
 
 
 def learned_as(finite=True, after=0.6):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from streamd.graph import NUM_FACTS
 from streamd.training.replay import ReplayChunk, ReplayStore
 from tests.training.test_learner import run, world
 
@@ -62,19 +61,20 @@ def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
         disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
     disk.sweep()
     other = ReplayStore(tmp_path / "replay", 3, 0)
-    other.restore(disk.index(), NUM_FACTS)
+    other.restore(disk.index(), log.state.schema, log.state.schema)
     assert len(list((tmp_path / "replay").glob("*.safetensors"))) == 3
     assert [c.first_edge for c in other.draw(10**6, 4)] == [c.first_edge for c in disk.draw(10**6, 4)]
 
 
 def test_chunks_that_an_older_release_recorded_with_fewer_facts_are_left_out_and_told(tmp_path):
-    learner, _, _ = run(*world(tmp_path))
+    s, log = world(tmp_path)
+    learner, _, _ = run(s, log)
     chunk, store = learner.replay.chunks[0], ReplayStore(tmp_path / "replay", 8, 0)
     older = dataclasses.replace(chunk, inputs=dataclasses.replace(chunk.inputs, facts_ECF=chunk.inputs.facts_ECF[..., :19]))
     for edge, recorded in enumerate((older, chunk, older)):
         store.offer(dataclasses.replace(recorded, first_edge=edge))
     again = ReplayStore(tmp_path / "replay", 8, 0)
     with capture_logs() as logs:
-        again.restore(store.index(), NUM_FACTS)
+        again.restore(store.index(), log.state.schema, log.state.schema)
     assert [c.first_edge for c in again.chunks] == [1]
     assert [entry["chunks"] for entry in logs if entry["event"] == "replay_chunks_left_out"] == [2]
