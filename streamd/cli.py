@@ -5,6 +5,7 @@ what they need only when they run, so that `streamd --help` loads neither torch 
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,8 +64,9 @@ def run(
     ] = None,
 ) -> None:
     """Run the daemon: ingest, train and serve, until a signal."""
-    from streamd.daemon import Supervisor, run_role
+    from streamd.daemon import run_role
     from streamd.roles import ROLES, check_name
+    from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
@@ -74,7 +76,8 @@ def run(
         if name is not None:
             raise SettingsError("--name is of a server alone.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
-        raise typer.Exit(Supervisor(settings).run())
+        read = partial(settings_of, config, data_dir)
+        raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs it, alone or as the supervisor's child.
     if role not in ROLES:

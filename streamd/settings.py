@@ -45,6 +45,7 @@ from streamd.settings_tree import (
     leaves,
     node_sets,
     schema_of,
+    with_schema,
 )
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "TrainingSettings",
     "WindowSettings",
     "as_environment",
+    "changed",
     "edge_sets",
     "effective",
     "has_keys",
@@ -74,6 +76,7 @@ __all__ = [
     "load_settings",
     "node_sets",
     "schema_of",
+    "with_schema",
 ]
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
@@ -199,6 +202,18 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
 
     check_sources(s.sources, node_sets(s), edge_sets(s), schema)
     return s.model_copy(update={"stream": stream, "kafka": kafka})
+
+
+def changed(old: Settings, new: Settings) -> list[str]:
+    """The settings that differ, by dotted key."""
+
+    def value(settings: Settings, path: tuple[str, ...]) -> Any:
+        out: Any = settings
+        for name in path:
+            out = getattr(out, name)
+        return out
+
+    return [".".join(path) for path in leaves() if value(old, path) != value(new, path)]
 
 
 def effective(settings: Settings) -> dict[str, Any]:

@@ -14,7 +14,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
-from streamd.settings_sets import EdgeSetSettings, SetSettings, declared_schema
+from streamd.settings_sets import (
+    EdgeSetSettings,
+    SetSettings,
+    declarations_of,
+    declared_schema,
+)
 from streamd.settings_sources import SourceSettings
 
 PREFIX = "STREAMD_"
@@ -461,6 +466,21 @@ def schema_of(settings: Settings) -> Schema:
     s = settings.stream
     widths = s.edge_feature_dim, s.node_feature_dim, s.label_dim
     return declared_schema(settings.graph.node_sets, settings.graph.edge_sets, widths)
+
+
+def with_schema(settings: Settings, schema: Schema) -> Settings:
+    """The settings with the declared sets and features of a log; where it declares none, as they
+    are."""
+    if not schema.edge_sets:
+        return settings
+    nodes, edges = declarations_of(schema)
+    graph = settings.graph.model_copy(update={"node_sets": nodes, "edge_sets": edges})
+    widths = {
+        "edge_feature_dim": schema.edge_feature_dim,
+        "node_feature_dim": schema.node_feature_dim,
+    }
+    stream = settings.stream.model_copy(update=widths)
+    return settings.model_copy(update={"graph": graph, "stream": stream})
 
 
 def leaves(

@@ -13,11 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 import streamd
-from streamd import daemon
-from streamd.daemon import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir, run_role
+from streamd import daemon, supervisor
+from streamd.daemon import run_role
 from streamd.errors import LockedError, SettingsError
 from streamd.processes import PYTHON
 from streamd.roles import ROLES, make_folder
+from streamd.segments.log import LogWriter
+from streamd.settings import schema_of
+from streamd.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from tests.builders import settings
 
 BEAT = """
@@ -32,12 +35,13 @@ class Roles:
     beats: data directory in which the first start of each leaves a heartbeat, None for no heartbeat."""
 
     def __init__(self, monkeypatch, beats=None, **ends):
-        self.ends, self.started, popen = ends, [], daemon.subprocess.Popen
-        self.newest, self.handlers = {}, {}
+        self.ends, self.started, popen = ends, [], supervisor.subprocess.Popen
+        self.newest, self.handlers, self.environments = {}, {}, []
 
         def start(command, env):
             role = command[-1]
             self.started.append(role)
+            self.environments.append(env)
             statuses = self.ends.get(role, [])
             code = BEAT if beats and self.started.count(role) == 1 else ""
             code += f"raise SystemExit({statuses.pop(0)})" if statuses else "import time; time.sleep(600)"
@@ -45,11 +49,11 @@ class Roles:
             self.newest[role] = popen([sys.executable, "-c", code], env=env | {"BEAT": beat})
             return self.newest[role]
 
-        monkeypatch.setattr(daemon.subprocess, "Popen", start)
-        monkeypatch.setattr(daemon.signal, "signal", self.handlers.__setitem__)
-        monkeypatch.setattr(daemon, "MAX_BACKOFF_SECONDS", 0.01)
+        monkeypatch.setattr(supervisor.subprocess, "Popen", start)
+        monkeypatch.setattr(supervisor.signal, "signal", self.handlers.__setitem__)
+        monkeypatch.setattr(supervisor, "MAX_BACKOFF_SECONDS", 0.01)
 
-    def watched(self, supervisor, until=lambda: False, seconds=20):
+    def watched(self, daemon, until=lambda: False, seconds=20):
         """Run a supervisor, and send it SIGTERM when something is true or after so long. Returns: its exit status."""
         ended = threading.Event()
 
@@ -63,7 +67,7 @@ class Roles:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            return supervisor.run()
+            return daemon.run()
         finally:
             ended.set()
             watcher.join()
@@ -120,7 +124,7 @@ def test_a_data_dir_that_may_not_be_written_is_refused_in_words(tmp_path, monkey
 
 def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
     monkeypatch.setattr(daemon, "configure_logs", lambda *_: None)
-    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     monkeypatch.setattr(daemon, "end_with_parent", lambda: None)
     monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
     (tmp_path / "roles").write_text("in the way")
@@ -152,7 +156,7 @@ def test_no_child_imports_what_lies_in_the_current_directory(tmp_path, monkeypat
     for name in ("json", "torch", "streamd"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     s = settings(tmp_path / "data", kafka__client={"no_such_key": 1})
     assert Supervisor(s, ("ingest",)).run() == REFUSED, "it came as far as its settings"
     found = subprocess.run([*PYTHON, "-c", "from importlib.util import find_spec; print(find_spec('torch').origin)"],
@@ -165,3 +169,38 @@ def test_every_child_that_is_a_python_is_started_so():
     named = {path.name for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
              if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"}
     assert named == {"processes.py"}
+
+
+SETS = {"graph__edge_sets": {"views": {"features": {"seconds": "number"}}}}
+MORE_SETS = {"graph__edge_sets": {"views": {"features": {"seconds": "number", "clicks": "number"}}, "buys": {}}}
+
+
+@pytest.mark.parametrize(("then", "says"), [
+    (MORE_SETS, ""), (SETS | {"training__epochs": 7}, "Only a restart takes over training.epochs"),
+    ({"graph__edge_sets": {"buys": {}}}, "The log has the edge sets views, the settings say buys"), (None, "unknown")])
+def test_at_a_hangup_ingest_alone_starts_again_with_further_sets_and_nothing_else_is_taken(tmp_path, monkeypatch, then, says):
+    before = settings(tmp_path, **SETS)
+    LogWriter(tmp_path, schema_of(before)).close()
+
+    def read():
+        if then is None:
+            raise SettingsError("a setting is unknown")
+        return settings(tmp_path, **then)
+
+    roles = Roles(monkeypatch)
+    told = []
+
+    def until():
+        if len(roles.started) == 3 and not told:
+            told.append(True)
+            roles.handlers[signal.SIGHUP](signal.SIGHUP, None)
+        return any(x["event"] == "reload_refused" for x in said) if says else len(roles.started) == 4
+
+    with capture_logs() as said:
+        roles.watched(Supervisor(before, read=read), until, 10)
+    refused = [x["error"] for x in said if x["event"] == "reload_refused"]
+    if says:
+        assert len(refused) == 1 and says in refused[0] and len(roles.started) == 3
+    else:
+        assert refused == [] and roles.started == [*ROLES, "ingest"]
+        assert "clicks" in roles.environments[-1]["STREAMD_GRAPH__EDGE_SETS"]

@@ -414,7 +414,8 @@ class LogWriter:
 
             # The newest journal file begins with the schema, so that a start reads one file.
             self._journal.roll(self.state)
-        logger.info("schema_extended", **schema.fields())
+        edge_sets, node_sets = schema.edge_set_names, schema.node_set_names
+        logger.info("schema_extended", edge_sets=edge_sets, node_sets=node_sets)
 
     def _larger_segment(
         self, full: TGUFWriter | SetsWriter, num_labels: int

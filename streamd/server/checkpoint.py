@@ -20,12 +20,14 @@ INDEX = "memory.json"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredMemory:
     """The memory of a version as it was stored: its cut, the time of the last event before it in
-    microseconds, and name and CRC32C of each file, in order."""
+    microseconds, and name and CRC32C of each file, in order. feature_dim: width of its messages'
+    edge features, None where an older release did not say."""
 
     version: str
     edge: int
     now_us: int
     files: tuple[tuple[str, str], ...]
+    feature_dim: int | None = None
 
 
 class MemoryStore:
@@ -48,6 +50,7 @@ class MemoryStore:
             edge=memory.edge,
             now_us=memory.now_us,
             files=tuple((file.path.name, file.checksum) for file in files),
+            feature_dim=memory.pending_features.shape[1],
         )
         write_durably(self._folder / INDEX, msgspec.json.encode(asdict(stored)))
         self._files.sweep()

@@ -19,6 +19,7 @@ from streamd.errors import StreamdError
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
+from streamd.schema import Schema
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.commit_watch import CommitWatch
@@ -85,6 +86,8 @@ class Engine:
         self._registry = registry
         self._beat = beat
         self._on_failure = on_failure
+        self.on_schema: Callable[[Schema], None] = lambda _: None
+        """Called with the log's schema whenever a graph begins to answer."""
 
         # What answers, and what is to answer next.
         self.status = EngineStatus()
@@ -187,6 +190,7 @@ class Engine:
         manifest, model = self._champion()
         view = ServerGraph(self._settings, reader, model, self._beat.name)
         self._rebuild = Rebuild(None if manifest is None else view.retention.memory_edge(manifest))
+        self.on_schema(reader.state.schema)
         return view
 
     def _champion(self) -> tuple[Manifest | None, ModelSettings]:
@@ -227,9 +231,10 @@ class Engine:
         # One assignment each, between two passes of answers: no request sees half a swap.
         self._served = state.served
         self._view = state.view
-        manifest = state.served.manifest
-        self.status.version = manifest.name
-        self.status.trained_until_us = manifest.window_end_us
+        manifest = None if state.served is None else state.served.manifest
+        self.status.version = RULE if manifest is None else manifest.name
+        self.status.trained_until_us = None if manifest is None else manifest.window_end_us
+        self.on_schema(state.view.log.state.schema)
         return state.view
 
     def _stop_serving(self, error: str) -> None:

@@ -48,6 +48,13 @@ class Forwarder:
         self._producer: Any = None
         self._lock = threading.Lock()
 
+    def declare(self, settings: Settings) -> None:
+        """Check events by other declarations of sets and features from now on."""
+        with self._lock:
+            self._settings = settings
+            self._schema = schema_of(settings)
+            self._decoder = None
+
     @property
     def topic(self) -> str:
         """The topic that events go to."""

@@ -84,6 +84,9 @@ class LoadedVersion:
         if not self.memory.edge < stored.edge <= num_edges:
             return
         widths = self.memory.dim, self.memory.pending_features.shape[1]
+        if stored.feature_dim not in (None, widths[1]):
+            # It was stored before the log got further sets or features.
+            return
         try:
             self.memory = read_memory(
                 store.files_of(stored),

@@ -24,8 +24,9 @@ class Rebuild:
 
         # The events that memory advanced over, and those of the version's own graph.
         if isinstance(swap, CatchingUp):
-            self._memory_edge = swap.from_edge
-            done += swap.served.memory.edge - swap.from_edge
+            if swap.served is not None:
+                self._memory_edge = swap.from_edge
+                done += swap.served.memory.edge - swap.from_edge
             if swap.view is not view:
                 done = done + swap.view.taken_in[0]
                 total = total + swap.view.taken_in[1]

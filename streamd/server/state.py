@@ -6,12 +6,13 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 
 from streamd.registry import Registry
+from streamd.schema import Schema
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
 from streamd.server.sets import Sets
 from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
-from streamd.settings import Settings, schema_of
+from streamd.settings import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
@@ -22,7 +23,8 @@ OTHER_ROLES = ("ingest", "train")
 class ServerState:
     """Holds what the routes share. The caller of `create_app` makes it once.
 
-    Nothing in it changes but the engine's state, and `draining` once.
+    Nothing in it changes but the engine's state, `draining` once, and what follows from the log's
+    schema, where that is extended.
     """
 
     def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
@@ -36,6 +38,15 @@ class ServerState:
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
         self.sets = Sets(schema_of(settings))
+        engine.on_schema = self._take_schema
+
+    def _take_schema(self, schema: Schema) -> None:
+        """Take over the sets and features of the log, which may have more than the settings that
+        the server began with."""
+        if schema != schema_of(self.settings):
+            self.settings = with_schema(self.settings, schema)
+            self.sets = Sets(schema)
+            self.forwarder.declare(self.settings)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns, idle or busy, and when it last did, in words."""

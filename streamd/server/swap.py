@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from streamd.errors import StreamdError
+from streamd.errors import NewerSchemaError, StreamdError
 from streamd.gpu import choose_device
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
@@ -31,22 +31,26 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A version is loaded by a thread of its own. since: monotonic time at which it was noticed."""
+    """A version is loaded by a thread of its own. since: monotonic time at which it was noticed.
 
-    name: str
+    name: None for the rule, which needs no more than the graph.
+    """
+
+    name: str | None
     since: float
-    loaded: Future[tuple[LoadedVersion, ServerGraph]]
+    loaded: Future[tuple[LoadedVersion | None, ServerGraph]]
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """A version's memory, and a graph of its own where it needs other facts, advance to the end of
-    the log.
+    """A version's memory, and a graph of its own where it needs other facts or the log got further
+    sets or features, advance to the end of the log.
 
-    since: as in `Loading`. from_edge: event id at which its memory began.
+    served: None for the rule. since: as in `Loading`. from_edge: event id at which its memory
+    began.
     """
 
-    served: LoadedVersion
+    served: LoadedVersion | None
     view: ServerGraph
     since: float
     from_edge: int
@@ -54,9 +58,9 @@ class CatchingUp:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """A version is to serve from now on, with this graph."""
+    """A version is to serve from now on, or the rule, with this graph."""
 
-    served: LoadedVersion
+    served: LoadedVersion | None
     view: ServerGraph
 
 
@@ -132,7 +136,7 @@ class Swap:
             return Idle()
         self._looked_at = now
         name = self._wanted()
-        if name is None or name == serving:
+        if not view.log.superseded and (name is None or name == serving):
             return Idle()
         return Loading(name, now, self._load(name, view))
 
@@ -146,46 +150,72 @@ class Swap:
         metrics.champion_not_served.set(names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
 
-    def _load(self, name: str, view: ServerGraph) -> Future[tuple[LoadedVersion, ServerGraph]]:
-        future: Future[tuple[LoadedVersion, ServerGraph]] = Future()
+    def _load(
+        self, name: str | None, view: ServerGraph
+    ) -> Future[tuple[LoadedVersion | None, ServerGraph]]:
+        future: Future[tuple[LoadedVersion | None, ServerGraph]] = Future()
 
         def load() -> None:
             try:
-                device = choose_device(self._settings.server.device)
-                served = LoadedVersion.restored(
-                    self._registry.load(name), view.log.state.schema, device, self._memories
-                )
-                served.take_memory(view.retention.memory, view.log.num_edges)
-                suits = view.suits(served.model.settings)
-                future.set_result(
-                    (served, view if suits else self._other_view(served, view.retention.name))
-                )
+                future.set_result(self._loaded_with_view(name, view))
             except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
                 future.set_exception(error)
 
         threading.Thread(target=load, name="load-version", daemon=True).start()
         return future
 
-    def _other_view(self, served: LoadedVersion, name: str) -> ServerGraph:
-        """Make a graph with facts by the version's settings, to replace the present one."""
-        logger.warning(
-            "facts_made_anew",
-            version=served.manifest.name,
-            reason="other model.half_lives_seconds or max_pairs",
+    def _loaded_with_view(
+        self, name: str | None, view: ServerGraph
+    ) -> tuple[LoadedVersion | None, ServerGraph]:
+        """Load a version, and make a graph of its own for it where the present one does not suit.
+
+        Raises: VersionError, OSError.
+        """
+        # The present graph has neither sets nor features that the log got since.
+        log = self._opened() if view.log.superseded else view.log
+        if name is None:
+            return None, ServerGraph(self._settings, log, view.model, view.retention.name)
+        served = LoadedVersion.restored(
+            self._registry.load(name),
+            log.state.schema,
+            choose_device(self._settings.server.device),
+            self._memories,
         )
+        served.take_memory(view.retention.memory, log.num_edges)
+        model = served.model.settings
+        if log is view.log and view.suits(model):
+            return served, view
+
+        # Facts with the version's settings, or of further sets.
+        if not view.suits(model):
+            logger.warning(
+                "facts_made_anew",
+                version=served.manifest.name,
+                reason="other model.half_lives_seconds or max_pairs",
+            )
+        log = self._opened() if log is view.log else log
+        return served, ServerGraph(self._settings, log, model, view.retention.name)
+
+    def _opened(self) -> LogReader:
         reader = LogReader.open(self._settings.data_dir)
         assert reader is not None, "a view of it serves"
-        return ServerGraph(self._settings, reader, served.model.settings, name)
+        return reader
 
     def _loaded(self, state: Loading) -> State:
         if not state.loaded.done():
             return state
         try:
             served, view = state.loaded.result()
+        except NewerSchemaError:
+            # The log was extended since the graph's reader looked; it will notice too.
+            return Idle()
         except (StreamdError, OSError, RuntimeError, ValueError) as error:
             # A version that should no longer serve may have been dropped meanwhile: no error.
-            return self.refuse(state.name, str(error)) if self._wanted() == state.name else Idle()
-        return CatchingUp(served, view, state.since, served.memory.edge)
+            if state.name is None or self._wanted() != state.name:
+                return Idle()
+            return self.refuse(state.name, str(error))
+        edge = 0 if served is None else served.memory.edge
+        return CatchingUp(served, view, state.since, edge)
 
     def _carried(self, state: CatchingUp, view: ServerGraph) -> CatchingUp | Swapped | Refused:
         """Advance a version by one slice: its graph first where it has its own, then memory.
@@ -194,16 +224,17 @@ class Swap:
         """
         served = state.served
         next_view = state.view
+        log = next_view.log
 
         # Its event may have been dropped by retention while it was loaded, or be of another log.
-        if not view.log.first_edge <= served.manifest.edge <= view.log.num_edges:
+        if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
             return self.refuse(served.manifest.name, "its event is not in the log")
 
         # Not served before graph, facts and memory are at the log's end.
         if next_view is not view and (next_view.follow()[0] or not next_view.caught_up):
             return state
-        if (
-            served.follow(next_view.log, next_view.edge, next_view.watermark, SLICE_CHUNKS)
+        if served is not None and (
+            served.follow(log, next_view.edge, next_view.watermark, SLICE_CHUNKS)
             or served.memory.edge > next_view.edge
         ):
             return state

@@ -92,9 +92,10 @@ class Trainer:
         self._resume()
 
     def run(self, stop: threading.Event) -> None:
-        """Learn windows as they close, until `stop` is set; what was begun by then is finished."""
+        """Learn windows as they close, until `stop` is set or the log has another schema; what was
+        begun by then is finished."""
         self.bootstrap()
-        while not stop.is_set():
+        while not stop.is_set() and not self.log.superseded:
             self.log.refresh()
             self._report_trained_until()
             windows = self.due()

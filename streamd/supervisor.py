@@ -1,0 +1,257 @@
+"""The supervisor starts the roles as its children, restarts one that dies, and stops them together.
+
+It imports neither torch nor numba.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from streamd.errors import SettingsError, StreamdError
+from streamd.processes import PYTHON
+from streamd.roles import ROLES
+from streamd.schema_change import check_extends
+from streamd.segments.tail import JournalTail
+from streamd.settings import Settings, as_environment, changed, schema_of
+from streamd.telemetry.heartbeat import read_beat
+
+logger = structlog.get_logger()
+STOP_SECONDS = 30.0
+"""How long a role may take to stop before it is killed: a trainer may be writing a checkpoint."""
+MAX_BACKOFF_SECONDS = 30.0
+"""Longest pause before a role is started again: a broker that is back is noticed soon."""
+STEADY_SECONDS = 60.0
+"""A role that ran so long begins again with the shortest pause."""
+MAX_FIRST_FAILURES = 3
+"""A role that ends so often without one heartbeat will not come to run by itself."""
+REFUSED = 2
+"""Exit status of a role whose settings are wrong: the daemon ends with it."""
+ROLE_REFUSED = 3
+"""Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again,
+the others go on."""
+RELOADED = (
+    "graph.node_sets",
+    "graph.edge_sets",
+    "sources",
+    "kafka.topics",
+    "stream.edge_feature_dim",
+    "stream.node_feature_dim",
+)
+"""Settings that a running daemon takes over: further sets and features, and their sources."""
+SUPERVISED_BY = "SUPERVISED_BY"
+"""Variable in a role's environment that holds the process id of its supervisor."""
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+"""Variables that OpenMP, MKL, OpenBLAS and numba read once, as they are loaded."""
+
+
+def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a role's process: all settings, and thread counts, which must be set
+    before torch is imported."""
+    threads = settings.training.threads if role == "train" else 1
+    inherited = {k: v for k, v in environ.items() if not k.startswith("STREAMD_")}
+    return {
+        **inherited,
+        **as_environment(settings),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+    }
+
+
+class Supervisor:
+    """Starts the roles, restarts one that dies after growing pauses, and stops them together."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        roles: tuple[str, ...] = ROLES,
+        read: Callable[[], Settings] | None = None,
+    ) -> None:
+        """read: reads the settings again at SIGHUP; without it the signal changes nothing."""
+        self._settings = settings
+        self._read = read or (lambda: settings)
+        self._hangup = threading.Event()
+        self._replaced: set[str] = set()
+        """Roles that were told to end because they start again with other settings."""
+        self._roles = roles
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self._failures = dict.fromkeys(roles, 0)
+        self._refused: set[str] = set()
+        self._beaten: set[str] = set()
+        """Roles that wrote a heartbeat once: they are started again however often they die."""
+        self._stop = threading.Event()
+
+    def run(self) -> int:
+        """Run the roles until a signal.
+
+        Returns: exit status, 2 where a role refuses its settings or never comes to run, or all
+        refuse their data. Raises: SettingsError where data_dir cannot be used.
+        """
+        make_data_dir(self._settings.data_dir)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, lambda *_: self._hangup.set())
+        for role in self._roles:
+            self._start(role)
+        status = 0
+        while not self._stop.wait(0.1):
+            if self._hangup.is_set():
+                self._hangup.clear()
+                self._reload()
+            refused = self._watch()
+            if refused is not None:
+                status = refused
+                break
+        self._stop_all()
+        return status
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """Stop the roles at the first signal; pass on a second one, which ends a drain."""
+        if self._stop.is_set():
+            for child in self._children.values():
+                child.terminate()
+        self._stop.set()
+
+    def _reload(self) -> None:
+        """Read the settings again, and start ingest again where they declare further sets or
+        features, or other sources. The other roles go on: they see the change in the log.
+
+        Settings that a running daemon does not take over are refused, and nothing changes.
+        """
+        try:
+            settings = self._read()
+            differ = changed(self._settings, settings)
+            if others := [key for key in differ if key not in RELOADED]:
+                raise SettingsError(
+                    f"Only a restart takes over {', '.join(others)}.",
+                    f"set them back, or restart the daemon; taken over are {', '.join(RELOADED)}.",
+                )
+            if log := JournalTail.open(self._settings.data_dir):
+                check_extends(log.state.schema, schema_of(settings))
+        except StreamdError as error:
+            logger.error(
+                "reload_refused", error=str(error), meaning="the settings stay as they are"
+            )
+            return
+        logger.info("settings_read_again", changed=differ)
+        self._settings = settings
+        child = self._children.get("ingest")
+        if differ and child is not None:
+            self._replaced.add("ingest")
+            child.terminate()
+
+    def _start(self, role: str) -> None:
+        """Start a role's process."""
+        env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
+        self._children[role] = subprocess.Popen(
+            [*PYTHON, "-m", "streamd", "run", "--role", role], env=env
+        )
+        self._started[role] = time.monotonic()
+        logger.info("role_started", child=role, pid=self._children[role].pid)
+
+    def _watch(self) -> int | None:
+        """Look at each role once, and start those that are due.
+
+        Returns: the exit status with which the daemon must end, None where it goes on.
+        """
+        now = time.monotonic()
+        for role in self._roles:
+            # A role that is not running is started when its pause is over.
+            if role in self._refused:
+                continue
+            child = self._children.get(role)
+            if child is None:
+                if now >= self._due[role]:
+                    self._start(role)
+                continue
+            status = child.poll()
+            if status is None:
+                continue
+            if role in self._replaced:
+                self._replaced.remove(role)
+                self._start(role)
+                continue
+
+            # It ended by itself because of settings or data: a restart would end the same.
+            if status == REFUSED:
+                logger.error("role_refused", child=role, hint="see its message above")
+                return REFUSED
+            if status == ROLE_REFUSED:
+                self._refused.add(role)
+                del self._children[role]
+                logger.error(
+                    "role_refused",
+                    child=role,
+                    hint="see its message above",
+                    meaning="the other roles go on",
+                )
+                if self._refused.issuperset(self._roles):
+                    return REFUSED
+                continue
+
+            # It died. One that never wrote a heartbeat is given up after a few times.
+            if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
+                self._beaten.add(role)
+            if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
+                logger.error(
+                    "role_never_ran",
+                    child=role,
+                    status=status,
+                    attempts=MAX_FIRST_FAILURES,
+                    action="see its messages above; then start the daemon again",
+                )
+                return REFUSED
+
+            # Others are started again, after 0.5 s, 1 s, 2 s and so on.
+            if now - self._started[role] > STEADY_SECONDS:
+                self._failures[role] = 0
+            pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
+            self._failures[role] += 1
+            self._due[role] = now + pause
+            del self._children[role]
+            logger.warning("role_died", child=role, status=status, restart_seconds=pause)
+        return None
+
+    def _stop_all(self) -> None:
+        """Stop all roles together, and kill what has not ended in time."""
+        for child in self._children.values():
+            child.terminate()
+        patience = STOP_SECONDS + self._settings.server.drain_seconds
+        deadline = time.monotonic() + patience
+        for role, child in self._children.items():
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                logger.error("role_killed", child=role, after_seconds=patience)
+                child.kill()
+                child.wait()
+
+
+def make_data_dir(path: Path) -> None:
+    """Make the data directory where it does not exist. Raises: SettingsError where it cannot be
+    used."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is not a directory" if path.exists() else error.strerror
+        raise SettingsError(
+            f"data_dir {path} cannot be made: {why}.",
+            "set data_dir to a directory that this user may write.",
+        ) from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"data_dir {path} cannot be written by user {os.getuid()}.",
+            "give that user rights to it, or set data_dir to another.",
+        )
