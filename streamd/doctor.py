@@ -17,6 +17,7 @@ import numpy as np
 
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON
+from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import read_beats
@@ -166,13 +167,8 @@ def _widths(settings: Settings) -> str:
     if not (settings.data_dir / "journal").is_dir():
         return f"{widths}; there is no log yet"
     stored = last_state(settings.data_dir, wanted).schema
-    if stored != wanted:
-        raise StreamdError(
-            f"The log of {settings.data_dir} has {stored}, the settings say {wanted}.",
-            "set graph.node_sets, graph.edge_sets, stream.edge_feature_dim, "
-            "stream.node_feature_dim and stream.label_dim back, or use a new data_dir.",
-        )
-    return f"{widths}, as in the log"
+    check_extends(stored, wanted)
+    return f"{widths}, {'as' if stored == wanted else 'more than'} in the log"
 
 
 def _clock(settings: Settings) -> str:

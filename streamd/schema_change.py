@@ -84,10 +84,10 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
         else:
             same = _layout(before.features) == _layout(now.features[: len(before.features)])
         if not same:
+            if now.name == DEFAULT_SET and not now.features:
+                where = f"stream.{kind}_feature_dim, the width of {where},"
             raise SchemaError(
-                f"{where} has {_words(before)} in the log, {_words(now)} in the settings "
-                f"(stream.{kind}_feature_dim where its features have no names).",
-                TAKEN,
+                f"{where} has {_words(before)} in the log, {_words(now)} in the settings.", TAKEN
             )
 
 

@@ -45,7 +45,7 @@ def test_feature_widths_are_compared_with_the_logs(tmp_path):
     write_log(tmp_path, *stream(50), Schema(2, 0, 0))
     assert run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=2)).good
     check = run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=3))
-    assert not check.good and "edge_feature_dim=2" in check.seen and "edge_feature_dim=3" in check.seen
+    assert not check.good and "stream.edge_feature_dim" in check.seen and "2 numbers in the log, 3 numbers in the settings" in check.seen
 
 
 def test_a_clock_behind_kafkas_newest_record_or_else_the_logs_newest_event_is_bad(tmp_path, monkeypatch):
