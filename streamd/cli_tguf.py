@@ -19,7 +19,7 @@ from streamd.cli_options import (
     out,
     settings_of,
 )
-from streamd.errors import SettingsError
+from streamd.errors import SettingsError, StreamdError
 from streamd.settings import load_settings
 from streamd.telemetry.progress import ProgressLine
 
@@ -89,6 +89,9 @@ def tguf_export(
     keys: Annotated[
         Path | None, typer.Option(help="Also write the keys of the node ids, as CSV.")
     ] = None,
+    edge_set: Annotated[
+        str | None, typer.Option(help="Write the edges of this set only, with its own features.")
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -99,7 +102,11 @@ def tguf_export(
 
     # Without a start or an end the range is open: no time of an event is at or above 2**62.
     log = open_log(settings_of(config, data_dir).data_dir)
+    names = log.state.schema.edge_set_names
+    if edge_set is not None and edge_set not in names:
+        raise StreamdError(f"The log has no edge set {edge_set!r}; it has {', '.join(names)}.")
     options = ExportOptions(
+        edge_set=None if edge_set is None else names.index(edge_set),
         start_us=0 if start is None else parse_time_us(start, "--start"),
         end_us=2**62 if end is None else parse_time_us(end, "--end"),
         val_share=val_share,

@@ -191,6 +191,8 @@ def backtest_file(
         "each scored before it was learned"
     )
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
+    if sets := result.set_table():
+        told.append(_table(sets[0], sets[1:], None, "by edge set, the same windows"))
     if labels := result.label_table():
         caption = f"{result.num_labels:,} labels, each predicted before it was learned"
         told.append(_table(labels[0], labels[1:], None, caption))

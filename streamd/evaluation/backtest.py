@@ -114,6 +114,24 @@ class Result:
                 rows.append([title, *("" if m is None else f"{m:.4f}" for m in means_of)])
         return rows
 
+    def set_table(self) -> list[list[str]]:
+        """MRR of each edge set's events as text, the head first: a row a set, a column a regime and
+        rule. Empty where the log has one edge set."""
+        names = dict.fromkeys(name for w in self.windows for name in w.edge_sets)
+        if not names:
+            return []
+        shown = self.names()
+        rows = [["MRR by edge set", "events", *(TITLES[n] for n in shown)]]
+        for edge_set in names:
+            own = [w.edge_sets[edge_set] for w in self.windows if edge_set in w.edge_sets]
+            events = [s.num_scored for s in own]
+            means_of = [
+                np.average([s.scores[self.name_of(n)]["mrr"] for s in own], weights=events)
+                for n in shown
+            ]
+            rows.append([edge_set, f"{sum(events):,}", *(f"{m:.4f}" for m in means_of)])
+        return rows
+
     @property
     def num_labels(self) -> int:
         """Number of scored labels in the windows."""

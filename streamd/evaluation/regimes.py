@@ -23,7 +23,7 @@ import numpy as np
 
 from streamd.evaluation.label_scores import LabelRules
 from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
-from streamd.events import Bools, Float32
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
@@ -32,8 +32,9 @@ from streamd.settings import Settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import Measures, measures
+from streamd.training.scores import Measures, measures, scores_of_sets
 from streamd.windows import Window
+from streamd.windows.history import SetScores
 
 DAY_US = 86_400_000_000
 """A day in microseconds."""
@@ -60,6 +61,7 @@ class RegimeWindow:
     seconds: dict[str, float]
     num_labels: int = 0
     labels: dict[str, Measures] = field(default_factory=dict)
+    edge_sets: dict[str, SetScores] = field(default_factory=dict)
 
 
 class Regimes:
@@ -93,6 +95,7 @@ class Regimes:
         self._cut = cut
         self._epochs = initial_epochs
         self._first = log.first_edge
+        self._edge_sets = log.state.schema.edge_set_names
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._day: int | None = None
         self._day_edge = 0
@@ -150,6 +153,7 @@ class Regimes:
         # Score the window chunk by chunk, under regimes whose state moves and by the rules.
         parts: dict[str, list[Float32]] = {}
         known: list[Bools] = [np.zeros(0, np.bool_)]
+        set_of: list[Int64] = [np.zeros(0, np.int64)]
         if self._nightly_is_stale and self._nightly_recorder is not None:
             pool = self._recorder.sight.pool_of(window)
             self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
@@ -166,6 +170,7 @@ class Regimes:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
+                set_of.append(chunk.edge_set_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
 
@@ -192,7 +197,8 @@ class Regimes:
             self.learners["frozen"].observe()
 
         known_E = np.concatenate(known)
-        table = {name: measures(np.concatenate(scores), known_E) for name, scores in parts.items()}
+        all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
+        table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
         return RegimeWindow(
             window=window,
             num_scored=len(known_E),
@@ -201,6 +207,7 @@ class Regimes:
             seconds=self._seconds,
             num_labels=num_labels,
             labels=labels,
+            edge_sets=scores_of_sets(all_scores, np.concatenate(set_of), self._edge_sets),
         )
 
     def _begin_alike(self, edge: int) -> None:

@@ -61,6 +61,8 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
         "AP and AUC against one; means weighted by events. Behind ± is half the width of a 95 % "
         "interval by a block bootstrap over windows.</p>",
     ]
+    if sets := result.set_table():
+        parts += ["<h2>Edge sets</h2>", _table(sets[0], sets[1:])]
     if labels := result.label_table():
         parts += ["<h2>Labels</h2>", _table(labels[0], labels[1:])]
     parts += [

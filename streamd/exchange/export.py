@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import StreamdError
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64, SetKey
 from streamd.segments.format import TGUFSchema
 from streamd.segments.reader import LogReader
 from streamd.segments.writer import TGUFWriter
@@ -24,6 +24,8 @@ CHUNK_EDGES = 262_144
 class ExportOptions:
     """What to export: edges with start_us <= time < end_us, in microseconds.
 
+    edge_set: number of the set whose edges are exported, with its own features; all where None,
+    with rows of features that say the set.
     val_share, test_share: shares of the edges; the test edges are the last ones. negatives: wrong
     destinations drawn for each validation and test edge, or for each edge without splits.
     """
@@ -34,6 +36,7 @@ class ExportOptions:
     test_share: float = 0.15
     negatives: int = 0
     seed: int = 0
+    edge_set: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +66,7 @@ def export_range(
     schema = log.state.schema
     first = log.lower_bound(options.start_us)
     end = log.lower_bound(options.end_us)
-    counts, pool = _survey(log, first, end, progress)
+    counts, pool = _survey(log, first, end, options, progress)
     kept = int(counts.sum())
     if not kept:
         raise StreamdError(
@@ -80,9 +83,10 @@ def export_range(
     features = _node_features(log, end)
     val_start, test_start = _splits(log, first, end, counts, options)
     start = val_start if val_start or test_start else 0
+    columns = slice(None) if options.edge_set is None else schema.edge_columns(options.edge_set)
     plan = TGUFSchema(
         edge_capacity=kept,
-        msg_dim=schema.edge_feature_dim,
+        msg_dim=len(range(schema.edge_feature_dim)[columns]),
         label_capacity=len(labels[0]),
         label_dim=schema.label_dim,
         node_capacity=len(features),
@@ -100,14 +104,17 @@ def export_range(
     # Write it; a file that is not whole is removed.
     try:
         with writer:
-            for src, dst, time, msg in _chunks(log, first, end, progress):
+            for src, dst, time, rows in _chunks(log, first, end, options, progress):
+                msg = np.ascontiguousarray(rows[:, columns])
                 row = writer.num_edges
                 wrong = dst[max(start - row, 0) :]
                 negatives = (
                     _negatives(pool, wrong, options, max(start, row)) if options.negatives else None
                 )
                 writer.append_edges(src, dst, time, msg, negatives)
-            writer.append_labels(*labels)
+            # A file has a width of labels only where it has room for some.
+            if len(labels[0]):
+                writer.append_labels(*labels)
             if len(features):
                 writer.append_node_features(np.arange(len(features)), features)
             writer.commit()
@@ -124,11 +131,17 @@ def export_range(
 
 
 def write_keys(log: LogReader, path: Path) -> None:
-    """Write node ids and keys as CSV to a new file; a deleted node has no line."""
+    """Write node ids and keys as CSV to a new file, with the node set where there are several; a
+    deleted node has no line."""
+    names = log.state.schema.node_set_names
     with path.open("x", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
-        writer.writerow(("id", "key"))
-        writer.writerows((node, key) for node, key in enumerate(log.keys) if key is not None)
+        writer.writerow(("id", "key", "node_set")[: 2 + (len(names) > 1)])
+        for node, key in enumerate(log.keys):
+            if isinstance(key, SetKey):
+                writer.writerow((node, key.key, names[key.node_set]))
+            elif key is not None:
+                writer.writerow((node, key, names[0])[: 2 + (len(names) > 1)])
 
 
 def _parts(first: int, end: int) -> list[tuple[int, int]]:
@@ -136,14 +149,26 @@ def _parts(first: int, end: int) -> list[tuple[int, int]]:
     return [(a, min(a + CHUNK_EDGES, end)) for a in range(first, end, CHUNK_EDGES)]
 
 
+def _is_kept(log: LogReader, a: int, b: int, options: ExportOptions) -> Bools:
+    """Whether each of the edges [a, b) is exported: bool[b - a]."""
+    kept = ~log.hidden(a, b)
+    if options.edge_set is not None:
+        kept &= log.edge_sets_of(np.arange(a, b)) == options.edge_set
+    return kept
+
+
 def _survey(
-    log: LogReader, first: int, end: int, progress: Callable[[int, int], None]
+    log: LogReader,
+    first: int,
+    end: int,
+    options: ExportOptions,
+    progress: Callable[[int, int], None],
 ) -> tuple[Int64, Int64]:
-    """The number of edges of each part that are not deleted, and their distinct destinations."""
+    """The number of edges of each part that are exported, and their distinct destinations."""
     counts = []
     pool = np.zeros(0, np.int64)
     for a, b in _parts(first, end):
-        dst = log.edges(a, b)[1][~log.hidden(a, b)]
+        dst = log.edges(a, b)[1][_is_kept(log, a, b, options)]
         counts.append(len(dst))
         pool = np.union1d(pool, dst)
         progress(b - first, 2 * (end - first))
@@ -151,11 +176,15 @@ def _survey(
 
 
 def _chunks(
-    log: LogReader, first: int, end: int, progress: Callable[[int, int], None]
+    log: LogReader,
+    first: int,
+    end: int,
+    options: ExportOptions,
+    progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
-    """Yield src, dst, time and features of the edges that are not deleted, part by part."""
+    """Yield src, dst, time and rows of features of the edges that are exported, part by part."""
     for a, b in _parts(first, end):
-        rows = np.flatnonzero(~log.hidden(a, b))
+        rows = np.flatnonzero(_is_kept(log, a, b, options))
         src, dst, time = log.edges(a, b)
         yield (
             np.ascontiguousarray(src[rows]),
@@ -215,10 +244,12 @@ def _splits(
         row = min(int(kept * (1 - share)), kept - 1)
         number = int(np.searchsorted(ends, row, side="right"))
         a, b = parts[number]
-        event = a + np.flatnonzero(~log.hidden(a, b))[row - int(ends[number] - counts[number])]
+        within = row - int(ends[number] - counts[number])
+        event = a + np.flatnonzero(_is_kept(log, a, b, options))[within]
         event = max(first, log.lower_bound(int(log.time_of(np.array([event]))[0])))
         number = (event - first) // CHUNK_EDGES
-        return int(ends[number] - counts[number] + (~log.hidden(parts[number][0], event)).sum())
+        before = _is_kept(log, parts[number][0], event, options)
+        return int(ends[number] - counts[number] + before.sum())
 
     val = begin(options.val_share + options.test_share)
     return val, begin(options.test_share) if options.test_share else kept

@@ -1,6 +1,7 @@
 """The content of the status page as JSON: roles, throughput, windows, versions and moves."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from streamd.models.rule import NAME as RULE
@@ -11,7 +12,7 @@ from streamd.roles import ROLES
 from streamd.server.engine import Engine
 from streamd.settings import Settings
 from streamd.telemetry.heartbeat import read_beats
-from streamd.windows.history import HistoryReader
+from streamd.windows.history import HistoryReader, SetScores, WindowRecord
 
 MAX_WINDOWS = 1000
 """Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
@@ -81,6 +82,7 @@ class StatusPage:
                 }
                 for r in records[-MAX_WINDOWS:]
             ],
+            "edge_sets": edge_sets(records[-MAX_WINDOWS:]),
             # Versions and moves, newest first.
             "num_moves": num_moves,
             "champion": last and last.champion,
@@ -107,6 +109,24 @@ class StatusPage:
                 for m in moves
             ][::-1],
         }
+
+
+def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
+    """What windows say of each edge set: its scored events, and MRR over them all by the version
+    that served and by EdgeBank. Empty where the log has one edge set."""
+    names = dict.fromkeys(name for record in records for name in record.edge_sets)
+    out = []
+    for name in names:
+        own = [r.edge_sets[name] for r in records if name in r.edge_sets]
+        scored = sum(s.num_scored for s in own)
+
+        def mean(model: str, own: list[SetScores] = own, scored: int = scored) -> float:
+            return sum(s.scores[model]["mrr"] * s.num_scored for s in own) / scored
+
+        newest = own[-1].scores["live"]["mrr"]
+        row = {"name": name, "scored": scored, "mrr": mean("live"), "edgebank": mean("edgebank")}
+        out.append(row | {"newest_mrr": newest})
+    return out
 
 
 def passed_over(registry: Registry) -> dict[str, str]:

@@ -177,6 +177,18 @@ window_seconds = Histogram(
 window_mrr = Gauge(
     "streamd_window_mrr", "Prequential MRR of the newest window", ["model"], registry=TRAIN
 )
+edge_set_mrr = Gauge(
+    "streamd_edge_set_mrr",
+    "Prequential MRR of an edge set's events in the newest window that has any, of several sets",
+    ["edge_set", "model"],
+    registry=TRAIN,
+)
+edge_set_scored = Counter(
+    "streamd_edge_set_scored_events_total",
+    "Events scored of each edge set, where there are several",
+    ["edge_set"],
+    registry=TRAIN,
+)
 window_mrr_known = Gauge(
     "streamd_window_mrr_known",
     "The same over events whose destination was known before",

@@ -55,6 +55,7 @@ def records_of(
                 seconds=seconds,
                 finished_at=clock.now_us() / 1e6,
                 num_known=part.num_known,
+                edge_sets=part.edge_sets,
             )
         )
     return records
@@ -78,6 +79,10 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    for edge_set, own in record.edge_sets.items():
+        metrics.edge_set_scored.labels(edge_set).inc(own.num_scored)
+        for name, values in own.scores.items():
+            metrics.edge_set_mrr.labels(edge_set, name).set(values["mrr"])
     if record.surprise is not None:
         metrics.window_surprise.set(record.surprise)
     if record.loss is not None:
@@ -98,6 +103,13 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         version=record.version,
         promoted=record.promoted,
         mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
+        **_of_sets(record),
         loss=record.loss and round(record.loss, 4),
         seconds={k: round(v, 3) for k, v in record.seconds.items()},
     )
+
+
+def _of_sets(record: WindowRecord) -> dict[str, dict[str, float]]:
+    """What the log line says of edge sets: nothing where there is one."""
+    mrr = {name: round(own.scores["live"]["mrr"], 4) for name, own in record.edge_sets.items()}
+    return {"mrr_of_edge_sets": mrr} if mrr else {}

@@ -11,6 +11,7 @@ import torch
 
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, free_device_memory, make_graph
+from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, LinkInputs, architecture_of
@@ -62,6 +63,15 @@ class Chunk:
     learn: LinkInputs | None
     known_E: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     labels: LabelInputs | None = None
+
+    @property
+    def edge_set_E(self) -> Int64:
+        """Number of the edge set of each scored event: int64[E]."""
+        num_sets = self.scored_facts.shape[-1] - 2 * NUM_FACTS
+        if num_sets < 0:
+            return np.zeros(len(self.scored_facts), np.int64)
+        sets: Int64 = self.scored_facts[:, 0, -num_sets:].argmax(1)
+        return sets
 
     @property
     def scored_facts(self) -> Float32:

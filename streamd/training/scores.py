@@ -1,8 +1,11 @@
 """Prequential measures: how the true destination ranks, how well scores tell true from false."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
+from streamd.windows.history import SetScores
 
 Measures = dict[str, float]
 EXTREME = 1e300
@@ -41,6 +44,23 @@ def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
     if known_E is not None and known_E.any():
         scores["mrr_known"] = float((1 / rank[known_E]).mean())
     return scores
+
+
+def scores_of_sets(
+    scores: Mapping[str, Float32], set_E: Int64, edge_sets: Sequence[str]
+) -> dict[str, SetScores]:
+    """Measures of the events of each edge set that has any, by its name.
+
+    scores: name of a model -> its scores, float32[E, 101]. set_E: number of each event's set. Empty
+    where the log has one edge set.
+    """
+    out = {}
+    for number, name in enumerate(edge_sets if len(edge_sets) > 1 else ()):
+        own = set_E == number
+        if own.any():
+            table = {model: measures(rows[own]) for model, rows in scores.items()}
+            out[name] = SetScores(num_scored=int(own.sum()), scores=table)
+    return out
 
 
 def label_measures(task: str, predicted_LT: Float32, target_LT: Float32) -> Measures:

@@ -9,7 +9,8 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
 from streamd.training.recorder import Chunk
-from streamd.training.scores import Measures, label_measures, measures
+from streamd.training.scores import Measures, label_measures, measures, scores_of_sets
+from streamd.windows.history import SetScores
 
 LabelScores = tuple[Float32, Float32, Float32]
 """The label head's predictions, a constant's, and the targets, float32[L, T] each."""
@@ -19,12 +20,13 @@ class ScoredWindow(NamedTuple):
     """Measures of one scored window.
 
     table: model name -> measure -> value. num_known: scored events whose destination had been a
-    destination before.
+    destination before. edge_sets: as of `scores_of_sets`.
     """
 
     table: dict[str, Measures]
     num_scored: int
     num_known: int
+    edge_sets: dict[str, SetScores]
 
 
 class Tally:
@@ -33,7 +35,10 @@ class Tally:
     Owner: the trainer, for the window that it scores.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, edge_sets: Sequence[str]) -> None:
+        """edge_sets: names of the log's."""
+        self._edge_sets = edge_sets
+        self._set_of: list[Int64] = [np.zeros(0, np.int64)]
         self._scores: dict[str, list[Float32]] = {}
         self._events: list[Int64] = []
         self._known: list[Bools] = []
@@ -54,6 +59,7 @@ class Tally:
             self._scores.setdefault(name, []).append(scores)
         self._events.append(chunk.score.event_E.numpy())
         self._known.append(chunk.known_E)
+        self._set_of.append(chunk.edge_set_E)
 
     def __len__(self) -> int:
         """Number of events scored."""
@@ -78,16 +84,16 @@ class Tally:
         label_task: as `label_measures`.
         """
         known_E = np.concatenate([np.zeros(0, np.bool_), *self._known])
-        table = {
-            name: measures(np.concatenate(scores), known_E) for name, scores in self._scores.items()
-        }
+        all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
+        table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
+        edge_sets = scores_of_sets(all_scores, np.concatenate(self._set_of), self._edge_sets)
         if incumbent_EC is not None and len(incumbent_EC):
             table["incumbent"] = measures(incumbent_EC)
         if labels:
             live, constant, target = map(np.concatenate, zip(*labels, strict=True))
             table["labels"] = label_measures(label_task, live, target)
             table["labels_constant"] = label_measures(label_task, constant, target)
-        return ScoredWindow(table, len(known_E), int(known_E.sum()))
+        return ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets)
 
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:

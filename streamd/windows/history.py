@@ -2,7 +2,7 @@
 status page and the demo."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -16,12 +16,21 @@ FILE = "train/windows.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SetScores:
+    """Scores of a window's events of one edge set. scores: as of `WindowRecord`."""
+
+    num_scored: int
+    scores: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WindowRecord:
     """One finished window, with times in microseconds and `finished_at` in seconds.
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`.
+    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`. edge_sets: the
+    scores of each edge set with scored events, in a log of several.
     """
 
     start_us: int
@@ -39,6 +48,12 @@ class WindowRecord:
     finished_at: float
     num_known: int = 0
     surprise: float | None = None
+    edge_sets: dict[str, SetScores] = field(default_factory=dict)
+
+    def line(self) -> bytes:
+        """Encode the record as a line of the history."""
+        fields = {k: v for k, v in asdict(self).items() if k != "edge_sets" or v}
+        return msgspec.json.encode(fields) + b"\n"
 
 
 def append_record(data_dir: Path, record: WindowRecord) -> int:
@@ -48,7 +63,7 @@ def append_record(data_dir: Path, record: WindowRecord) -> int:
     """
     path = data_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    return append_durably(path, msgspec.json.encode(asdict(record)) + b"\n")
+    return append_durably(path, record.line())
 
 
 def truncate_records(data_dir: Path, size: int) -> None:
@@ -80,7 +95,7 @@ def history_until(data_dir: Path, edge: int) -> int:
     for record in reader.refresh():
         if record.end_edge > edge:
             break
-        size += len(msgspec.json.encode(asdict(record))) + 1
+        size += len(record.line())
     return size
 
 

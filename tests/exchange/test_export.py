@@ -10,7 +10,7 @@ from streamd.exchange.export import ExportOptions, export_range
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
-from tests.builders import SECOND, batch, stream
+from tests.builders import SECOND, SETS, batch, sets_rows, sets_stream, stream, write_sets_log
 
 SCHEMA = Schema(2, 1, 1)
 GONE = 5
@@ -76,3 +76,20 @@ def test_what_cannot_be_exported_leaves_no_file(log, tmp_path):
     with pytest.raises(StreamdError, match="exists already"):
         export_range(log, tmp_path / "b.tguf", ExportOptions())
     assert not (tmp_path / "a.tguf").exists() and (tmp_path / "b.tguf").read_bytes() == b"mine"
+
+
+def test_one_edge_set_is_exported_with_its_own_features(tmp_path):
+    src, dst, time, sets = sets_stream()
+    write_sets_log(tmp_path / "log", src, dst, time, sets, segment_edges=250)
+    log = LogReader.open(tmp_path / "log")
+    done = export_range(log, tmp_path / "buys.tguf", ExportOptions(edge_set=1, val_share=0.2, test_share=0.2, negatives=3))
+    own = np.flatnonzero(sets == 1)
+    file = open_tguf(tmp_path / "buys.tguf")
+    assert done.num_edges == len(own) and file.header.msg_dim == 2
+    n = done.num_edges
+    assert file.column("src", n).tolist() == src[own].tolist() and file.column("time", n).tolist() == time[own].tolist()
+    np.testing.assert_array_equal(file.column("msg", n), sets_rows(sets)[own][:, SETS.edge_columns(1)])
+    assert set(file.column("neg_dst", n - done.val_start).ravel().tolist()) <= set(dst[own].tolist()) and 0 < done.val_start < done.test_start < len(own)
+    export.write_keys(log, tmp_path / "keys.csv")
+    lines = (tmp_path / "keys.csv").read_text().splitlines()
+    assert lines[0] == '"id","key","node_set"' and lines[1] == '0,0,"user"' and lines[-1].endswith('"item"')

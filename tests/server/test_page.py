@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from streamd.cli import app as cli
 from streamd.server.app import create_app
+from streamd.windows.history import SetScores
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 
@@ -94,6 +95,20 @@ def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
     if shot := os.environ.get("STREAMD_SCREENSHOT"):
         page.wait_for_selector(f"#cards b:has-text('{proven}')")
         page.screenshot(path=Path(shot))
+
+
+def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypatch):
+    world, address = served
+    page = opened(browser, address)
+    assert not page.is_visible("#kinds")
+    scores = {"live": {"mrr": 0.5}, "edgebank": {"mrr": 0.25}}
+    records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores)})
+               for r in world.state.page._history.refresh()]
+    monkeypatch.setattr(world.state.page._history, "refresh", lambda: records)
+    page.wait_for_selector("#sets td")
+    rows = page.locator("#sets tr").all_inner_texts()
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500, 0.250", "0.500"] and "b<i>uys" in rows[2]
+    assert page.faults == []
 
 
 def test_the_page_has_one_time_zone_wherever_it_is_read(browser, served):

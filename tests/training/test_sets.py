@@ -5,11 +5,15 @@ import pytest
 import torch
 
 from streamd.clock import SystemClock
+from streamd.evaluation.backtest import Plan, backtest
+from streamd.evaluation.report import write_report
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
 from streamd.segments.holds import read_holds
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.server.status import edge_sets
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
 from streamd.training.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
@@ -18,7 +22,18 @@ from streamd.training.replay import ReplayStore
 from streamd.training.scores import measures
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.builders import HOUR, SETS, declared, sets_rows, sets_stream, settings, write_sets_log
+from streamd.windows.history import FILE, HistoryReader, history_until
+from tests.builders import (
+    HOUR,
+    SETS,
+    declared,
+    sets_rows,
+    sets_stream,
+    settings,
+    stream,
+    write_log,
+    write_sets_log,
+)
 
 
 def world(tmp_path, **values):
@@ -135,3 +150,38 @@ def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_no
     np.testing.assert_array_equal(*(t.recorder.live.facts.compute(*asked) for t in (one, again)))
     for node_set in (0, 1):
         assert len({tuple(t.recorder.live.facts.destinations_in(node_set).sighted.tolist()) for t in (one, again)}) == 1
+
+
+def test_windows_say_the_scores_of_each_edge_set_and_add_up(tmp_path):
+    write_sets_log(tmp_path, *sets_stream(), watermark=100 * HOUR)
+    trainer = trainer_of(tmp_path, model__name="pair")
+    learn(trainer)
+    records = HistoryReader(tmp_path).refresh()
+    last = records[-1]
+    assert set(last.edge_sets) == {"views", "buys", "follows"} and sum(s.num_scored for s in last.edge_sets.values()) == last.num_scored
+    for model, whole in last.scores.items():
+        parts = [(s.scores[model]["mrr"], s.num_scored) for s in last.edge_sets.values()]
+        assert sum(m * n for m, n in parts) / last.num_scored == pytest.approx(whole["mrr"])
+    shown = metrics.edge_set_mrr.labels("buys", "live")._value.get()
+    assert shown == last.edge_sets["buys"].scores["live"]["mrr"]
+    assert history_until(tmp_path, records[2].end_edge) == sum(map(len, (tmp_path / FILE).read_bytes().splitlines(True)[:3]))
+    rows = edge_sets(records)
+    assert [r["name"] for r in rows] and sum(r["scored"] for r in rows) == sum(r.num_scored for r in records)
+
+
+def test_the_history_of_a_log_of_one_set_says_nothing_of_sets(tmp_path):
+    write_log(tmp_path, *stream(300), watermark=100 * HOUR)
+    s = settings(tmp_path, model__name="pair")
+    learn(Trainer(s, LogReader.open(tmp_path), Registry(s), SystemClock(), Heartbeat(tmp_path, "train")))
+    assert b"edge_sets" not in (tmp_path / FILE).read_bytes() and HistoryReader(tmp_path).refresh()[-1].num_scored
+
+
+def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
+    s, log = world(tmp_path, model__name="pair")
+    result = backtest(s, log, Plan())
+    head, *rows = result.set_table()
+    assert head[:3] == ["MRR by edge set", "events", "live"] and [r[0] for r in rows] == ["views", "buys", "follows"]
+    counts = [int(r[1].replace(",", "")) for r in rows]
+    assert sum(counts) == result.num_events
+    assert np.average([float(r[2]) for r in rows], weights=counts) == pytest.approx(result.mean("live")["mrr"], abs=1e-4)
+    assert "<h2>Edge sets</h2>" in write_report(result, "t", {})
