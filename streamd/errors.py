@@ -5,6 +5,7 @@
     |-- DataDirectoryError     the data directory cannot be used as it is
     |   |-- LockedError        another process owns the directory
     |   |-- JournalError       the journal is damaged before its last line, or of other settings
+    |   |   `-- SchemaError    the settings declare other sets or features than the log has
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
@@ -17,6 +18,7 @@
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- VersionError           a model version is unknown, half written, or does not fit the log
+    |   `-- NewerSchemaError   it knows sets or features that the log got since it was opened
     |-- DeviceError            the device asked for cannot be used
     |   `-- DeviceMemoryError  it has no memory left
     `-- DemoError              the demo did not reach its end as promised

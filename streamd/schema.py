@@ -2,7 +2,7 @@
 in rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,7 @@ class Schema:
     """What the events of a log hold: widths of rows of features and labels, and the declared sets.
 
     node_sets, edge_sets: empty where there is only the set `default`. A set's number is its place.
-    edge_features, node_features: names of the features of `default`, where the settings declare
-    them; the log does not store these.
+    edge_features, node_features: the features of `default`, where they are declared by name.
 
     With several edge sets, a row of edge features says of which set it is, and has a place for the
     features of each: one-hot of the set, then the features of all sets, of which those of other
@@ -63,8 +62,8 @@ class Schema:
     label_dim: int = 0
     node_sets: tuple[NodeSet, ...] = ()
     edge_sets: tuple[EdgeSet, ...] = ()
-    edge_features: tuple[Feature, ...] = field(default=(), compare=False)
-    node_features: tuple[Feature, ...] = field(default=(), compare=False)
+    edge_features: tuple[Feature, ...] = ()
+    node_features: tuple[Feature, ...] = ()
 
     @classmethod
     def declared(
@@ -80,12 +79,24 @@ class Schema:
         rest = dict(fields)
         nodes = tuple(NodeSet(**_with_features(s)) for s in rest.pop("node_sets", ()))
         edges = tuple(EdgeSet(**_with_features(s)) for s in rest.pop("edge_sets", ()))
-        return cls(**rest, node_sets=nodes, edge_sets=edges)
+        of_edges = _features(rest.pop("edge_features", ()))
+        of_nodes = _features(rest.pop("node_features", ()))
+        return cls(
+            **rest,
+            node_sets=nodes,
+            edge_sets=edges,
+            edge_features=of_edges,
+            node_features=of_nodes,
+        )
 
     def fields(self) -> dict[str, Any]:
-        """The schema as JSON fields; sets only where they are declared."""
-        names = ("edge_features", "node_features")
-        return {k: v for k, v in asdict(self).items() if v != () and k not in names}
+        """The schema as JSON fields; sets and features only where they are declared."""
+        return {k: v for k, v in asdict(self).items() if v != ()}
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether it says more than widths."""
+        return bool(self.node_sets or self.edge_sets or self.edge_features or self.node_features)
 
     @property
     def edge_set_names(self) -> tuple[str, ...]:
@@ -161,7 +172,11 @@ Sets = tuple[NodeSet, ...] | tuple[EdgeSet, ...]
 
 
 def _with_features(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**fields, "features": tuple(Feature(**f) for f in fields.get("features", ()))}
+    return {**fields, "features": _features(fields.get("features", ()))}
+
+
+def _features(fields: Sequence[Mapping[str, Any]]) -> tuple[Feature, ...]:
+    return tuple(Feature(**f) for f in fields)
 
 
 def _row_dim(sets: Sets) -> int:

@@ -75,20 +75,24 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
         )
     for before, now in zip(old, new, strict=False):
         where = f"graph.{kind}_sets.{now.name}"
-        # Where the log knows no names, the width alone can be compared. A width without names does
-        # not grow: it is more likely to be a mistake, which could not be taken back.
-        if not before.features:
-            same = before.feature_dim == now.feature_dim or (
-                before.feature_dim < now.feature_dim and bool(now.features)
-            )
+        # Without names the width alone can be compared, and it does not grow: that is more likely
+        # to be a mistake, which could not be taken back.
+        if not _are_named(before):
+            same = before.feature_dim == now.feature_dim
         else:
             same = _layout(before.features) == _layout(now.features[: len(before.features)])
+            same = same and (before.feature_dim == now.feature_dim or _are_named(now))
         if not same:
             if now.name == DEFAULT_SET and not now.features:
                 where = f"stream.{kind}_feature_dim, the width of {where},"
             raise SchemaError(
                 f"{where} has {_words(before)} in the log, {_words(now)} in the settings.", TAKEN
             )
+
+
+def _are_named(one: NodeSet | EdgeSet) -> bool:
+    """Whether all features are known by name, or there are none."""
+    return sum(f.width for f in one.features) == one.feature_dim
 
 
 def _layout(features: Sequence[Feature]) -> list[tuple[str, object]]:

@@ -181,16 +181,22 @@ def _features(one: SetSettings) -> tuple[Feature, ...]:
 
 def declarations_of(schema: Schema) -> tuple[dict[str, SetSettings], dict[str, EdgeSetSettings]]:
     """The declarations of node sets and edge sets that a log's schema was made of."""
-    nodes = {one.name: SetSettings(features=_declared(one)) for one in schema.node_sets}
+    nodes = {one.name: SetSettings(features=_declared(one.features)) for one in schema.node_sets}
     edges = {
-        one.name: EdgeSetSettings(source=one.source, target=one.target, features=_declared(one))
+        one.name: EdgeSetSettings(
+            source=one.source, target=one.target, features=_declared(one.features)
+        )
         for one in schema.edge_sets
     }
+    if schema.node_features:
+        nodes = {DEFAULT_SET: SetSettings(features=_declared(schema.node_features))}
+    if schema.edge_features:
+        edges = {DEFAULT_SET: EdgeSetSettings(features=_declared(schema.edge_features))}
     return nodes, edges
 
 
-def _declared(one: NodeSet | EdgeSet) -> dict[str, FeatureSettings]:
-    return {f.name: FeatureSettings.model_validate_json(f.declared) for f in one.features}
+def _declared(features: Sequence[Feature]) -> dict[str, FeatureSettings]:
+    return {f.name: FeatureSettings.model_validate_json(f.declared) for f in features}
 
 
 def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:

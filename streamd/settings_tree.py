@@ -471,7 +471,7 @@ def schema_of(settings: Settings) -> Schema:
 def with_schema(settings: Settings, schema: Schema) -> Settings:
     """The settings with the declared sets and features of a log; where it declares none, as they
     are."""
-    if not schema.edge_sets:
+    if not schema.is_declared:
         return settings
     nodes, edges = declarations_of(schema)
     graph = settings.graph.model_copy(update={"node_sets": nodes, "edge_sets": edges})

@@ -27,7 +27,7 @@ FORMAT = 4
 """Newest format of the checkpoint lines. It rises when an older streamd could no longer read them
 rightly."""
 PLAIN_FORMAT = 3
-"""Format written for a log without declared sets, which older releases read too."""
+"""Format written for a log without declared sets and features, which older releases read too."""
 READABLE = (2, 3, 4)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one. Format 4 has declared sets."""
@@ -192,7 +192,7 @@ class LogState:
         """Encode the state as the fields of a journal file's first line."""
         s = self.schema
         return {
-            "format": FORMAT if s.edge_sets or s.node_sets else PLAIN_FORMAT,
+            "format": FORMAT if s.is_declared else PLAIN_FORMAT,
             "checkpoint": self.seq,
             "term": self.term,
             "schema": s.fields(),

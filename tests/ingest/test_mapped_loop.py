@@ -160,7 +160,7 @@ def test_a_changed_mapping_reads_what_comes_next_and_a_changed_width_is_refused(
     world.start().run(1).stop()
     assert [src for src, _, _ in world.events()] == ["user:1", "user:2"]
     world.settings = settings(tmp_path, **DECLARED | {"graph__edge_sets": {"default": {"features": {"seconds": {"hash": 9, "missing": ""}}}}, "sources": [changed]})
-    with pytest.raises(JournalError, match="stream.edge_feature_dim"):
+    with pytest.raises(JournalError, match="graph.edge_sets.default has the features"):
         world.start()
 
 

@@ -75,7 +75,6 @@ def delete_node(writer, node):
 def writer(tmp_path, monkeypatch):
     """60 edges in six segments, with 400 updates of 12 nodes, read in slices of three rows."""
     monkeypatch.setattr(features, "SLICE_BYTES", 3 * ROW.itemsize)
-    monkeypatch.setattr(prune, "SLICE_BYTES", 5 * ROW.itemsize)
     made = LogWriter(tmp_path, SCHEMA, SEGMENT)
     grow(made, 60, 400, np.random.default_rng(8))
     yield made
@@ -318,7 +317,6 @@ def test_nothing_is_dropped_or_compacted_while_a_pruning_is_under_way(writer, re
     edge(writer)
     delete_node(writer, 4)
     house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: None)
-    monkeypatch.setattr(prune, "SLICE_BYTES", 4096)
     monkeypatch.setattr(features, "SLICE_BYTES", 4096)
     house.step()
     assert rewrites == [0]
