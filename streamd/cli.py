@@ -89,7 +89,7 @@ def run(
 
 @app.command()
 def demo(
-    stream: Annotated[str, typer.Option(help="wikipedia or taxi.")] = "wikipedia",
+    stream: Annotated[str, typer.Option(help="wikipedia, taxi or mathoverflow.")] = "wikipedia",
     speed: Annotated[str, typer.Option(help='Event-time hours per second, or "max".')] = "1",
     exit_: Annotated[
         bool, typer.Option("--exit", help="End after the stream with a table of scores.")

@@ -31,6 +31,7 @@ from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.segments.layout import LATE
+from streamd.server.status import edge_sets
 from streamd.settings import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
@@ -90,7 +91,8 @@ def play(
 
         # Topic and daemon.
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
-        broker.create_topic(topic, PARTITIONS)
+        for own in stream.topics(topic):
+            broker.create_topic(own, PARTITIONS)
         settings = _settings(stream, broker, topic, data_dir, _usable_port(port, console))
         if notice := compile_notice():
             console.print(notice)
@@ -143,7 +145,7 @@ def _settings(
         {
             "data_dir": data_dir,
             "kafka.bootstrap_servers": broker.bootstrap_servers,
-            "kafka.topics": (topic,),
+            "kafka.topics": stream.topics(topic),
             "kafka.client": broker.client,
             **stream.settings(topic),
             "ingest.idle_timeout_seconds": IDLE_TIMEOUT_SECONDS,
@@ -388,6 +390,12 @@ def _finish(
         render(table_rows, f"{stream.name}: prequential scores")
     )
     console.print(stream.remark)
+    for one in edge_sets(records):
+        console.print(
+            f"{one['name']}: {one['scored']:,} events, MRR {one['mrr']:.3f}, EdgeBank's "
+            f"{one['edgebank']:.3f}",
+            highlight=False,
+        )
 
     # What the daemon did in this time.
     per_window = [sum(r.seconds.values()) for r in records]
@@ -407,7 +415,10 @@ def _finish(
 def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
     """Print a request that the user can repeat, and its answer."""
     # The source of the last event of the first hour, which the model has learned.
-    body = {"src": json.loads(next(stream.hours(1))[-1].value)["src"], "k": 3}
+    event = json.loads(next(stream.windows(1))[-1].value)
+    body = {"src": event["src"], "k": 3}
+    if stream.edge_sets:
+        body["edge_set"] = event["edge_set"]
     answer = watch.ask("/v1/recommend", body)
     console.print(
         f"curl -s {watch.address}/v1/recommend -H 'content-type: application/json' "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from streamd.demo.streams import DemoStream
+from streamd.demo.streams import HOUR, DemoStream
 from streamd.errors import DemoError
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.client import make_producer
@@ -74,8 +74,8 @@ class Player:
 
     def _play(self) -> None:
         """Send node features, then hour after hour at the chosen speed. Raises: DemoError."""
-        hours = list(self._stream.hours(self._days))
-        self.status.total = sum(map(len, hours))
+        windows = list(self._stream.windows(self._days))
+        self.status.total = sum(map(len, windows))
         producer = make_producer(
             self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
         )
@@ -94,11 +94,13 @@ class Player:
                 lambda: log.num_feature_updates >= len(nodes),
             )
 
-            # Each hour waits for its moment, and for the trainer where that is behind.
+            # Each window waits for its moment, and for the trainer where that is behind.
             begun = time.monotonic()
-            for number, batch in enumerate(hours):
+            hours = self._stream.window_seconds / HOUR
+            for number, batch in enumerate(windows):
                 if self._rate:
-                    self._stop.wait(max(0.0, begun + number / self._rate - time.monotonic()))
+                    moment = begun + number * hours / self._rate
+                    self._stop.wait(max(0.0, moment - time.monotonic()))
                 while (
                     not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND
                 ):
@@ -118,10 +120,10 @@ class Player:
 
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
         """Send events and wait for their acknowledgements."""
-        topic = self._settings.kafka.topics[0]
-        # All at once, and then one wait for an hour of events.
+        topics = self._settings.kafka.topics
+        # All at once, and then one wait for a window of events.
         records = self._stream.records(batch)
-        sent = [producer.send(topic, key=r.key, value=r.value) for r in records]
+        sent = [producer.send(topics[n], key=r.key, value=r.value) for n, r in records]
         producer.flush()
         for future in sent:
             future.get(timeout=60)

@@ -1,4 +1,4 @@
-"""The demo streams: two data sets of a month of real events, shipped with the package."""
+"""The demo streams: three data sets of a month of real events, shipped with the package."""
 
 import csv
 import gzip
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from streamd.demo.trips import as_record, declared
+from streamd.demo import posts, trips
 from streamd.errors import DemoError
 from streamd.exchange.produce import Outgoing
 
@@ -22,8 +22,9 @@ DAY = 86400
 class DemoStream:
     """A month of real events. source_kind, target_kind: prefixes of node keys.
 
-    has_own_shape: whether its topic holds other records than streamd's own events. remark: what to
-    expect of the scores, for people.
+    has_own_shape: whether its topic holds other records than streamd's own events. edge_sets: names
+    of the kinds of edges, each with a topic in a shape of its own, none where there is one kind.
+    window_seconds: event time of a window. remark: what to expect of the scores, for people.
     """
 
     name: str
@@ -34,15 +35,17 @@ class DemoStream:
     has_nodes: bool
     remark: str
     has_own_shape: bool = False
+    edge_sets: tuple[str, ...] = ()
+    window_seconds: int = HOUR
 
-    def hours(self, days: int | None) -> Iterator[list[Outgoing]]:
-        """Yield the edges in time order, one list for each event-time hour that has any.
+    def windows(self, days: int | None) -> Iterator[list[Outgoing]]:
+        """Yield the edges in time order, one list for each window that has any.
 
         days: only the first so many days, None for all.
         """
-        # The file is in time order, so an hour ends at the first event of another.
+        # The file is in time order, so a window ends at the first event of another.
         batch: list[Outgoing] = []
-        hour = until = None
+        window = until = None
         for row in _rows(self.name):
             t = int(row["t"])
             # Days begin at midnight UTC, and the first counts in full.
@@ -50,10 +53,10 @@ class DemoStream:
                 until = (t // DAY + days) * DAY
             if until is not None and t >= until:
                 break
-            if hour is not None and t // HOUR != hour:
+            if window is not None and t // self.window_seconds != window:
                 yield batch
                 batch = []
-            hour = t // HOUR
+            window = t // self.window_seconds
             batch.append(self._edge(row, t))
         if batch:
             yield batch
@@ -77,17 +80,27 @@ class DemoStream:
             return ()
         return tuple(name for name in next(_rows(f"{self.name}_nodes")) if name != "id")
 
-    def records(self, events: Sequence[Outgoing]) -> list[Outgoing]:
-        """The records of the stream's topic for some of its events."""
-        if not self.has_own_shape:
-            return list(events)
-        return [as_record(event, self.edge_features, self.node_features) for event in events]
+    def topics(self, topic: str) -> tuple[str, ...]:
+        """Names of the topics that it plays from. topic: what they begin with."""
+        return posts.topics(topic) if self.edge_sets else (topic,)
+
+    def records(self, events: Sequence[Outgoing]) -> list[tuple[int, Outgoing]]:
+        """The records for some of its events, each with the number of its topic."""
+        if self.edge_sets:
+            return [posts.as_record(event) for event in events]
+        if self.has_own_shape:
+            names = self.edge_features, self.node_features
+            return [(0, trips.as_record(event, *names)) for event in events]
+        return [(0, event) for event in events]
 
     def settings(self, topic: str) -> dict[str, Any]:
-        """What the topic's records are, as settings by dotted key."""
+        """What the topics' records are, as settings by dotted key."""
+        windows = {"windows.width_seconds": self.window_seconds}
+        if self.edge_sets:
+            return posts.declared(topic) | windows
         if self.has_own_shape:
-            return declared(topic, self.edge_features, self.node_features)
-        return {
+            return trips.declared(topic, self.edge_features, self.node_features) | windows
+        return windows | {
             "stream.time_unit": "s",
             "stream.edge_feature_dim": len(self.edge_features),
             "stream.node_feature_dim": len(self.node_features),
@@ -100,6 +113,8 @@ class DemoStream:
         event: dict[str, Any] = {"src": src, "dst": f"{self.target_kind}:{row['dst']}", "time": t}
         if self.edge_features:
             event["features"] = [float(row[f]) for f in self.edge_features]
+        if self.edge_sets:
+            event["edge_set"] = self.edge_sets[int(row["kind"])]
         return Outgoing(src.encode(), msgspec.json.encode(event), t)
 
 
@@ -138,6 +153,19 @@ STREAMS = {
         has_own_shape=True,
         remark="Live gains little on this stream: zones change slowly, "
         "so a nightly model is nearly as good.",
+    ),
+    "mathoverflow": DemoStream(
+        name="mathoverflow",
+        title="a month of mathoverflow: whom will a user answer or comment on next?",
+        source_kind="user",
+        target_kind="user",
+        edge_features=(),
+        has_nodes=False,
+        has_own_shape=True,
+        edge_sets=posts.KINDS,
+        window_seconds=6 * HOUR,
+        remark="Three edge sets from three topics: answers, comments on questions, comments on "
+        "answers. What a user does in one tells of the others.",
     ),
 }
 

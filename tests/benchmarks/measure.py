@@ -74,6 +74,6 @@ def wikipedia_log(path: Path) -> Schema:
 
 
 def wikipedia_events() -> Iterator[dict]:
-    for hour in stream_named("wikipedia").hours(None):
+    for hour in stream_named("wikipedia").windows(None):
         for event in hour:
             yield json.loads(event.value)

@@ -17,8 +17,6 @@ from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
-from streamd.ingest.checks import Rules
-from streamd.ingest.decode import Decoder
 from streamd.ingest.mapped import make_decoder
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings, schema_of
@@ -28,35 +26,38 @@ from streamd.windows.history import WindowRecord
 from tests.builders import HOUR, Record, settings, spell, stream, write_log
 
 
-@pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14)])
-def test_a_stream_is_whole_sorted_and_in_hours(name, events, features):
+@pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14), ("mathoverflow", 10_595, 0)])
+def test_a_stream_is_whole_sorted_and_in_windows(name, events, features):
     s = stream_named(name)
-    hours = list(s.hours(None))
-    times = [e.time for batch in hours for e in batch]
+    windows = list(s.windows(None))
+    times = [e.time for batch in windows for e in batch]
     assert len(times) == events and times == sorted(times)
-    assert all(len({e.time // 3600 for e in batch}) == 1 for batch in hours)
-    assert len(json.loads(hours[0][0].value).get("features", [])) == features
+    assert all(len({e.time // s.window_seconds for e in batch}) == 1 for batch in windows)
+    assert len(json.loads(windows[0][0].value).get("features", [])) == features
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
     s = stream_named(name)
-    own = Decoder(Rules(Schema(len(s.edge_features), len(s.node_features), 0), time_unit="s"))
     read = load_settings(None, s.settings("t"), {})[0]
-    other = make_decoder(read, schema_of(read))
-    events = [*s.nodes(), *next(s.hours(1))]
+    plain = read.model_copy(update={"sources": (), "stream": read.stream.model_copy(update={"time_unit": "s"})})
+    events = [*s.nodes(), *next(s.windows(1))]
     told = []
-    for decoder, sent, topic in ((own, events, ""), (other, s.records(events), "t")):
-        good, bad = decoder.decode([Record(e.value, i) for i, e in enumerate(sent)], 0, 2 * 10**15, topic)
-        assert len(good) == len(events) and not bad
-        told.append(spell(good, decoder.keys.keys))
-    assert told[0] == told[1]
+    for chosen, sent in ((plain, [(0, e) for e in events]), (read, s.records(events))):
+        decoder, spelled = make_decoder(chosen, schema_of(chosen)), []
+        for number, topic in enumerate(s.topics("t")):
+            own = [Record(e.value, i) for i, (n, e) in enumerate(sent) if n == number]
+            good, bad = decoder.decode(own, 0, 2 * 10**15, topic) if own else ((), ())
+            assert len(good) == len(own) and not bad
+            spelled += spell(good, decoder.keys.keys) if own else []
+        told.append(sorted((e.offset, e.time, e.kind, e.a, e.b, *e.values) for e in spelled))
+    assert told[0] == told[1] and len(told[0]) == len(events)
 
 
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
     s = stream_named("taxi")
     assert not {"tip_amount", "total_amount"} & set(s.edge_features) and len(s.node_features) == 13 and len(s.nodes()) == 265
-    assert sum(map(len, s.hours(3))) < sum(map(len, s.hours(4)))
+    assert sum(map(len, s.windows(3))) < sum(map(len, s.windows(4)))
 
 
 def test_an_unknown_stream_is_named():

@@ -205,7 +205,7 @@ def test_a_random_walk_steps_back_in_time_over_events_of_its_nodes(strategy):
 @pytest.mark.parametrize("name", ["wikipedia", "taxi"])
 def test_two_hops_over_a_real_stream_equal_the_plain_answer_edge_for_edge(name):
     ids, rows = {}, []
-    for hour in stream_named(name).hours(None):
+    for hour in stream_named(name).windows(None):
         for event in hour:
             e = json.loads(event.value)
             if e.get("type", "edge") == "edge":

@@ -30,7 +30,7 @@ def both(name: str) -> np.ndarray:
     """uint8[2, E] of the first days of a demo stream."""
     stream = STREAMS[name]
     parts, nodes = [], {}
-    for hour in stream.hours(DAYS):
+    for hour in stream.windows(DAYS):
         for out in hour:
             event = msgspec.json.decode(out.value)
             src, dst = (nodes.setdefault(event[end], len(nodes)) for end in ("src", "dst"))
