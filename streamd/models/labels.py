@@ -1,5 +1,6 @@
 """Node labels: what each was embedded from, and the head that predicts them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +24,13 @@ HIDDEN = 64
 @dataclass(frozen=True)
 class LabelInputs:
     """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64
-    places among them; facts_LF: float32, the node's facts about itself, of which its age, degree
-    and popularity say something; history_LT: float32, the mean of its last labels before;
-    target_LT: float32."""
+    places among them; set_L: int64, their node sets; facts_LF: float32, the node's facts about
+    itself, of which its age, degree and popularity say something; history_LT: float32, the mean of
+    its last labels before; target_LT: float32."""
 
     around: LinkInputs
     node_L: Tensor
+    set_L: Tensor
     facts_LF: Tensor
     history_LT: Tensor
     target_LT: Tensor
@@ -58,6 +60,7 @@ def label_inputs(
     return LabelInputs(
         empty,
         torch.from_numpy(node_L),
+        torch.from_numpy(live.facts.node_set_of(nodes_U)[node_L]),
         torch.from_numpy(facts[node_L]),
         torch.from_numpy(live.labels.means(nodes_U, query_us)[node_L]),
         torch.from_numpy(np.ascontiguousarray(target_LT)),
@@ -124,3 +127,68 @@ class LabelHead(nn.Module):
     def constant(self, count: int) -> Tensor:
         """The mean target so far, for each of `count` labels: the line that a head must pass."""
         return self.target_stats.mean.float().expand(count, -1)
+
+
+class LabelHeads(LabelHead):
+    """The head of the first node set, and one for each further set: a label is predicted by the
+    head of its node's set. With one node set it is that set's head."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        label_dim: int,
+        embedding_dim: int,
+        num_facts: int,
+        num_sets: int,
+    ) -> None:
+        super().__init__(settings, label_dim, embedding_dim, num_facts)
+        self.others = nn.ModuleList(
+            LabelHead(settings, label_dim, embedding_dim, num_facts) for _ in range(num_sets - 1)
+        )
+
+    def _each(self, set_L: Tensor) -> Iterator[tuple[LabelHead, Tensor]]:
+        """Yield the head of each node set that has labels, and their places."""
+        for number, head in enumerate((self, *self.others)):
+            at = (set_L == number).nonzero()[:, 0]
+            if len(at):
+                yield head, at
+
+    def outputs(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor, set_L: Tensor) -> Tensor:
+        """`forward` of each label's head: float32[L, T]. set_L: int64, its node set."""
+        if not self.others:
+            out: Tensor = self(z_LD, facts_LF, history_LT)
+            return out
+        out = torch.zeros_like(history_LT)
+        for head, at in self._each(set_L):
+            out = out.index_copy(0, at, head(z_LD[at], facts_LF[at], history_LT[at]))
+        return out
+
+    def losses(self, out_LT: Tensor, target_LT: Tensor, set_L: Tensor) -> Tensor:
+        """`loss` over all labels."""
+        if not self.others:
+            return self.loss(out_LT, target_LT)
+        parts = [head.loss(out_LT[at], target_LT[at]) * len(at) for head, at in self._each(set_L)]
+        return torch.stack(parts).sum() / len(set_L)
+
+    def predictions(self, out_LT: Tensor, set_L: Tensor) -> Tensor:
+        """`predict` by each label's head: float32[L, T]."""
+        if not self.others:
+            return self.predict(out_LT)
+        out = torch.zeros_like(out_LT)
+        for head, at in self._each(set_L):
+            out[at] = head.predict(out_LT[at])
+        return out
+
+    def constants(self, set_L: Tensor) -> Tensor:
+        """`constant` of each label's node set: float32[L, T]."""
+        if not self.others:
+            return self.constant(len(set_L))
+        out = self.target_stats.mean.new_zeros((len(set_L), self.label_dim)).float()
+        for head, at in self._each(set_L):
+            out[at] = head.constant(len(at))
+        return out
+
+    def observe(self, target_LT: Tensor, set_L: Tensor) -> None:
+        """Update the running statistics of each set's targets."""
+        for head, at in self._each(set_L):
+            head.target_stats.update(target_LT[at])

@@ -16,7 +16,7 @@ from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.dropout import half_dropout
 from streamd.models.inputs import LinkInputs
-from streamd.models.labels import LabelHead, LabelInputs
+from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
 from streamd.models.pair import pair_network
 from streamd.models.standardize import RunningStandardizer, standardizer
@@ -84,7 +84,9 @@ class LinkModel(nn.Module):
         self.label_head = None
         if settings.labels != "none" and schema.label_dim:
             dim = d if self.has_graph else 0
-            self.label_head = LabelHead(settings, schema.label_dim, dim, facts)
+            self.label_head = LabelHeads(
+                settings, schema.label_dim, dim, facts, schema.num_node_sets
+            )
 
     @property
     def device(self) -> torch.device:
@@ -199,7 +201,7 @@ class LinkModel(nn.Module):
         return out
 
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
-        """What the label head says of each label, float32[L, T], before `LabelHead.predict`."""
+        """What the label heads say of each label, float32[L, T], before `predictions`."""
         assert self.label_head is not None
         # Without graph layers the facts are all that a label is predicted from.
         num_roots = len(inputs.around.hops[0].root_U)
@@ -208,10 +210,10 @@ class LinkModel(nn.Module):
             if self.has_graph
             else state_MD.new_zeros(num_roots, 0)
         )
-        out: Tensor = self.label_head(
-            z_UD[inputs.node_L], self.fact_stats(inputs.facts_LF), inputs.history_LT
+        facts_LF = self.fact_stats(inputs.facts_LF)
+        return self.label_head.outputs(
+            z_UD[inputs.node_L], facts_LF, inputs.history_LT, inputs.set_L
         )
-        return out
 
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
         """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
@@ -236,7 +238,8 @@ class LinkModel(nn.Module):
                 self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True
             )
         pair = list(self.pair.parameters())
-        pair += list(self.label_head.net.parameters()) if self.label_head is not None else []
+        heads = [m for m in self.modules() if isinstance(m, LabelHead)]
+        pair += [p for head in heads for p in head.net.parameters()]
         rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
 
         # The pair network learns at the full rate, the graph's residual slower.
@@ -246,8 +249,8 @@ class LinkModel(nn.Module):
                 {"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY}
             )
         # Last, since stored states of older releases are by number.
-        if self.label_head is not None:
-            history = list(self.label_head.history.parameters())
+        if heads:
+            history = [p for head in heads for p in head.history.parameters()]
             groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, foreach=True)
 

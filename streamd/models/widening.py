@@ -148,7 +148,7 @@ def _tensor(name: str, tensor: Tensor, like: Tensor, model: LinkModel, new: Link
     # Weights: what they are of says where the columns lie that differ.
     blocks: Sequence[tuple[str, int, tuple[NDArray[np.int64], int]]] = (
         ("pair.0.", 0, facts),
-        ("label_head.net.0.", tensor.shape[-1] - num_facts(old_schema), facts),
+        ("label_head.", tensor.shape[-1] - num_facts(old_schema), facts),
         ("updater.gru.weight_ih", 2 * dim, edges),
         ("encoder.layers.", dim, edges),
         ("encoder.node_in.", 0, (node_places(old_schema, schema), schema.node_feature_dim)),

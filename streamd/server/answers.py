@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamd.events import Float32, Int64, Key
+from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.server.loaded_version import UNKNOWN, LoadedVersion
@@ -161,7 +161,7 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
             case Embedding():
                 answers.append(_embedded(moment, source))
             case Label():
-                answers.append(_labelled(moment, source))
+                answers.append(_labelled(moment, source, request.node))
     return answers
 
 
@@ -190,8 +190,11 @@ def _embedded(moment: Moment, source: int) -> Answer:
     return moment.answer(source, embedding=tuple(z))
 
 
-def _labelled(moment: Moment, source: int) -> Answer:
-    labels = None if moment.served is None else moment.served.labels(source, moment.view.live)
+def _labelled(moment: Moment, source: int, key: Key) -> Answer:
+    # A key that was never seen says its node set too.
+    node_set = key.node_set if isinstance(key, SetKey) else 0
+    served, live = moment.served, moment.view.live
+    labels = None if served is None else served.labels(source, node_set, live)
     if labels is not None and not np.isfinite(labels).all():
         raise NotFinite("a label is not finite")
     return moment.answer(source, labels=labels)

@@ -273,8 +273,8 @@ class LoadedVersion:
         return self._updated
 
     @torch.no_grad()
-    def labels(self, node: int, live: LiveGraph) -> tuple[float, ...] | None:
-        """The label head's prediction for a node now, None where the model has no such head."""
+    def labels(self, node: int, node_set: int, live: LiveGraph) -> tuple[float, ...] | None:
+        """What its node set's head predicts for a node now, None where the model has no heads."""
         if self.model.label_head is None:
             return None
 
@@ -292,12 +292,14 @@ class LoadedVersion:
             inputs,
             around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
+            set_L=torch.tensor([node_set], device=self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
             history_LT=inputs.history_LT.to(self.model.device),
         )
 
         state = self._states(inputs.around.node_M)
-        return tuple(self.model.label_head.predict(self.model.labels(inputs, state))[0].tolist())
+        out_LT = self.model.labels(inputs, state)
+        return tuple(self.model.label_head.predictions(out_LT, inputs.set_L)[0].tolist())
 
     @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:

@@ -45,6 +45,7 @@ class StatusPage:
         records = self._history.refresh()
         moves, num_moves = self._registry.journal.recent()
         last = moves[-1] if moves else None
+        sets = edge_sets(records[-MAX_WINDOWS:])
 
         return {
             # The server.
@@ -82,7 +83,8 @@ class StatusPage:
                 }
                 for r in records[-MAX_WINDOWS:]
             ],
-            "edge_sets": edge_sets(records[-MAX_WINDOWS:]),
+            # Of several edge sets, what windows say of each.
+            **({"edge_sets": sets} if sets else {}),
             # Versions and moves, newest first.
             "num_moves": num_moves,
             "champion": last and last.champion,

@@ -64,7 +64,13 @@ class DeviceTransfer:
             self.inputs(labels.around),
             *map(
                 self.send,
-                (labels.node_L, labels.facts_LF, labels.history_LT, labels.target_LT),
+                (
+                    labels.node_L,
+                    labels.set_L,
+                    labels.facts_LF,
+                    labels.history_LT,
+                    labels.target_LT,
+                ),
             ),
         )
 

@@ -164,8 +164,9 @@ class Learner:
             return
         labels = self.transfer.labels(chunk.labels)
         state_MD = self.memory.gather(labels.around.node_M, updated_PD)
-        predicted = self.model.label_head.predict(self.model.labels(labels, state_MD)).cpu()
-        constant = self.model.label_head.constant(len(predicted)).cpu()
+        heads, set_L = self.model.label_head, labels.set_L
+        predicted = heads.predictions(self.model.labels(labels, state_MD), set_L).cpu()
+        constant = heads.constants(set_L).cpu()
         target_LT = chunk.labels.target_LT.numpy()
         self.label_scores.append((predicted.numpy(), constant.numpy(), target_LT))
 
@@ -341,7 +342,7 @@ class Learner:
                 self.model.observe(seen.inputs, edges)
         for labels in self._labels:
             if labels is not None and self.model.label_head is not None:
-                self.model.label_head.target_stats.update(labels.target_LT)
+                self.model.label_head.observe(labels.target_LT, labels.set_L)
 
     def _held_out(self, num_events: int) -> list[Tensor]:
         """Weights of events, float32[E] a chunk: 1 to learn, 0 for the window's last events."""
@@ -403,7 +404,8 @@ class Learner:
                 if labels is not None and self.model.label_head is not None:
                     state_MD = memory.gather(labels.around.node_M, updated_PD)
                     predicted = self.model.labels(labels, state_MD)
-                    losses.append(self.model.label_head.loss(predicted, labels.target_LT))
+                    heads = self.model.label_head
+                    losses.append(heads.losses(predicted, labels.target_LT, labels.set_L))
 
                 # One step of the optimizer, before memory moves on.
                 if losses:

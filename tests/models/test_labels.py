@@ -3,7 +3,7 @@ import torch
 
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
-from streamd.models.labels import LabelHead
+from streamd.models.labels import LabelHead, LabelHeads
 from streamd.models.link import HISTORY_WEIGHT, build_model
 from streamd.settings import ModelSettings
 
@@ -37,3 +37,25 @@ def test_a_head_of_an_older_release_answers_as_before_and_its_optimizer_goes_on(
     params = [p for group in newer.optimizer(0.1).param_groups for p in group["params"]]
     assert params[-1] is newer.label_head.history[0] and sum(p is params[-1] for p in params) == 1
     assert {id(p) for p in params} == {id(p) for p in newer.parameters()}
+
+
+@pytest.mark.parametrize(("task", "dim"), [("classification", 1), ("classification", 3), ("regression", 2)])
+def test_each_node_set_has_a_head_of_its_own(task, dim):
+    torch.manual_seed(0)
+    heads = LabelHeads(ModelSettings(labels=task), dim, 4, NUM_FACTS, 3)
+    set_L, target = torch.tensor([2, 0, 0, 2, 0, 2]), torch.rand(6, dim)
+    z, facts, history = torch.rand(6, 4), torch.rand(6, NUM_FACTS), torch.rand(6, dim)
+    heads.observe(target, set_L)
+    out = heads.outputs(z, facts, history, set_L)
+    predicted, constant = heads.predictions(out, set_L), heads.constants(set_L)
+    for number, head in ((0, heads), (2, heads.others[1])):
+        own = set_L == number
+        torch.testing.assert_close(out[own], head(z[own], facts[own], history[own]))
+        torch.testing.assert_close(predicted[own], head.predict(out[own]))
+        torch.testing.assert_close(constant[own], target[own].mean(0).expand(3, -1))
+    halves = [head.loss(out[set_L == n], target[set_L == n]) for n, head in ((0, heads), (2, heads.others[1]))]
+    loss = heads.losses(out, target, set_L)
+    torch.testing.assert_close(loss, sum(halves) / 2)
+    loss.backward()
+    assert heads.net[0].weight.grad.abs().max() > 0 and heads.others[1].net[0].weight.grad.abs().max() > 0
+    assert heads.others[0].net[0].weight.grad is None and float(heads.others[0].target_stats.count) == 0

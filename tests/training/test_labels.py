@@ -10,11 +10,22 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.windows import recorded_windows
-from tests.builders import HOUR, SECOND, batch, settings
+from tests.builders import (
+    HOUR,
+    SECOND,
+    SETS,
+    batch,
+    declared,
+    sets_rows,
+    sets_stream,
+    settings,
+    write_sets_log,
+)
 
 USERS, ITEMS, EDGES, HOURS = 20, 10, 1800, 12
 
@@ -126,3 +137,30 @@ def test_labels_of_one_time_are_all_taken_up_to_two_thousand(tmp_path, given, ke
     log = LogReader.open(tmp_path)
     chunks = [c for w in recorded_windows(log, HOUR) for c in Recorder(s, log).chunks(w)]
     assert [len(c.labels.target_LT) for c in chunks if c.labels is not None] == [kept]
+
+
+def test_labels_of_each_node_set_are_learned_by_its_own_head(tmp_path):
+    """Of users all labels are 1, of items all are 0: one head for both would say something between."""
+    src, dst, time, sets = sets_stream()
+    write_sets_log(tmp_path, src, dst, time, sets)
+    writer, at = LogWriter(tmp_path, SETS), int(time[-1])
+    node = np.concatenate([np.arange(20), 20 + np.arange(15)])
+    for hour in range(1, 7):
+        writer.commit(dataclasses.replace(
+            empty_batch(SETS), src_E=src[:60], dst_E=dst[:60], time_E=np.full(60, at + hour * HOUR), msg_ED=sets_rows(sets)[:60],
+            label_node_L=node, label_time_L=np.full(35, at + hour * HOUR),
+            label_target_L=(node < 20).astype(np.float32)[:, None]), Progress(), at + (hour + 1) * HOUR)
+    writer.close()
+    s = settings(tmp_path, model__name="pair", model__labels="classification", training__epochs=4, training__learning_rate=0.02,
+                 **{k.replace(".", "__"): v for k, v in declared().items()})
+    log = LogReader.open(tmp_path)
+    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    while due := trainer.due():
+        trainer.process(due[0])
+    heads = trainer.learner.model.label_head
+    assert [float(h.target_stats.mean) for h in (heads, *heads.others)] == [1.0, 0.0]
+    served = LoadedVersion.restored(Registry(s).load(Registry(s).champion()), SETS)
+    live = trainer.recorder.live
+    users, items = ([served.labels(int(n), number, live)[0] for n in nodes] for number, nodes in ((0, node[:20]), (1, node[20:])))
+    assert min(users) > 0.8 and max(items) < 0.2
+    assert served.labels(-1, 0, live)[0] > 0.5 > served.labels(-1, 1, live)[0], "a key that was never seen is asked of its set's head"
