@@ -103,12 +103,16 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, lambda *_: self._hangup.set())
+        had_terminal = is_terminal()
         for role in self._roles:
             self._start(role)
         status = 0
         while not self._stop.wait(0.1):
             if self._hangup.is_set():
                 self._hangup.clear()
+                # The signal also says that the terminal was closed, which ends what runs in it.
+                if had_terminal and not is_terminal():
+                    break
                 self._reload()
             refused = self._watch()
             if refused is not None:
@@ -237,6 +241,11 @@ class Supervisor:
                 logger.error("role_killed", child=role, after_seconds=patience)
                 child.kill()
                 child.wait()
+
+
+def is_terminal() -> bool:
+    """Whether the standard input is a terminal that is still there."""
+    return os.isatty(0)
 
 
 def make_data_dir(path: Path) -> None:

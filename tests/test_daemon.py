@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -204,3 +205,21 @@ def test_at_a_hangup_ingest_alone_starts_again_with_further_sets_and_nothing_els
     else:
         assert refused == [] and roles.started == [*ROLES, "ingest"]
         assert "clicks" in roles.environments[-1]["STREAMD_GRAPH__EDGE_SETS"]
+
+
+def test_a_hangup_because_the_terminal_was_closed_ends_the_daemon(tmp_path, monkeypatch):
+    """The standard input is a terminal, then one without its other end."""
+    master, terminal = pty.openpty()
+    monkeypatch.setattr(supervisor.os, "isatty", lambda _, really=os.isatty: really(terminal))
+    roles, closed = Roles(monkeypatch), []
+
+    def until():
+        if len(roles.started) == 3 and not closed:
+            closed.append(os.close(master))
+            roles.handlers[signal.SIGHUP](signal.SIGHUP, None)
+        return False
+
+    begun = time.monotonic()
+    assert roles.watched(Supervisor(settings(tmp_path)), until, 20) == 0 and time.monotonic() - begun < 15
+    assert closed and roles.started == list(ROLES)
+    os.close(terminal)
