@@ -29,6 +29,7 @@ from streamd.cli_options import (
     err,
     out,
     printable,
+    printable_lines,
     settings_of,
 )
 from streamd.cli_sources import sources_app
@@ -380,8 +381,23 @@ def deadletter_replay(
 
 
 @app.command(name="config")
-def show_config(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+def show_config(
+    from_schema: Annotated[
+        Path | None,
+        typer.Option(help="A GraphSchema of TensorFlow GNN: print settings to start from instead."),
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
     """Print all settings in force and where each comes from."""
+    if from_schema is not None:
+        from streamd.exchange.tfgnn.schema import read_schema
+        from streamd.exchange.tfgnn.schema_settings import settings_of_schema
+
+        # What is left out is said in comments, so that all of it may go into a file.
+        text = printable_lines(settings_of_schema(read_schema(from_schema)))
+        out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
+        return
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
     table = Table("setting", "value", "from", box=None)
     for key, value in effective(settings).items():

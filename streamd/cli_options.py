@@ -77,6 +77,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, for text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 class GridCommand(TyperCommand):
     """A command with the option `--grid`, which takes all words after it that set something."""
 

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-from streamd.cli_options import err, out
+from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
-tfgnn_app = typer.Typer(help="TensorFlow GNN's formats: sample, random.", no_args_is_help=True)
+tfgnn_app = typer.Typer(
+    help="TensorFlow GNN's formats: schema, sample, random.", no_args_is_help=True
+)
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
@@ -30,6 +32,28 @@ RUNNER = typer.Option(
     help="Run as a pipeline of Apache Beam on this runner, such as DirectRunner; further options "
     "are Beam's. In memory otherwise.",
 )
+REVERSED = typer.Option(
+    "--reversed", help="Also each edge set from target to source, as rev_<its name>."
+)
+
+
+@tfgnn_app.command("schema")
+def tfgnn_schema(
+    reversed_: Annotated[bool, REVERSED] = False,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Print the GraphSchema of the declared sets, or of a log where nothing is declared."""
+    from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
+    from streamd.exchange.tfgnn.schema import schema_text
+    from streamd.segments.reader import LogReader
+
+    # A log that is there must have the sets that are declared.
+    settings = settings_of(config, data_dir)
+    log = LogReader.open(settings.data_dir, keep_keys=False)
+    declared = declared_sets(settings, None if log is None else log.state.schema)
+    schema = graph_schema(declared, declared.edge_sets if reversed_ else ())
+    out.print(schema_text(schema), end="", soft_wrap=True, markup=False, highlight=False)
 
 
 @tfgnn_app.command(

@@ -57,7 +57,7 @@ def test_a_static_graph_is_learned_well_above_chance(log_of_groups, name, tmp_pa
     # What was written is loaded by the manifest alone, and says the same.
     made.write(tmp_path / "weights", test)
     manifest = json.loads((tmp_path / "weights" / "manifest.json").read_text())
-    model = build_model(ModelSettings(**manifest["model"]), Schema(**manifest["schema"]), seed=7)
+    model = build_model(ModelSettings(**manifest["model"]), Schema.restored(manifest["schema"]), seed=7)
     model.restore(load_file(tmp_path / "weights" / "model.safetensors"))
     other = training(log_of_groups, name)
     other.model.restore(model.state_dict())

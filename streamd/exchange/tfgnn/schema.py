@@ -253,7 +253,7 @@ def parse_schema(data: bytes, where: str = "the schema") -> GraphSchema:
 
 def _note_unusual(name: str, feature: Feature, place: str) -> None:
     """Log what is allowed and seldom meant."""
-    if name.startswith("#") and name != "#id":
+    if name.startswith("#") and name not in ("#id", "#time", "#weight"):
         logger.warning(
             "tfgnn_feature_name_unusual", place=place, hint="# is for records' own names"
         )

@@ -1,0 +1,95 @@
+"""A log's declaration as a GraphSchema, and settings made of one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from streamd.cli import app
+from streamd.errors import TFGNNError
+from streamd.events import Schema
+from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
+from streamd.exchange.tfgnn.schema import parse_schema, schema_binary, schema_text
+from streamd.exchange.tfgnn.schema_settings import settings_of_schema
+from streamd.segments.log import LogWriter
+from streamd.settings import load_settings, schema_of
+from tests.builders import settings, stream, write_log
+
+GOLDEN = Path(__file__).parent / "golden"
+NODES = {"user": {"features": {"age": "number", "country": {"categories": ["de", "ünï", 3], "missing": "de"}}}, "item": {}}
+EDGES = {"views": {"source": "user", "target": "item", "features": {"seconds": {"type": "number", "missing": 0.5}}},
+         "buys": {"source": "user", "target": "item", "features": {"where": {"hash": 8}, "pos": {"vector": 2}, "gift": "bool"}},
+         "a": {"source": "item", "target": "user"}}
+
+
+def loaded(text, folder):
+    (folder / "settings.yaml").write_text(text)
+    return load_settings(folder / "settings.yaml", {}, {})[0]
+
+
+@pytest.mark.parametrize("reverse", [(), ("views", "a")])
+@pytest.mark.parametrize("encode", [lambda s: schema_text(s).encode(), schema_binary])
+@pytest.mark.parametrize("values", [
+    {"graph__node_sets": NODES, "graph__edge_sets": EDGES}, {"graph__edge_sets": {"default": {"features": {"x": "number"}}}},
+    {"stream__edge_feature_dim": 3, "stream__node_feature_dim": 2}, {}])
+def test_a_declaration_comes_back_from_its_schema(tmp_path, values, encode, reverse):
+    s = settings(tmp_path, **values)
+    declared = declared_sets(s)
+    made = parse_schema(encode(graph_schema(declared, [n for n in reverse if n in declared.edge_sets])))
+    again = loaded(settings_of_schema(made), tmp_path)
+    assert (schema_of(again).edge_feature_dim, schema_of(again).node_feature_dim) == (schema_of(s).edge_feature_dim, schema_of(s).node_feature_dim)
+    if values.get("graph__node_sets"):
+        assert schema_of(again) == schema_of(s) and list(again.graph.edge_sets) == ["views", "buys", "a"]
+    else:
+        assert list(again.graph.edge_sets) == ["default"]
+
+
+def test_a_log_says_its_own_sets_whatever_the_settings_declare(tmp_path):
+    s = settings(tmp_path, graph__node_sets=NODES, graph__edge_sets=EDGES)
+    LogWriter(tmp_path, schema_of(s)).close()
+    done = CliRunner().invoke(app, ["tfgnn", "schema", "--data-dir", str(tmp_path), "--reversed"])
+    made = parse_schema(done.output.encode())
+    assert set(made.edge_sets) == {"views", "buys", "a", "rev_views", "rev_buys", "rev_a"}
+    assert made.edge_sets["rev_a"].source == "user" and made.node_sets["user"].features["country"].dtype.name == "DT_STRING"
+    (tmp_path / "graph.pbtxt").write_text(done.output)
+    text = CliRunner().invoke(app, ["config", "--from-schema", str(tmp_path / "graph.pbtxt")]).output
+    assert schema_of(loaded(text, tmp_path)) == schema_of(s) and "rev_views: the reverse" in text
+
+
+def test_the_features_of_a_log_without_names_are_one_vector(tmp_path):
+    write_log(tmp_path, *stream(20), Schema(3, 0, 0))
+    made = graph_schema(declared_sets(settings(tmp_path), Schema(3, 0, 0)))
+    assert made.edge_sets["default"].features["features"].shape == (3,)
+    assert graph_schema(declared_sets(settings(tmp_path, graph__edge_sets={"default": {"features": {"p": {"vector": 3}}}}), Schema(3, 0, 0))
+                        ).edge_sets["default"].features["p"].shape == (3,)
+
+
+def test_of_a_peers_schema_what_a_log_can_hold_becomes_settings_and_the_rest_is_said(tmp_path):
+    text = settings_of_schema(parse_schema((GOLDEN / "unigraph_csv" / "graph.pbtxt").read_bytes()))
+    told = yaml.safe_load(text)
+    assert told["graph"]["node_sets"] == {"author": {}, "institution": {}, "paper": {"features": {"score": "number", "year": "number"}}}
+    assert list(told["graph"]["edge_sets"]) == ["affiliated_with", "cites", "writes"]
+    for line in ("edge set written: the reverse of another", "node set paper, feature title: a text"):
+        assert f"# left out: {line}" in text
+    assert loaded(text, tmp_path).graph.edge_sets["writes"].source == "author"
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ('node_sets { key: "n" value {} }', "no edge set"),
+    ('node_sets { key: "2n" value {} } edge_sets { key: "e" value { source: "2n" target: "2n" } }', "the name of a set is a letter"),
+    ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
+     'metadata { extra { key: "streamd.features" value: "[1" } } } }', "streamd.features of edge set e is not a JSON object"),
+    ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
+     'metadata { extra { key: "streamd.features" value: "{\\"a\\": \\"nought\\"}" } } } }', "cannot be a log's: .*edge_sets"),
+    ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
+     'features { key: "v" value { dtype: DT_FLOAT shape { dim { size: 99999 } } } } } }', "cannot be a log's")])
+def test_a_schema_that_cannot_be_a_logs_is_refused_by_name(text, says):
+    with pytest.raises(TFGNNError, match=says):
+        settings_of_schema(parse_schema(text.encode()))
+
+
+def test_a_feature_with_the_name_of_a_tables_column_is_refused(tmp_path):
+    declared = declared_sets(settings(tmp_path, graph__edge_sets={"default": {"features": {"#time": "number"}}}))
+    with pytest.raises(TFGNNError, match="'#time' of edge set 'default' has the name of a column"):
+        graph_schema(declared)
