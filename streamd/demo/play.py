@@ -414,7 +414,7 @@ def _finish(
 
 def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
     """Print a request that the user can repeat, and its answer."""
-    # The source of the last event of the first hour, which the model has learned.
+    # The source of the last event of the first window, which the model has learned.
     event = json.loads(next(stream.windows(1))[-1].value)
     body = {"src": event["src"], "k": 3}
     if stream.edge_sets:

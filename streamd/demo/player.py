@@ -1,4 +1,4 @@
-"""The demo's producer, which sends an event-time hour once the one before is in the log."""
+"""The demo's producer, which sends a window of events once the one before is in the log."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 
 MAX_WINDOWS_BEHIND = 24
-"""Most windows sent but not learned: a day of them, so that the display shows a live system."""
+"""Most windows sent but not learned: few, so that the display shows a live system."""
 PATIENCE_SECONDS = 120.0
 """Longest wait for ingest, which may be slow to start on a busy machine."""
 T = TypeVar("T")
@@ -25,7 +25,6 @@ class PlayerStatus:
     """The player's progress, written by its thread and read by the display."""
 
     sent: int = 0
-    hours: int = 0
     total: int = 0
     finished: float = 0.0
     error: BaseException | None = None
@@ -59,7 +58,7 @@ class Player:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after the hour that is being sent."""
+        """End the thread, after the window that is being sent."""
         self._stop.set()
         self._thread.join(timeout=30)
 
@@ -73,7 +72,7 @@ class Player:
             self.status.done.set()
 
     def _play(self) -> None:
-        """Send node features, then hour after hour at the chosen speed. Raises: DemoError."""
+        """Send node features, then window after window at the chosen speed. Raises: DemoError."""
         windows = list(self._stream.windows(self._days))
         self.status.total = sum(map(len, windows))
         producer = make_producer(
@@ -114,7 +113,6 @@ class Player:
                     f"{self.status.sent} events are in the log",
                     lambda: log.num_edges >= self.status.sent,
                 )
-                self.status.hours = number + 1
         finally:
             producer.close()
 
@@ -148,6 +146,6 @@ class Player:
                     f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
                     "read daemon.log.",
                 )
-            # Short, because at full speed every hour of a month waits here.
+            # Short, because at full speed every window of a month waits here.
             time.sleep(0.002)
         return None

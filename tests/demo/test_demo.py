@@ -1,26 +1,36 @@
 """The demo end to end: its streams, player, comparisons, table and what it says of itself."""
 
+import csv
+import gzip
 import io
 import json
 import re
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from streamd.clock import SystemClock
 from streamd.demo import play
-from streamd.demo.streams import STREAMS, stream_named
+from streamd.demo.player import Player
+from streamd.demo.standin import StandIn
+from streamd.demo.streams import DATA, STREAMS, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
+from streamd.ingest.deadletter import make_dead_letters
+from streamd.ingest.loop import IngestLoop
 from streamd.ingest.mapped import make_decoder
+from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings, schema_of
 from streamd.telemetry import progress
+from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
 from tests.builders import HOUR, Record, settings, spell, stream, write_log
@@ -52,6 +62,49 @@ def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
             spelled += spell(good, decoder.keys.keys) if own else []
         told.append(sorted((e.offset, e.time, e.kind, e.a, e.b, *e.values) for e in spelled))
     assert told[0] == told[1] and len(told[0]) == len(events)
+
+
+@pytest.fixture(params=["stand-in", pytest.param("Apache Kafka", marks=pytest.mark.kafka)])
+def broker(request):
+    if request.param == "Apache Kafka":
+        yield request.getfixturevalue("kafka")
+        return
+    broker = StandIn()
+    yield broker
+    broker.close()
+
+
+def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker, tmp_path):
+    s = stream_named("mathoverflow")
+    for topic in s.topics("posts"):
+        broker.create_topic(topic, 4)
+    read = load_settings(None, s.settings("posts") | {
+        "data_dir": tmp_path, "kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.client": broker.client,
+        "kafka.topics": s.topics("posts"), "ingest.merge_wait_seconds": play.MERGE_WAIT_SECONDS}, {})[0]
+    writer, stop = LogWriter(tmp_path, schema_of(read), 4096), threading.Event()
+    loop = IngestLoop(read, writer, make_dead_letters(read), SystemClock(), Heartbeat(tmp_path, "ingest"))
+    ingest = threading.Thread(target=loop.run, args=(stop,))
+    player = Player(s, read, 0.0, 2, lambda: 99)
+    ingest.start()
+    try:
+        player.start()
+        assert player.status.done.wait(120) and player.status.error is None
+    finally:
+        player.stop()
+        stop.set()
+        ingest.join()
+        writer.close()
+
+    with gzip.open(DATA / "mathoverflow.csv.gz", "rt") as file:
+        lines = [[int(r[c]) for c in ("t", "src", "dst", "kind")] for r in csv.DictReader(file)]
+    # The file begins on 1 July 2010; its events of a second lie in any order in the log.
+    want = sorted((t * 10**6, f"user:{src}", f"user:{dst}", kind) for t, src, dst, kind in lines if t < 1277942400 + 2 * 86400)
+    log = LogReader.open(tmp_path)
+    src, dst, time_us = log.edges(0, log.num_edges)
+    sets = log.edge_sets_of(np.arange(log.num_edges))
+    assert sorted(zip(time_us, [log.keys[u] for u in src], [log.keys[v] for v in dst], sets, strict=True)) == want
+    assert (np.diff(time_us) >= 0).all() and set(sets) == {0, 1, 2} and log.num_edges == player.status.sent
+    assert [one.name for one in schema_of(read).edge_sets] == ["answers", "question_comments", "answer_comments"]
 
 
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
