@@ -24,8 +24,9 @@ CHUNK_EDGES = 262_144
 class ExportOptions:
     """What to export: edges with start_us <= time < end_us, in microseconds.
 
-    edge_set: number of the set whose edges are exported, with its own features; all where None,
-    with rows of features that say the set.
+    edge_set: number of the set whose edges are exported, with its own features, and with labels
+    and features of nodes of its ends' sets; all where None. Rows of features say the set of edges
+    where all are exported, and of nodes where they are of several sets.
     val_share, test_share: shares of the edges; the test edges are the last ones. negatives: wrong
     destinations drawn for each validation and test edge, or for each edge without splits.
     """
@@ -79,8 +80,9 @@ def export_range(
         )
 
     # Plan the file.
-    labels = _labels(log, options)
-    features = _node_features(log, end)
+    node_sets = _node_sets(log, options)
+    labels = _labels(log, options, node_sets)
+    features = _node_features(log, end, node_sets)
     val_start, test_start = _splits(log, first, end, counts, options)
     start = val_start if val_start or test_start else 0
     columns = slice(None) if options.edge_set is None else schema.edge_columns(options.edge_set)
@@ -90,7 +92,7 @@ def export_range(
         label_capacity=len(labels[0]),
         label_dim=schema.label_dim,
         node_capacity=len(features),
-        node_feat_dim=schema.node_feature_dim,
+        node_feat_dim=features.shape[1],
         val_start=val_start,
         test_start=test_start,
         negatives_per_edge=options.negatives,
@@ -196,10 +198,21 @@ def _chunks(
         progress(end - first + b - first, 2 * (end - first))
 
 
-def _labels(log: LogReader, options: ExportOptions) -> tuple[Int64, Int64, Float32]:
+def _node_sets(log: LogReader, options: ExportOptions) -> list[int]:
+    """Numbers of the node sets whose labels and features are exported, ascending."""
+    schema = log.state.schema
+    if options.edge_set is None:
+        return list(range(schema.num_node_sets))
+    return sorted(set(schema.ends_of(options.edge_set)))
+
+
+def _labels(
+    log: LogReader, options: ExportOptions, node_sets: list[int]
+) -> tuple[Int64, Int64, Float32]:
     """Node, time and target of the labels in the range whose nodes are not deleted."""
     node, time, target = log.labels()
     kept = (time >= options.start_us) & (time < options.end_us) & ~log.deletions.is_gone(node)
+    kept &= np.isin(log.node_sets_of(node), node_sets)
     return (
         np.ascontiguousarray(node[kept]),
         np.ascontiguousarray(time[kept]),
@@ -207,10 +220,10 @@ def _labels(log: LogReader, options: ExportOptions) -> tuple[Int64, Int64, Float
     )
 
 
-def _node_features(log: LogReader, end: int) -> Float32:
+def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
     """The features in force at the end of the range, by node id; zeros for a node without any.
 
-    Returns: float32[nodes, D].
+    Returns: float32[nodes, D], of one node set its own features, of several rows that say the set.
     """
     updates = log.feature_updates()
     out = np.zeros((log.num_nodes, updates.dim), np.float32)
@@ -220,9 +233,13 @@ def _node_features(log: LogReader, end: int) -> Float32:
         known[node] = True
 
     # Rows behind the last node that has features and is not deleted are left out.
-    known &= ~log.deletions.is_gone(np.arange(log.num_nodes))
+    nodes = np.arange(log.num_nodes)
+    known &= ~log.deletions.is_gone(nodes) & np.isin(log.node_sets_of(nodes), node_sets)
     out[~known] = 0
-    return out[: int(np.flatnonzero(known)[-1]) + 1 if known.any() else 0]
+    if len(node_sets) == 1:
+        out = out[:, log.state.schema.node_columns(node_sets[0])]
+    count = int(np.flatnonzero(known)[-1]) + 1 if known.any() and out.shape[1] else 0
+    return np.ascontiguousarray(out[:count])
 
 
 def _splits(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli import app
-from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
 from streamd.exchange import produce
 from streamd.segments.format import TGUFSchema
 from streamd.segments.log import LogWriter
@@ -19,7 +19,15 @@ from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.segments.verify import verify_log
 from streamd.segments.writer import TGUFWriter
-from tests.builders import SECOND, batch, feature_updates, stream
+from tests.builders import (
+    SECOND,
+    SETS,
+    batch,
+    feature_updates,
+    sets_stream,
+    stream,
+    write_sets_log,
+)
 
 REFERENCE = Path(__file__).parents[3] / "shared/tguf/nodefeat_labels_splits.tguf"
 
@@ -169,6 +177,79 @@ def test_a_round_trip_past_deleted_nodes_gives_the_same_values_under_the_same_ke
     for name in ("time", "msg", "label_time", "label_target", "node_feat"):
         np.testing.assert_array_equal(getattr(second, name), getattr(first, name), name)
     assert (second.val_start, second.test_start) == (first.val_start, first.test_start)
+
+
+SETS_YAML = """
+stream: {label_dim: 1, time_unit: us}
+graph:
+  node_sets:
+    user: {features: {f0: number, f1: number}}
+    item: {features: {f0: number}}
+  edge_sets:
+    views: {source: user, target: item, features: {f0: number}}
+    buys: {source: user, target: item, features: {f0: number, f1: number}}
+    follows: {source: user, target: user}
+"""
+
+
+@pytest.fixture
+def log_of_sets(tmp_path):
+    """Settings that declare SETS, and a log of them: of nodes 0 to 19, users, and 20 to 34, items, each has a label and
+    each third has features."""
+    (tmp_path / "sets.yaml").write_text(SETS_YAML)
+    src, dst, time, sets = sets_stream()
+    time = 1_600_000_000 * SECOND + time
+    write_sets_log(tmp_path / "one", src, dst, time, sets, segment_edges=250)
+    node = np.arange(35)
+    featured = node[::3]
+    values = np.concatenate([SETS.node_rows(int(n >= 20), np.full((1, 2 - (n >= 20)), n + 1, np.float32)) for n in featured])
+    writer = LogWriter(tmp_path / "one", SETS, 250)
+    writer.commit(dataclasses.replace(
+        empty_batch(SETS), label_node_L=node, label_time_L=np.full(35, time[-1]), label_target_L=np.full((35, 1), 2, np.float32),
+        node_F=featured, node_row_F=np.arange(len(featured)), node_edge_F=np.zeros(len(featured), np.int64), node_values_F=values),
+        Progress(), int(time[-1]))
+    writer.close()
+    return ("--config", tmp_path / "sets.yaml", "--data-dir")
+
+
+def test_an_edge_set_between_nodes_of_one_kind_comes_back_with_their_labels_and_features(tmp_path, log_of_sets):
+    file, again = tmp_path / "follows.tguf", tmp_path / "again.tguf"
+    done = invoke("tguf", "export", file, "--edge-set", "follows", *log_of_sets, tmp_path / "one")
+    assert done.exit_code == 0 and "20 labels" in done.output, done.exception
+    shown = invoke("tguf", "inspect", file).output
+    assert "node_feat" in shown and "20 labels checked (no journal" in invoke("tguf", "verify", file).output
+    first = open_tguf(file)
+    assert first.node_feat.shape == (19, 2) and first.node_feat[18].tolist() == [19, 19] and first.label_n_id.max() == 19
+    done = invoke("tguf", "import", file, "--edge-set", "follows", *log_of_sets, tmp_path / "two")
+    assert done.exit_code == 0, done.exception
+    log = log_of(tmp_path / "two")
+    assert not log.edge_sets_of(np.arange(log.num_edges)).tolist().count(0) and set(log.node_sets_of(np.arange(20)).tolist()) == {0}
+    assert invoke("tguf", "export", again, "--edge-set", "follows", *log_of_sets, tmp_path / "two").exit_code == 0
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_an_edge_set_between_nodes_of_two_kinds_says_of_which_kind_a_features_node_is(tmp_path, log_of_sets):
+    file = tmp_path / "buys.tguf"
+    assert invoke("tguf", "export", file, "--edge-set", "buys", *log_of_sets, tmp_path / "one").exit_code == 0
+    read = open_tguf(file)
+    assert read.msg.shape[1] == 2 and read.node_feat[33].tolist() == [0, 1, 0, 0, 34] and read.num_labels == 35
+    refused = invoke("tguf", "import", file, "--edge-set", "buys", *log_of_sets, tmp_path / "two")
+    assert "does not say of which of its nodes" in str(refused.exception) and not (tmp_path / "two").exists()
+    refused = invoke("tguf", "export", tmp_path / "x.tguf", "--edge-set", "sells", *log_of_sets, tmp_path / "one")
+    assert "no edge set 'sells'; it has views, buys, follows" in str(refused.exception) and not (tmp_path / "x.tguf").exists()
+
+
+def test_edges_between_nodes_of_two_kinds_come_back_under_their_keys(tmp_path, log_of_sets):
+    src, dst, time, sets = sets_stream()
+    write_sets_log(tmp_path / "bare", src, dst, 1_600_000_000 * SECOND + time, sets)
+    assert invoke("tguf", "export", tmp_path / "a.tguf", "--edge-set", "buys", *log_of_sets, tmp_path / "bare").exit_code == 0
+    done = invoke("tguf", "import", tmp_path / "a.tguf", "--edge-set", "buys", *log_of_sets, tmp_path / "two")
+    assert done.exit_code == 0, done.exception
+    assert invoke("tguf", "export", tmp_path / "b.tguf", "--edge-set", "buys", *log_of_sets, tmp_path / "two").exit_code == 0
+    first, second, log = open_tguf(tmp_path / "a.tguf"), open_tguf(tmp_path / "b.tguf"), log_of(tmp_path / "two")
+    keys = np.array([k.key if isinstance(k, SetKey) else k for k in log.keys])
+    assert (keys[second.src] == first.src).all() and (keys[second.dst] == first.dst).all() and (second.time == first.time).all()
+    assert (second.msg == first.msg).all() and not log.node_sets_of(second.src).any() and log.node_sets_of(second.dst).all()
 
 
 @pytest.mark.parametrize(("edges", "labels", "says"), [
