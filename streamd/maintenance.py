@@ -171,7 +171,12 @@ def backtest_file(
     Returns: what to print: a table, one of labels where there are any, and the verdict. Raises:
     StreamdError where nothing can be read or scored.
     """
-    from streamd.evaluation.backtest import COLUMNS, backtest
+    from streamd.evaluation.backtest import (
+        COLUMNS,
+        SHORT_LABEL_TITLES,
+        SHORT_TITLES,
+        backtest,
+    )
     from streamd.evaluation.report import write_report
 
     torch.set_num_threads(settings.training.threads)
@@ -191,11 +196,13 @@ def backtest_file(
         "each scored before it was learned"
     )
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
-    if sets := result.set_table():
-        told.append(_table(sets[0], sets[1:], None, "by edge set, the same windows"))
+    if sets := result.set_table(SHORT_TITLES):
+        told.append(_table(sets[0], sets[1:], None, "the same windows"))
     if labels := result.label_table():
         caption = f"{result.num_labels:,} labels, each predicted before it was learned"
         told.append(_table(labels[0], labels[1:], None, caption))
+    if sets := result.label_set_table(SHORT_LABEL_TITLES):
+        told.append(_table(sets[0], sets[1:], None, "the same labels"))
     return [*told, result.verdict()]
 
 

@@ -1,6 +1,6 @@
 """A backtest runs the trainer's loop over a recorded log, to tell what a user would have got."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.scores import Measures
 from streamd.windows import Window, recorded_windows
+from streamd.windows.history import SetScores
 
 # Regimes and rules in the order of the report, with the names that it prints.
 TITLES = {
@@ -28,9 +29,24 @@ TITLES = {
 }
 RULES = ("rule", "edgebank", "popularity")
 """Those of them that learn nothing."""
+SHORT_TITLES = {
+    "live": "live",
+    "nightly": "nightly",
+    "frozen": "frozen\nweights",
+    "rule": "partners +\npopularity",
+    "edgebank": "EdgeBank",
+}
+"""Those of the tables by set in a terminal, which has 80 columns."""
 LABEL_RULES = {AVERAGE: f"mean of a node's last {LAST_LABELS}", MEAN: "mean of all so far"}
 """Rules of labels, with the names that the report prints."""
 MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
+SHORT_LABEL_TITLES = {
+    "live": "live",
+    "nightly": "nightly",
+    "frozen": "frozen\nweights",
+    AVERAGE: f"mean of\nlast {LAST_LABELS}",
+    MEAN: "mean",
+}
 COLUMNS = (
     "",
     "MRR",
@@ -114,23 +130,29 @@ class Result:
                 rows.append([title, *("" if m is None else f"{m:.4f}" for m in means_of)])
         return rows
 
-    def set_table(self) -> list[list[str]]:
+    def set_table(self, titles: Mapping[str, str] = TITLES) -> list[list[str]]:
         """MRR of each edge set's events as text, the head first: a row a set, a column a regime and
-        rule. Empty where the log has one edge set."""
-        names = dict.fromkeys(name for w in self.windows for name in w.edge_sets)
-        if not names:
+        rule. Empty where the log has one edge set.
+
+        titles: regime or rule -> head of its column; others have none.
+        """
+        columns = {self.name_of(n): title for n, title in titles.items() if n in self.names()}
+        windows = [w.edge_sets for w in self.windows]
+        return _by_set(["MRR by edge set", "events"], windows, "mrr", columns)
+
+    def label_set_table(self, titles: Mapping[str, str] | None = None) -> list[list[str]]:
+        """The first measure of each node set's labels as text, as `set_table`. Empty where the log
+        has one node set, or no labels."""
+        windows = [w.node_sets for w in self.windows]
+        scored = [s.scores for sets in windows for s in sets.values()]
+        # A window of one class may have labels and no measure.
+        measured = [m for m in LABEL_MEASURES if any(m in scores[AVERAGE] for scores in scored)]
+        if not measured:
             return []
-        shown = self.names()
-        rows = [["MRR by edge set", "events", *(TITLES[n] for n in shown)]]
-        for edge_set in names:
-            own = [w.edge_sets[edge_set] for w in self.windows if edge_set in w.edge_sets]
-            events = [s.num_scored for s in own]
-            means_of = [
-                np.average([s.scores[self.name_of(n)]["mrr"] for s in own], weights=events)
-                for n in shown
-            ]
-            rows.append([edge_set, f"{sum(events):,}", *(f"{m:.4f}" for m in means_of)])
-        return rows
+        titles = titles or TITLES | LABEL_RULES
+        columns = {name: title for name, title in titles.items() if name in scored[0]}
+        head = [f"{LABEL_MEASURES[measured[0]]} by node set", "labels"]
+        return _by_set(head, windows, measured[0], columns)
 
     @property
     def num_labels(self) -> int:
@@ -182,6 +204,31 @@ class Result:
 
 def _cells(mean: Measures) -> list[str]:
     return [f"{mean[m]:.4f}" for m in MEASURES]
+
+
+def _by_set(
+    head: list[str],
+    windows: Sequence[Mapping[str, SetScores]],
+    measure: str,
+    columns: Mapping[str, str],
+) -> list[list[str]]:
+    """A measure by set as text, the head first: means over the windows that have it, weighted by
+    what was scored. Empty without sets.
+
+    head: of the columns of names and of what was scored. windows: of each, name of a set -> its
+    scores. columns: name in the scores -> head.
+    """
+    rows = [[*head, *columns.values()]]
+    for name in dict.fromkeys(name for sets in windows for name in sets):
+        own = [sets[name] for sets in windows if name in sets]
+        cells = []
+        for column in columns:
+            told = [s for s in own if measure in s.scores[column]]
+            scores = [s.scores[column][measure] for s in told]
+            weights = [s.num_scored for s in told]
+            cells.append(f"{np.average(scores, weights=weights):.4f}" if told else "")
+        rows.append([name, f"{sum(s.num_scored for s in own):,}", *cells])
+    return rows if len(rows) > 1 else []
 
 
 def age_text(age: int | None) -> str:

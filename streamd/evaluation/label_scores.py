@@ -1,31 +1,50 @@
 """Scores of a window's labels: by the label head of each regime, and by two rules that learn
 nothing."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from streamd.events import Float32
 from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import LabelInputs
-from streamd.training.scores import Measures, label_measures
-from streamd.training.tally import LabelScores
+from streamd.training.scores import (
+    LabelScores,
+    Measures,
+    label_measures,
+    label_scores_of_sets,
+)
+from streamd.windows.history import SetScores
 
 AVERAGE = "moving_average"
-"""A rule: the mean target of a node's last labels; of all labels where it has none."""
+"""A rule: the mean target of a node's last labels; of all labels of its node set where it has
+none."""
 MEAN = "mean"
-"""A rule: the mean target of all labels so far."""
+"""A rule: the mean target of all labels of the node set so far."""
+
+
+class ScoredLabels(NamedTuple):
+    """Measures of a window's labels: of all, regime or rule -> measures, and of each node set as
+    `label_scores_of_sets` has them."""
+
+    num_scored: int
+    table: dict[str, Measures]
+    node_sets: dict[str, SetScores]
 
 
 class LabelRules:
     """Predicts labels by the two rules. Owner: the regimes that they are compared with."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_sets: Sequence[str]) -> None:
+        """node_sets: names of the log's."""
+        self._node_sets = node_sets
         self._last: dict[int, deque[Float32]] = {}
-        self._sum: np.ndarray[tuple[int], np.dtype[np.float64]] | float = 0.0
-        self._count = 0
-        self._parts: list[tuple[Float32, Float32, Float32]] = []
+        # By the number of the node set.
+        self._sum: dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+        self._count: Counter[int] = Counter()
+        self._parts: list[LabelScores] = []
 
     def begin(self) -> None:
         """Start a window."""
@@ -36,36 +55,36 @@ class LabelRules:
         around = labels.around
         node_L = around.node_M[around.hops[0].root_U[labels.node_L]].tolist()
         target_LT = labels.target_LT.numpy()
-        mean_T = np.zeros(target_LT.shape[1], np.float32)
-        if self._count:
-            mean_T = np.asarray(self._sum / self._count, np.float32)
+        set_L = labels.set_L.numpy()
+        mean_LT = np.zeros(target_LT.shape, np.float32)
+        for number, count in self._count.items():
+            mean_LT[set_L == number] = self._sum[number] / count
 
         # As of the chunk's start, like the inputs of the head.
-        own = [self._last.get(node) for node in node_L]
-        average = np.array([mean_T if o is None else np.mean(o, 0) for o in own], np.float32)
-        self._parts.append((average, np.broadcast_to(mean_T, target_LT.shape), target_LT))
+        average_LT = mean_LT.copy()
+        for i, node in enumerate(node_L):
+            if node in self._last:
+                average_LT[i] = np.mean(self._last[node], 0)
+        self._parts.append(LabelScores(average_LT, mean_LT, target_LT, set_L))
 
         # Take them in, in order of time.
         for node, target_T in zip(node_L, target_LT, strict=True):
             self._last.setdefault(node, deque(maxlen=LAST_LABELS)).append(target_T)
-        self._sum = self._sum + target_LT.astype(np.float64).sum(0)
-        self._count += len(target_LT)
+        for number in np.unique(set_L).tolist():
+            own = target_LT[set_L == number].astype(np.float64)
+            self._sum[number] = self._sum.get(number, 0.0) + own.sum(0)
+            self._count[number] += len(own)
 
-    def measured(
-        self, task: str, heads: Mapping[str, Sequence[LabelScores]]
-    ) -> tuple[int, dict[str, Measures]]:
+    def measured(self, task: str, heads: Mapping[str, Sequence[LabelScores]]) -> ScoredLabels:
         """Measures of the labels since `begin`.
 
-        task: as `label_measures`. heads: regime -> what its head predicted of them. Returns: the
-        number of labels, and regime or rule -> measures; none without labels.
+        task: as `label_measures`. heads: regime -> what its head predicted of the same labels.
         """
         if not self._parts:
-            return 0, {}
-        average, mean, target = map(np.concatenate, zip(*self._parts, strict=True))
-        table = {}
-        for name, scores in heads.items():
-            predicted, _, own_target = map(np.concatenate, zip(*scores, strict=True))
-            table[name] = label_measures(task, predicted, own_target)
-        table[AVERAGE] = label_measures(task, average, target)
-        table[MEAN] = label_measures(task, mean, target)
-        return len(target), table
+            return ScoredLabels(0, {}, {})
+        average_LT, mean_LT, target_LT, set_L = LabelScores.joined(self._parts)
+        predicted = {name: LabelScores.joined(own).predicted_LT for name, own in heads.items()}
+        predicted |= {AVERAGE: average_LT, MEAN: mean_LT}
+        table = {name: label_measures(task, rows, target_LT) for name, rows in predicted.items()}
+        of_sets = label_scores_of_sets(task, predicted, target_LT, set_L, self._node_sets)
+        return ScoredLabels(len(target_LT), table, of_sets)

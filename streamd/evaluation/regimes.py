@@ -52,6 +52,7 @@ class RegimeWindow:
     scores: regime or rule -> measures; popularity once per half-life.
     seconds: regime -> wall time to score and learn.
     num_labels: scored labels. labels: regime or rule of labels -> measures of them.
+    edge_sets, node_sets: as of `scores_of_sets` and, of labels, `label_scores_of_sets`.
     """
 
     window: Window
@@ -62,6 +63,7 @@ class RegimeWindow:
     num_labels: int = 0
     labels: dict[str, Measures] = field(default_factory=dict)
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
+    node_sets: dict[str, SetScores] = field(default_factory=dict)
 
 
 class Regimes:
@@ -119,7 +121,7 @@ class Regimes:
             name: Learner(own, log, ReplayStore.of(own))
             for name, own in ((n, of_regime.get(n, settings)) for n in names)
         }
-        self._label_rules = LabelRules()
+        self._label_rules = LabelRules(log.state.schema.node_set_names)
         self.base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
@@ -185,7 +187,7 @@ class Regimes:
             for name, own in self.learners.items()
             if len(own.label_scores) > num_labelled[name]
         }
-        num_labels, labels = self._label_rules.measured(self._settings.model.labels, heads)
+        labels = self._label_rules.measured(self._settings.model.labels, heads)
 
         # Learn. A frozen model's statistics of inputs move on.
         for name in ("live", "no_replay"):
@@ -205,9 +207,10 @@ class Regimes:
             num_known=int(known_E.sum()),
             scores=table,
             seconds=self._seconds,
-            num_labels=num_labels,
-            labels=labels,
-            edge_sets=scores_of_sets(all_scores, np.concatenate(set_of), self._edge_sets),
+            num_labels=labels.num_scored,
+            labels=labels.table,
+            edge_sets=scores_of_sets(all_scores, known_E, np.concatenate(set_of), self._edge_sets),
+            node_sets=labels.node_sets,
         )
 
     def _begin_alike(self, edge: int) -> None:

@@ -65,6 +65,8 @@ def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
         parts += ["<h2>Edge sets</h2>", _table(sets[0], sets[1:])]
     if labels := result.label_table():
         parts += ["<h2>Labels</h2>", _table(labels[0], labels[1:])]
+    if sets := result.label_set_table():
+        parts += [_table(sets[0], sets[1:])]
     parts += [
         "<h2>MRR over time</h2>",
         _plot(times, scores),

@@ -31,15 +31,18 @@ class LabelHistory:
         self._free: list[int] = []
         self._mean_ND = np.zeros((16, dim), np.float32)
         self._count_N = np.zeros(16, np.int64)
-        self._sum_D = np.zeros(dim)
-        self._num_labels = 0
+        # Of all labels of each node set.
+        num_sets = log.state.schema.num_node_sets
+        self._sum_SD = np.zeros((num_sets, dim))
+        self._num_labels_S = np.zeros(num_sets, np.int64)
 
-    def means(self, nodes: Int64, until_us: int) -> Float32:
-        """The mean of each node's last labels at or before a time, of all labels for a node that
-        has none; zeros before the first: float32[n, label_dim]. Times must not go back."""
+    def means(self, nodes: Int64, node_sets: Int64, until_us: int) -> Float32:
+        """The mean of each node's last labels at or before a time, of all labels of its node set
+        for a node that has none; zeros before the first: float32[n, label_dim]. node_sets: numbers
+        of the nodes' sets. Times must not go back."""
         self._advance(until_us)
-        out = np.empty((len(nodes), len(self._sum_D)), np.float32)
-        out[:] = self._sum_D / max(self._num_labels, 1)
+        means_SD = self._sum_SD / np.maximum(self._num_labels_S, 1)[:, None]
+        out = means_SD[node_sets].astype(np.float32)
         for i, node in enumerate(nodes.tolist()):
             row = self._row.get(node)
             if row is not None:
@@ -52,8 +55,11 @@ class LabelHistory:
             nodes, _, target_LD = self._log.labels_between(self._until_us, until_us)
             self._until_us = until_us
             # A deleted node's labels count for the mean of all, as its events do for popularity.
-            self._sum_D += target_LD.sum(0, dtype=np.float64)
-            self._num_labels += len(nodes)
+            set_L = self._log.node_sets_of(nodes)
+            for number in np.unique(set_L):
+                own = set_L == number
+                self._sum_SD[number] += target_LD[own].sum(0, dtype=np.float64)
+                self._num_labels_S[number] += own.sum()
             for i in np.flatnonzero(~self._log.deletions.is_gone(nodes)).tolist():
                 self._take(int(nodes[i]), target_LD[i])
 
@@ -85,7 +91,7 @@ class LabelHistory:
             return self._free.pop()
         if len(self._row) >= self._max_nodes:
             return self._row.pop(next(iter(self._row)))
-        row, dim = len(self._row), len(self._sum_D)
+        row, dim = len(self._row), self._mean_ND.shape[1]
         if row == len(self._count_N):
             self._mean_ND = np.concatenate([self._mean_ND, np.zeros((row, dim), np.float32)])
             self._count_N = np.concatenate([self._count_N, np.zeros(row, np.int64)])

@@ -40,13 +40,14 @@ def label_inputs(
     live: LiveGraph,
     plan: SamplingPlan,
     nodes_U: Int64,
+    set_U: Int64,
     node_L: Int64,
     target_LT: Float32,
     before_event: int,
     query_us: int,
 ) -> LabelInputs:
     """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as of now, labels up
-    to `query_us`."""
+    to `query_us`. set_U: the nodes' sets, which the log does not say of a node that it lacks."""
     around = sample_neighborhood(
         live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
@@ -60,9 +61,9 @@ def label_inputs(
     return LabelInputs(
         empty,
         torch.from_numpy(node_L),
-        torch.from_numpy(live.facts.node_set_of(nodes_U)[node_L]),
+        torch.from_numpy(set_U[node_L]),
         torch.from_numpy(facts[node_L]),
-        torch.from_numpy(live.labels.means(nodes_U, query_us)[node_L]),
+        torch.from_numpy(live.labels.means(nodes_U, set_U, query_us)[node_L]),
         torch.from_numpy(np.ascontiguousarray(target_LT)),
     )
 

@@ -283,6 +283,7 @@ class LoadedVersion:
             live,
             self.model.plan,
             np.array([node]),
+            np.array([node_set]),
             np.zeros(1, np.int64),
             np.zeros((1, self.model.schema.label_dim), np.float32),
             self.memory.edge,
@@ -292,7 +293,7 @@ class LoadedVersion:
             inputs,
             around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
-            set_L=torch.tensor([node_set], device=self.model.device),
+            set_L=inputs.set_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
             history_LT=inputs.history_LT.to(self.model.device),
         )

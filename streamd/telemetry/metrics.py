@@ -207,6 +207,12 @@ label_score = Gauge(
     ["model", "measure"],
     registry=TRAIN,
 )
+node_set_label_score = Gauge(
+    "streamd_node_set_label_score",
+    "Scores of a node set's labels in the newest window that has any, of several sets",
+    ["node_set", "model", "measure"],
+    registry=TRAIN,
+)
 window_loss = Gauge(
     "streamd_window_loss", "Mean loss of the newest window's last epoch", registry=TRAIN
 )

@@ -31,7 +31,7 @@ from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.negatives import LEARNED, SCORED
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
-from streamd.training.scores import Measures, measures, ranks
+from streamd.training.scores import LabelScores, Measures, measures, ranks
 
 MORE_EPOCHS = 2
 """Times `training.epochs` that a window of few events is passed over at most."""
@@ -113,9 +113,8 @@ class Learner:
         """For each chunk in `seen` that is not None: logits of the candidates that are learned,
         float32[E, 11], before any of it was. Others only read them."""
         self._labels: list[LabelInputs | None] = []
-        self.label_scores: list[tuple[Float32, Float32, Float32]] = []
-        """For each chunk with labels: the head's predictions, a constant's, and the targets,
-        float32[L, T] each."""
+        self.label_scores: list[LabelScores] = []
+        """For each chunk with labels."""
         self._steps = (0, 0)
         self._backup: Backup | None = None
         self.begin()
@@ -165,10 +164,9 @@ class Learner:
         labels = self.transfer.labels(chunk.labels)
         state_MD = self.memory.gather(labels.around.node_M, updated_PD)
         heads, set_L = self.model.label_head, labels.set_L
-        predicted = heads.predictions(self.model.labels(labels, state_MD), set_L).cpu()
-        constant = heads.constants(set_L).cpu()
-        target_LT = chunk.labels.target_LT.numpy()
-        self.label_scores.append((predicted.numpy(), constant.numpy(), target_LT))
+        predicted_LT = heads.predictions(self.model.labels(labels, state_MD), set_L)
+        told = predicted_LT, heads.constants(set_L), chunk.labels.target_LT, set_L
+        self.label_scores.append(LabelScores(*(column.cpu().numpy() for column in told)))
 
     def epochs_of(self, num_events: int) -> int:
         """Passes over a window of so many events: `training.epochs`, or as many as make

@@ -56,6 +56,7 @@ def records_of(
                 finished_at=clock.now_us() / 1e6,
                 num_known=part.num_known,
                 edge_sets=part.edge_sets,
+                node_sets=part.node_sets,
             )
         )
     return records
@@ -79,10 +80,17 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    schema = learner.model.schema
+    if schema.num_edge_sets > 1:
+        metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)
     for edge_set, own in record.edge_sets.items():
         metrics.edge_set_scored.labels(edge_set).inc(own.num_scored)
         for name, values in own.scores.items():
             metrics.edge_set_mrr.labels(edge_set, name).set(values["mrr"])
+    for node_set, own in record.node_sets.items():
+        for name, values in own.scores.items():
+            for measure, value in values.items():
+                metrics.node_set_label_score.labels(node_set, name, measure).set(value)
     if record.surprise is not None:
         metrics.window_surprise.set(record.surprise)
     if record.loss is not None:

@@ -347,6 +347,7 @@ class Recorder:
             self.live,
             self._sampling,
             nodes,
+            self._log.node_sets_of(nodes),
             index,
             target[kept],
             before_event,

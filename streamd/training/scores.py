@@ -1,6 +1,7 @@
 """Prequential measures: how the true destination ranks, how well scores tell true from false."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,24 @@ from streamd.windows.history import SetScores
 Measures = dict[str, float]
 EXTREME = 1e300
 """Stands for infinity: larger than every float32, and twice as much is still a finite float64."""
+
+
+class LabelScores(NamedTuple):
+    """Labels of a chunk as they were predicted before they were learned.
+
+    predicted_LT, constant_LT, target_LT: float32, by the label heads, by a constant, and the truth.
+    set_L: int64, the node sets.
+    """
+
+    predicted_LT: Float32
+    constant_LT: Float32
+    target_LT: Float32
+    set_L: Int64
+
+    @classmethod
+    def joined(cls, parts: Sequence["LabelScores"]) -> "LabelScores":
+        """The labels of several chunks, of which there must be one."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -47,19 +66,21 @@ def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
 
 
 def scores_of_sets(
-    scores: Mapping[str, Float32], set_E: Int64, edge_sets: Sequence[str]
+    scores: Mapping[str, Float32], known_E: Bools, set_E: Int64, edge_sets: Sequence[str]
 ) -> dict[str, SetScores]:
     """Measures of the events of each edge set that has any, by its name.
 
-    scores: name of a model -> its scores, float32[E, 101]. set_E: number of each event's set. Empty
-    where the log has one edge set.
+    scores: name of a model -> its scores, float32[E, 101]. known_E: as of `measures`. set_E: number
+    of each event's set. Empty where the log has one edge set.
     """
     out = {}
     for number, name in enumerate(edge_sets if len(edge_sets) > 1 else ()):
         own = set_E == number
         if own.any():
-            table = {model: measures(rows[own]) for model, rows in scores.items()}
-            out[name] = SetScores(num_scored=int(own.sum()), scores=table)
+            table = {model: measures(rows[own], known_E[own]) for model, rows in scores.items()}
+            out[name] = SetScores(
+                num_scored=int(own.sum()), scores=table, num_known=int(known_E[own].sum())
+            )
     return out
 
 
@@ -79,6 +100,30 @@ def label_measures(task: str, predicted_LT: Float32, target_LT: Float32) -> Meas
         return {}
     ap, auc = average_precision(predicted_LT[true, 0], predicted_LT[~true, 0])
     return {"ap": ap, "auc": auc}
+
+
+def label_scores_of_sets(
+    task: str,
+    predicted: Mapping[str, Float32],
+    target_LT: Float32,
+    set_L: Int64,
+    node_sets: Sequence[str],
+) -> dict[str, SetScores]:
+    """`label_measures` of the labels of each node set that has any, by its name.
+
+    predicted: name of a model -> its predictions, float32[L, T]. set_L: number of each label's set.
+    Empty where the log has one node set.
+    """
+    out = {}
+    for number, name in enumerate(node_sets if len(node_sets) > 1 else ()):
+        own = set_L == number
+        if own.any():
+            table = {
+                model: label_measures(task, rows[own], target_LT[own])
+                for model, rows in predicted.items()
+            }
+            out[name] = SetScores(num_scored=int(own.sum()), scores=table)
+    return out
 
 
 def ndcg(predicted_LT: Float32, target_LT: Float32, k: int) -> float:

@@ -8,25 +8,31 @@ import numpy as np
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
+from streamd.schema import Schema
 from streamd.training.recorder import Chunk
-from streamd.training.scores import Measures, label_measures, measures, scores_of_sets
+from streamd.training.scores import (
+    LabelScores,
+    Measures,
+    label_measures,
+    label_scores_of_sets,
+    measures,
+    scores_of_sets,
+)
 from streamd.windows.history import SetScores
-
-LabelScores = tuple[Float32, Float32, Float32]
-"""The label head's predictions, a constant's, and the targets, float32[L, T] each."""
 
 
 class ScoredWindow(NamedTuple):
     """Measures of one scored window.
 
     table: model name -> measure -> value. num_known: scored events whose destination had been a
-    destination before. edge_sets: as of `scores_of_sets`.
+    destination before. edge_sets: as of `scores_of_sets`; node_sets: of `label_scores_of_sets`.
     """
 
     table: dict[str, Measures]
     num_scored: int
     num_known: int
     edge_sets: dict[str, SetScores]
+    node_sets: dict[str, SetScores]
 
 
 class Tally:
@@ -35,9 +41,9 @@ class Tally:
     Owner: the trainer, for the window that it scores.
     """
 
-    def __init__(self, edge_sets: Sequence[str]) -> None:
-        """edge_sets: names of the log's."""
-        self._edge_sets = edge_sets
+    def __init__(self, schema: Schema) -> None:
+        """schema: of the log, whose sets are scored apart."""
+        self._schema = schema
         self._set_of: list[Int64] = [np.zeros(0, np.int64)]
         self._scores: dict[str, list[Float32]] = {}
         self._events: list[Int64] = []
@@ -86,14 +92,24 @@ class Tally:
         known_E = np.concatenate([np.zeros(0, np.bool_), *self._known])
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
         table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
-        edge_sets = scores_of_sets(all_scores, np.concatenate(self._set_of), self._edge_sets)
+        set_E = np.concatenate(self._set_of)
+        edge_sets = scores_of_sets(all_scores, known_E, set_E, self._schema.edge_set_names)
         if incumbent_EC is not None and len(incumbent_EC):
             table["incumbent"] = measures(incumbent_EC)
+        node_sets = {}
         if labels:
-            live, constant, target = map(np.concatenate, zip(*labels, strict=True))
-            table["labels"] = label_measures(label_task, live, target)
-            table["labels_constant"] = label_measures(label_task, constant, target)
-        return ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets)
+            all_labels = LabelScores.joined(labels)
+            target_LT, set_L = all_labels.target_LT, all_labels.set_L
+            predicted = {
+                "labels": all_labels.predicted_LT,
+                "labels_constant": all_labels.constant_LT,
+            }
+            for name, predicted_LT in predicted.items():
+                table[name] = label_measures(label_task, predicted_LT, target_LT)
+            node_sets = label_scores_of_sets(
+                label_task, predicted, target_LT, set_L, self._schema.node_set_names
+            )
+        return ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets, node_sets)
 
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:

@@ -194,7 +194,7 @@ class Trainer:
     def _score(self, window: Window, step: Step) -> ScoredWindow:
         """Score a window by all models that are compared, before any of it is learned."""
         # Merged windows share `windows.max_events`.
-        tally = Tally(self.log.state.schema.edge_set_names)
+        tally = Tally(self.log.state.schema)
         num_labelled = len(self.learner.label_scores)
         chunks = self.recorder.chunks(
             window,

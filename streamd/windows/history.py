@@ -17,10 +17,14 @@ FILE = "train/windows.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetScores:
-    """Scores of a window's events of one edge set. scores: as of `WindowRecord`."""
+    """Scores of a window's events of one edge set, or of its labels of one node set.
+
+    num_scored: those events or labels. scores: as of `WindowRecord`; num_known too, 0 of labels.
+    """
 
     num_scored: int
     scores: dict[str, dict[str, float]]
+    num_known: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +33,9 @@ class WindowRecord:
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`. edge_sets: the
-    scores of each edge set with scored events, in a log of several.
+    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`. edge_sets,
+    node_sets: the scores of each edge set with scored events and of each node set with labels, in a
+    log of several.
     """
 
     start_us: int
@@ -49,10 +54,11 @@ class WindowRecord:
     num_known: int = 0
     surprise: float | None = None
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
+    node_sets: dict[str, SetScores] = field(default_factory=dict)
 
     def line(self) -> bytes:
         """Encode the record as a line of the history."""
-        fields = {k: v for k, v in asdict(self).items() if k != "edge_sets" or v}
+        fields = {k: v for k, v in asdict(self).items() if k not in ("edge_sets", "node_sets") or v}
         return msgspec.json.encode(fields) + b"\n"
 
 

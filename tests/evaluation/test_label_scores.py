@@ -1,5 +1,8 @@
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.label_scores import AVERAGE, MEAN, LabelRules
@@ -22,7 +25,8 @@ def labels_of(tmp_path):
     def make(nodes, targets):
         distinct, place = np.unique(nodes, return_inverse=True)
         target = np.array(targets, np.float32)[:, None]
-        return label_inputs(recorder.live, recorder._sampling, distinct, place, target, 50, 10**12)
+        sets = np.zeros_like(distinct)
+        return label_inputs(recorder.live, recorder._sampling, distinct, sets, place, target, 50, 10**12)
 
     return make
 
@@ -34,7 +38,7 @@ def test_the_rules_know_the_labels_of_earlier_chunks_only(labels_of):
     n3: 3             n3 has had 1 -> 1
     n3: 0   n8: 0     n3 has had 1, 3 -> 2;  n8 none -> the mean of 1, 4, 3
     """
-    rules = LabelRules()
+    rules = LabelRules(["default"])
     for nodes, targets in (([5, 3], [4, 1]), ([3], [3]), ([8, 3], [0, 0])):
         rules.begin()
         rules.add(labels_of(nodes, targets))
@@ -44,22 +48,40 @@ def test_the_rules_know_the_labels_of_earlier_chunks_only(labels_of):
             AVERAGE: pytest.approx({"mae": (2 + 8 / 3) / 2, "rmse": np.sqrt((4 + 64 / 9) / 2)}),
             MEAN: pytest.approx({"mae": 8 / 3, "rmse": 8 / 3}),
         },
+        {},
     )
 
 
+def test_each_node_set_has_rules_and_measures_of_its_own(labels_of):
+    """Even nodes are of one set, odd ones of another; targets by node, and what the rules predict of the last chunk:
+
+    n2: 2   n4: 4   n3: 30
+    n2: 5   n6: 3   n5: 40      n2 has had 2 -> 2;  n6 none -> the mean of 2 and 4;  n5 none -> 30
+    """
+    rules = LabelRules(["even", "odd"])
+    for nodes, targets in (([2, 4, 3], [2, 4, 30]), ([2, 6, 5], [5, 3, 40])):
+        rules.begin()
+        rules.add(dataclasses.replace(labels_of(nodes, targets), set_L=torch.tensor(nodes) % 2))
+    count, table, sets = rules.measured("regression", {})
+    assert count == 3 and table[AVERAGE]["mae"] == pytest.approx(13 / 3) and table[MEAN]["mae"] == pytest.approx(4)
+    assert {name: s.num_scored for name, s in sets.items()} == {"even": 2, "odd": 1}
+    assert sets["even"].scores == {AVERAGE: pytest.approx({"mae": 1.5, "rmse": np.sqrt(4.5)}), MEAN: pytest.approx({"mae": 1, "rmse": np.sqrt(2)})}
+    assert sets["odd"].scores[MEAN]["mae"] == 10
+
+
 def test_the_moving_average_forgets_all_but_the_last_labels(labels_of):
-    rules = LabelRules()
+    rules = LabelRules(["default"])
     for target in [100, *[2] * LAST_LABELS, 2]:
         rules.begin()
         rules.add(labels_of([3], [target]))
-    _, table = rules.measured("regression", {})
+    table = rules.measured("regression", {}).table
     assert table[AVERAGE]["mae"] == 0 and table[MEAN]["mae"] > 10
 
 
 def test_a_window_without_labels_has_no_scores_of_them():
-    rules = LabelRules()
+    rules = LabelRules(["default"])
     rules.begin()
-    assert rules.measured("regression", {}) == (0, {})
+    assert rules.measured("regression", {}) == (0, {}, {})
 
 
 @pytest.mark.parametrize("epochs", [0, 2])

@@ -1,12 +1,17 @@
 """Learning from a log of several kinds of nodes and edges."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.report import write_report
+from streamd.exchange.tables import Columns
+from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
 from streamd.segments.holds import read_holds
@@ -162,11 +167,22 @@ def test_windows_say_the_scores_of_each_edge_set_and_add_up(tmp_path):
     for model, whole in last.scores.items():
         parts = [(s.scores[model]["mrr"], s.num_scored) for s in last.edge_sets.values()]
         assert sum(m * n for m, n in parts) / last.num_scored == pytest.approx(whole["mrr"])
+    known = sum(s.scores["live"].get("mrr_known", 0) * s.num_known for s in last.edge_sets.values())
+    assert known / last.num_known == pytest.approx(last.scores["live"]["mrr_known"]) and last.num_known == sum(s.num_known for s in last.edge_sets.values())
     shown = metrics.edge_set_mrr.labels("buys", "live")._value.get()
     assert shown == last.edge_sets["buys"].scores["live"]["mrr"]
     assert history_until(tmp_path, records[2].end_edge) == sum(map(len, (tmp_path / FILE).read_bytes().splitlines(True)[:3]))
     rows = edge_sets(records)
     assert [r["name"] for r in rows] and sum(r["scored"] for r in rows) == sum(r.num_scored for r in records)
+
+
+def test_a_set_without_events_is_counted_from_zero(tmp_path):
+    metrics.edge_set_scored.clear()
+    src, dst, time, sets = sets_stream()
+    write_sets_log(tmp_path, src, np.where(sets == 2, dst + 20, dst), time, np.zeros_like(sets), watermark=100 * HOUR)
+    learn(trainer_of(tmp_path, model__name="pair"), 2)
+    counted = {s.labels["edge_set"]: s.value for s in metrics.edge_set_scored.collect()[0].samples if s.name.endswith("_total")}
+    assert set(counted) == {"views", "buys", "follows"} and counted["buys"] == counted["follows"] == 0 < counted["views"]
 
 
 def test_the_history_of_a_log_of_one_set_says_nothing_of_sets(tmp_path):
@@ -184,4 +200,13 @@ def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
     counts = [int(r[1].replace(",", "")) for r in rows]
     assert sum(counts) == result.num_events
     assert np.average([float(r[2]) for r in rows], weights=counts) == pytest.approx(result.mean("live")["mrr"], abs=1e-4)
-    assert "<h2>Edge sets</h2>" in write_report(result, "t", {})
+    assert "<h2>Edge sets</h2>" in write_report(result, "t", {}) and result.label_set_table() == []
+
+
+def test_a_backtest_shows_the_names_of_sets_in_a_terminal(tmp_path):
+    s, log = world(tmp_path, model__name="pair")
+    _, of_sets, _ = backtest_file(s, None, Columns(), Plan(), None, lambda *_: None)
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(of_sets)
+    lines = narrow.export_text().splitlines()
+    assert [row.split()[0] for row in lines[2:5]] == ["views", "buys", "follows"] and "partners +" in lines[0] and "…" not in "".join(lines)
