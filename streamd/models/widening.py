@@ -79,7 +79,7 @@ def widened_inputs(inputs: LinkInputs, old: Schema, new: Schema) -> LinkInputs:
     """Recorded inputs with facts and features as a schema has them that extends `old`."""
     facts = inputs.facts_ECF.numpy()
     wide = np.zeros((*facts.shape[:-1], num_facts(new)), facts.dtype)
-    wide[..., _fact_places(old, new)] = facts
+    wide[..., : facts.shape[-1]] = facts
     if old.num_edge_sets == 1 < new.num_edge_sets:
         # All sets together are the only one there was.
         wide[..., NUM_FACTS : 2 * NUM_FACTS] = facts
@@ -109,11 +109,6 @@ def fits(inputs: LinkInputs, schema: Schema) -> bool:
     return all(x.shape[-1] == width or not x.numel() for x, width in zip(rows, wanted, strict=True))
 
 
-def _fact_places(old: Schema, new: Schema) -> NDArray[np.int64]:
-    """Where each old fact lies among the new ones. Sets are added at the end."""
-    return np.arange(num_facts(old))
-
-
 def _old_name(name: str, old: Mapping[str, Tensor]) -> str | None:
     """The name under which a narrower model has a tensor; None where it has none."""
     if name in old:
@@ -132,7 +127,8 @@ def _tensor(name: str, tensor: Tensor, like: Tensor, model: LinkModel, new: Link
         return tensor
     old_schema, schema = model.schema, new.schema
     edges = edge_places(old_schema, schema), schema.edge_feature_dim
-    facts = _fact_places(old_schema, schema), num_facts(schema)
+    # One-hot of the set ends a row of facts, so further sets come at the end.
+    facts = np.arange(num_facts(old_schema)), num_facts(schema)
     dim = model.settings.dim
 
     # Statistics are of a set's own features, of which further ones come at the end.

@@ -31,7 +31,12 @@ def settings_of_schema(schema: GraphSchema) -> str:
     cannot have.
     """
     left_out: list[str] = []
-    edges = {name: one for name, one in schema.edge_sets.items() if not _is_reverse(one)}
+    forward = {(s.source, s.target) for s in schema.edge_sets.values() if not _is_reverse(s)}
+    edges = {
+        name: one
+        for name, one in schema.edge_sets.items()
+        if not _is_reverse(one) or (one.target, one.source) not in forward
+    }
     left_out += [
         f"edge set {name}: the reverse of another, which every set has by itself"
         for name in schema.edge_sets

@@ -93,3 +93,10 @@ def test_a_feature_with_the_name_of_a_tables_column_is_refused(tmp_path):
     declared = declared_sets(settings(tmp_path, graph__edge_sets={"default": {"features": {"#time": "number"}}}))
     with pytest.raises(TFGNNError, match="'#time' of edge set 'default' has the name of a column"):
         graph_schema(declared)
+
+
+def test_a_reversed_edge_set_without_a_forward_one_is_kept():
+    text = settings_of_schema(parse_schema(
+        b'node_sets { key: "a" value {} } node_sets { key: "b" value {} } edge_sets { key: "e" value { source: "a" target: "b" '
+        b'metadata { extra { key: "edge_type" value: "reversed" } } } }'))
+    assert yaml.safe_load(text)["graph"]["edge_sets"] == {"e": {"source": "a", "target": "b"}} and "left out" not in text
