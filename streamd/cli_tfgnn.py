@@ -1,16 +1,19 @@
 """The commands on TensorFlow GNN's formats."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli_options import ConfigOption, DataOption, err, out, printable, settings_of
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
+if TYPE_CHECKING:
+    from streamd.exchange.tfgnn.log_rows import LogRows
+
 tfgnn_app = typer.Typer(
-    help="TensorFlow GNN's formats: schema, sample, random.", no_args_is_help=True
+    help="TensorFlow GNN's formats: schema, import, export, sample, random.", no_args_is_help=True
 )
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
@@ -36,6 +39,12 @@ REVERSED = typer.Option(
     "--reversed", help="Also each edge set from target to source, as rev_<its name>."
 )
 
+START = typer.Option(help="First time of edges, ISO 8601; the log's first otherwise.")
+END = typer.Option(help="Time to end before, ISO 8601; all otherwise.")
+NUMBERS = typer.Option(
+    "--numbers", help="All features of a set as one vector, whatever they are declared as."
+)
+
 
 @tfgnn_app.command("schema")
 def tfgnn_schema(
@@ -54,6 +63,130 @@ def tfgnn_schema(
     declared = declared_sets(settings, None if log is None else log.state.schema)
     schema = graph_schema(declared, declared.edge_sets if reversed_ else ())
     out.print(schema_text(schema), end="", soft_wrap=True, markup=False, highlight=False)
+
+
+@tfgnn_app.command("import")
+def tfgnn_import(
+    graph_schema: Annotated[
+        Path, typer.Argument(help="A GraphSchema whose sets name tables, or a folder with one.")
+    ],
+    topic: Annotated[
+        str | None, typer.Option(help="Send to this topic; into the log of data_dir otherwise.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")
+    ] = 0,
+    time_column: Annotated[
+        str | None, typer.Option(help="Column of edges' times; #time or time otherwise.")
+    ] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option(help="Unit of integer times: s, ms, us; the schema's or stream.time_unit."),
+    ] = None,
+    first_time: Annotated[
+        str | None,
+        typer.Option(help="Time of the first row of tables without times, ISO 8601; 1970."),
+    ] = None,
+    step_seconds: Annotated[
+        float, typer.Option(min=1e-6, help="From one row of such a table to the next.")
+    ] = 1,
+    data_path: Annotated[Path | None, DATA] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Play unigraph tables into a topic, or into a log while no ingest runs."""
+    from streamd.clock import SystemClock, parse_time_us
+    from streamd.events import MICROSECONDS
+    from streamd.exchange.tfgnn.schema import read_schema, schema_file
+    from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
+    from streamd.exchange.tfgnn.table_import import append_tables, send_tables
+
+    if time_unit is not None and time_unit not in MICROSECONDS:
+        raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
+    if speed and topic is None:
+        raise SettingsError("--speed is of a topic.", "name one with --topic.")
+    settings, clock = settings_of(config, data_dir), SystemClock()
+    path = schema_file(graph_schema)
+    options = TimeOptions(
+        column=time_column,
+        unit=time_unit,
+        first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
+        step_us=round(step_seconds * 1e6),
+    )
+
+    # The tables are read whole before the first event goes out.
+    with ProgressLine(err, "reading tables", "rows") as line:
+        tables = TableEvents(
+            settings,
+            read_schema(path),
+            path.parent if data_path is None else data_path,
+            options,
+            clock,
+            lambda what, at, of: line.of(what, at, of, "rows"),
+        )
+        total = tables.num_nodes + tables.num_edges
+        line.begin(f"to {topic or settings.data_dir}")
+        if topic is None:
+            append_tables(settings, tables, clock, lambda done: line.at(done, total))
+        else:
+            send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
+    for column in tables.left_out:
+        err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
+    where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
+    out.print(
+        f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@tfgnn_app.command("export")
+def tfgnn_export(
+    output: Annotated[Path, typer.Argument(help="A new folder for schema and tables.")],
+    start: Annotated[str | None, START] = None,
+    end: Annotated[str | None, END] = None,
+    format_: Annotated[str, typer.Option("--format", help="tfrecord or csv.")] = "tfrecord",
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=99_999, help="Files of each table; one otherwise.")
+    ] = None,
+    reversed_: Annotated[bool, REVERSED] = False,
+    numbers: Annotated[bool, NUMBERS] = False,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Write the log as a GraphSchema with unigraph tables, as of a time."""
+    from streamd.exchange.tfgnn.table_export import FORMATS, TableOptions, export_tables
+
+    if format_ not in FORMATS:
+        raise SettingsError(f"--format is {format_!r}.", f"one of {', '.join(FORMATS)}.")
+    with ProgressLine(err, "reading the log", "nodes") as line:
+        rows, first = _rows_of_log(config, data_dir, start, end, numbers)
+        options = TableOptions(first=first, format=format_, shards=shards, with_reverse=reversed_)
+        done = export_tables(
+            rows, output, options, lambda what, at, of: line.of(what, at, of, what.split()[0])
+        )
+    out.print(
+        f"{done.num_nodes:,} nodes, {done.num_edges:,} edges in {output}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _rows_of_log(
+    config: Path | None, data_dir: Path | None, start: str | None, end: str | None, numbers: bool
+) -> "tuple[LogRows, int]":
+    """The rows of the log before a time, and the first event at or after another."""
+    from streamd.clock import parse_time_us
+    from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
+    from streamd.exchange.tfgnn.log_rows import LogRows
+    from streamd.maintenance import open_log
+
+    settings = settings_of(config, data_dir)
+    log = open_log(settings.data_dir)
+    declared = declared_sets(settings, log.state.schema)
+    first = log.first_edge if start is None else log.lower_bound(parse_time_us(start, "--start"))
+    cut = log.num_edges if end is None else log.lower_bound(parse_time_us(end, "--end"))
+    return LogRows(log, as_numbers(declared) if numbers else declared, cut), first
 
 
 @tfgnn_app.command(

@@ -146,7 +146,7 @@ def write_keys(log: LogReader, path: Path) -> None:
                 writer.writerow((node, key, names[0])[: 2 + (len(names) > 1)])
 
 
-def _parts(first: int, end: int) -> list[tuple[int, int]]:
+def parts_of(first: int, end: int) -> list[tuple[int, int]]:
     """Split a range of event ids into parts [a, b) of at most CHUNK_EDGES."""
     return [(a, min(a + CHUNK_EDGES, end)) for a in range(first, end, CHUNK_EDGES)]
 
@@ -169,7 +169,7 @@ def _survey(
     """The number of edges of each part that are exported, and their distinct destinations."""
     counts = []
     pool = np.zeros(0, np.int64)
-    for a, b in _parts(first, end):
+    for a, b in parts_of(first, end):
         dst = log.edges(a, b)[1][_is_kept(log, a, b, options)]
         counts.append(len(dst))
         pool = np.union1d(pool, dst)
@@ -185,7 +185,7 @@ def _chunks(
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
     """Yield src, dst, time and rows of features of the edges that are exported, part by part."""
-    for a, b in _parts(first, end):
+    for a, b in parts_of(first, end):
         rows = np.flatnonzero(_is_kept(log, a, b, options))
         src, dst, time = log.edges(a, b)
         yield (
@@ -220,10 +220,10 @@ def _labels(
     )
 
 
-def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
-    """The features in force at the end of the range, by node id; zeros for a node without any.
+def features_before(log: LogReader, end: int) -> tuple[Float32, Bools]:
+    """The features in force before the event `end`, by node id; zeros for a node without any.
 
-    Returns: float32[nodes, D], of one node set its own features, of several rows that say the set.
+    Returns: float32[nodes, D], and bool[nodes], which nodes have some.
     """
     updates = log.feature_updates()
     out = np.zeros((log.num_nodes, updates.dim), np.float32)
@@ -231,8 +231,16 @@ def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
     for node, values in updates.until(end):
         out[node] = values
         known[node] = True
+    return out, known
 
+
+def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
+    """The features in force at the end of the range, by node id; zeros for a node without any.
+
+    Returns: float32[nodes, D], of one node set its own features, of several rows that say the set.
+    """
     # Rows behind the last node that has features and is not deleted are left out.
+    out, known = features_before(log, end)
     nodes = np.arange(log.num_nodes)
     known &= ~log.deletions.is_gone(nodes) & np.isin(log.node_sets_of(nodes), node_sets)
     out[~known] = 0
@@ -251,7 +259,7 @@ def _splits(
     """
     if not options.val_share and not options.test_share:
         return 0, 0
-    parts = _parts(first, end)
+    parts = parts_of(first, end)
     ends = np.cumsum(counts)
     kept = int(counts.sum())
 

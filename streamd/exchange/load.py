@@ -59,7 +59,8 @@ class Loader:
 
     Times of our own events are in microseconds, whatever `stream.time_unit` is. name: of the file,
     for errors. topic: whose source reads the rows, empty where they are our own events. edge_set:
-    number of the set of edges that come as columns.
+    number of the set of edges that come as columns. place_of: says where an event is by its number,
+    where a row of the file does not.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Loader:
         name: str,
         topic: str = "",
         edge_set: int = 0,
+        place_of: Callable[[int], str] | None = None,
     ) -> None:
         self._topic = topic
         self.edge_set = edge_set
         self._log = log
         self._clock = clock
         self._name = name
+        self._place_of = place_of or (lambda number: f"{name} row {number}")
         self._decoder = (
             make_decoder(settings, log.schema)
             if topic
@@ -115,7 +118,7 @@ class Loader:
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us(), self._topic)
         for r in rejected:
             raise StreamdError(
-                f"{self._name} row {r.offset}: {r.error} ({r.reason}).", "correct it in the file."
+                f"{self._place_of(r.offset)}: {r.error} ({r.reason}).", "correct it in the file."
             )
         pending.clear()
         time = block.rows["time"][has_time(block.rows)]
@@ -213,7 +216,7 @@ class Loader:
             for r in refused:
                 row = part.rows[r.row]
                 raise StreamdError(
-                    f"{self._name} row {row['offset']}{KINDS[int(row['kind'])]}: "
+                    f"{self._place_of(int(row['offset']))}{KINDS[int(row['kind'])]}: "
                     f"{r.error} ({r.reason}).",
                     REMEDIES.get(r.reason, "correct it in the file."),
                 )

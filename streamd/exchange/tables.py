@@ -480,9 +480,14 @@ def _typed_key(value: Any) -> int | str:
 
 def _text_key(value: Any) -> int | str:
     """A key of a table that holds only text, where integers become integers. Raises: Misfit."""
-    if type(value) is str and INTEGER_KEY.fullmatch(value) and abs(int(value)) < 2**63:
+    if type(value) is str and is_integer_key(value):
         return int(value)
     return _typed_key(value)
+
+
+def is_integer_key(text: str) -> bool:
+    """Whether text in a table is an integer key."""
+    return INTEGER_KEY.fullmatch(text) is not None and abs(int(text)) < 2**63
 
 
 def _shown(value: Any) -> str:

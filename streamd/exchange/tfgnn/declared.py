@@ -7,7 +7,7 @@ that stand for missing ones) goes into the `extra` of a set's metadata, from whi
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamd.errors import TFGNNError
@@ -28,8 +28,9 @@ ID, TIME = "#id", "#time"
 PLACE, FEATURES, WIDTH = "streamd.place", "streamd.features", "streamd.width"
 """Keys of a set's metadata: its number, its declared features as JSON in their order, or the width
 of features that have no names."""
-UNIT, REVERSE_OF = "streamd.time_unit", "streamd.reverse_of"
-"""Keys of a set's metadata: the unit of `#time`, and of which edge set this one is the reverse."""
+UNIT, KEYS, REVERSE_OF = "streamd.time_unit", "streamd.keys", "streamd.reverse_of"
+"""Keys of a set's metadata: the unit of `#time`, how ids stand for keys (`node_keys`), and of which
+edge set this one is the reverse."""
 UNNAMED = "features"
 """The feature that holds all numbers of a set whose features have no names."""
 KEY = Feature(dtype=TYPES["DT_STRING"], description="key of the node")
@@ -95,6 +96,24 @@ def declared_sets(settings: Settings, of_log: Schema | None = None) -> Declared:
             for number, (name, node_set) in enumerate(nodes.items())
         },
         edge_sets=found,
+    )
+
+
+def as_numbers(declared: Declared) -> Declared:
+    """The same sets with all features of each as one vector, whatever they are declared as."""
+
+    def of(sets: Mapping[str, DeclaredSet]) -> dict[str, DeclaredSet]:
+        found = {}
+        for name, one in sets.items():
+            width = one.columns.stop - one.columns.start
+            vector = {UNNAMED: FeatureSettings(vector=width)} if width else {}
+            found[name] = replace(one, features=vector)
+        return found
+
+    return Declared(
+        schema=declared.schema,
+        node_sets=of(declared.node_sets),
+        edge_sets=of(declared.edge_sets),
     )
 
 
@@ -236,3 +255,41 @@ def plain_feature(feature: FeatureSettings) -> Any:
     """A declaration as settings have it: a word, or a mapping."""
     fields = feature.model_dump(mode="json", exclude_defaults=True)
     return fields["type"] if list(fields) == ["type"] else fields
+
+
+def note(one: NodeSet | EdgeSet, key: str) -> str | None:
+    """A value of a set's metadata, None where it has none."""
+    return dict(one.metadata.extra).get(key) if one.metadata is not None else None
+
+
+def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSettings]:
+    """The features that a set's metadata tells of. Raises: TFGNNError."""
+    text = note(one, FEATURES)
+    if text is None:
+        return {}
+    try:
+        return {
+            name: FeatureSettings.model_validate(value) for name, value in json.loads(text).items()
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TFGNNError(
+            f"{FEATURES} of {place} cannot be read: {str(error).splitlines()[0]}.",
+            "correct it, or remove it from the metadata.",
+        ) from None
+
+
+def forward_twin(name: str, schema: GraphSchema) -> str | None:
+    """The edge set that a reversed one is the reverse of, None where it stands for itself."""
+    one = schema.edge_sets[name]
+    if one.metadata is None or not one.metadata.is_reversed:
+        return None
+    told = note(one, REVERSE_OF)
+    for other, forward in schema.edge_sets.items():
+        if (forward.source, forward.target) != (one.target, one.source):
+            continue
+        if forward.metadata is not None and forward.metadata.is_reversed:
+            continue
+        file = forward.metadata.filename if forward.metadata is not None else ""
+        if other == told or (told is None and file and file == one.metadata.filename):
+            return other
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from streamd.errors import SettingsError, TFGNNError
-from streamd.exchange.tfgnn.declared import FEATURES, PLACE, REVERSE_OF, WIDTH
+from streamd.exchange.tfgnn.declared import FEATURES, PLACE, WIDTH, forward_twin
 from streamd.exchange.tfgnn.schema import EdgeSet, Feature, GraphSchema, Metadata, NodeSet
 from streamd.schema import DEFAULT_SET
 from streamd.settings import load_settings
@@ -31,17 +31,13 @@ def settings_of_schema(schema: GraphSchema) -> str:
     cannot have.
     """
     left_out: list[str] = []
-    forward = {(s.source, s.target) for s in schema.edge_sets.values() if not _is_reverse(s)}
-    edges = {
-        name: one
-        for name, one in schema.edge_sets.items()
-        if not _is_reverse(one) or (one.target, one.source) not in forward
-    }
-    left_out += [
-        f"edge set {name}: the reverse of another, which every set has by itself"
-        for name in schema.edge_sets
-        if name not in edges
-    ]
+    edges = {}
+    for name, one in schema.edge_sets.items():
+        twin = forward_twin(name, schema)
+        if twin is None:
+            edges[name] = one
+        else:
+            left_out.append(f"edge set {name}: {twin} from target to source, which needs no set")
     if not edges:
         raise TFGNNError(
             "The schema has no edge set.", "add one: a log holds events, which are edges."
@@ -86,11 +82,6 @@ def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
     if all(place.isdigit() for place in places.values()):
         return sorted(sets.items(), key=lambda item: int(places[item[0]]))
     return list(sets.items())
-
-
-def _is_reverse(one: EdgeSet) -> bool:
-    extra = dict(one.metadata.extra) if one.metadata is not None else {}
-    return REVERSE_OF in extra or extra.get("edge_type") == "reversed"
 
 
 def _note(metadata: Metadata | None, key: str) -> str:

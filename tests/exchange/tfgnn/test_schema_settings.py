@@ -1,5 +1,6 @@
 """A log's declaration as a GraphSchema, and settings made of one."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_log_says_its_own_sets_whatever_the_settings_declare(tmp_path):
     assert made.edge_sets["rev_a"].source == "user" and made.node_sets["user"].features["country"].dtype.name == "DT_STRING"
     (tmp_path / "graph.pbtxt").write_text(done.output)
     text = CliRunner().invoke(app, ["config", "--from-schema", str(tmp_path / "graph.pbtxt")]).output
-    assert schema_of(loaded(text, tmp_path)) == schema_of(s) and "rev_views: the reverse" in text
+    assert schema_of(loaded(text, tmp_path)) == schema_of(s) and "rev_views: views from target to source" in text
 
 
 def test_the_features_of_a_log_without_names_are_one_vector(tmp_path):
@@ -70,7 +71,7 @@ def test_of_a_peers_schema_what_a_log_can_hold_becomes_settings_and_the_rest_is_
     told = yaml.safe_load(text)
     assert told["graph"]["node_sets"] == {"author": {}, "institution": {}, "paper": {"features": {"score": "number", "year": "number"}}}
     assert list(told["graph"]["edge_sets"]) == ["affiliated_with", "cites", "writes"]
-    for line in ("edge set written: the reverse of another", "node set paper, feature title: a text"):
+    for line in ("edge set written: writes from target to source", "node set paper, feature title: a text"):
         assert f"# left out: {line}" in text
     assert loaded(text, tmp_path).graph.edge_sets["writes"].source == "author"
 
@@ -87,6 +88,14 @@ def test_of_a_peers_schema_what_a_log_can_hold_becomes_settings_and_the_rest_is_
 def test_a_schema_that_cannot_be_a_logs_is_refused_by_name(text, says):
     with pytest.raises(TFGNNError, match=says):
         settings_of_schema(parse_schema(text.encode()))
+
+
+def test_a_reversed_edge_set_whose_table_is_its_own_is_kept(tmp_path):
+    text = (GOLDEN / "unigraph_csv" / "graph.pbtxt").read_text()
+    schema = parse_schema(text.encode())
+    alone = {name: one for name, one in schema.edge_sets.items() if name != "writes"}
+    made = loaded(settings_of_schema(dataclasses.replace(schema, edge_sets=alone)), tmp_path)
+    assert made.graph.edge_sets["written"].source == "paper"
 
 
 def test_a_feature_with_the_name_of_a_tables_column_is_refused(tmp_path):

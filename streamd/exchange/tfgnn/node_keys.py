@@ -1,0 +1,56 @@
+"""Ids of tables, which are texts, for the keys of nodes, which are texts or integers.
+
+As in every table, an id that is an integer stands for an integer key. Where that would mistake a
+text such as "8", the ids of the node set have another form, which its metadata names.
+"""
+
+import json
+from collections.abc import Iterable
+
+from streamd.errors import TFGNNError
+from streamd.exchange.tables import is_integer_key
+
+PLAIN, TEXT, JSON = "plain", "text", "json"
+"""Forms of ids: as said above; all keys are texts; keys as JSON, so that "8" is not 8."""
+FORMS = (PLAIN, TEXT, JSON)
+
+
+def form_of(keys: Iterable[str | int]) -> str:
+    """The plainest form of ids that tells all keys of a node set apart."""
+    has_integers = has_lookalikes = False
+    for key in keys:
+        if isinstance(key, int):
+            has_integers = True
+        elif not has_lookalikes:
+            has_lookalikes = is_integer_key(key)
+    if not has_lookalikes:
+        return PLAIN
+    return JSON if has_integers else TEXT
+
+
+def id_of(key: str | int, form: str) -> bytes:
+    """The id of a key."""
+    text = json.dumps(key, ensure_ascii=False) if form == JSON else str(key)
+    return text.encode()
+
+
+def key_of(id: bytes, form: str) -> str | int:
+    """The key of an id. Raises: ValueError where it has none."""
+    text = id.decode()
+    if form == JSON:
+        key = json.loads(text)
+        if type(key) not in (str, int):
+            raise ValueError("it is neither a text nor an integer as JSON")
+        return key  # type: ignore[no-any-return]
+    return int(text) if form == PLAIN and is_integer_key(text) else text
+
+
+def checked_form(form: str | None, node_set: str) -> str:
+    """The form that a schema names, the plain one where it names none. Raises: TFGNNError."""
+    if form is None:
+        return PLAIN
+    if form not in FORMS:
+        raise TFGNNError(
+            f"Node set {node_set!r} has ids of the form {form[:40]!r}.", f"one of {FORMS}."
+        )
+    return form
