@@ -78,7 +78,7 @@ class _Nodes:
                 number = known[id] = len(self.keys)
                 try:
                     self.keys.append(key_of(id, self.form))
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise TFGNNError(
                         f"{place(row)}: {column} is no key: {error}.", "correct it."
                     ) from None
