@@ -21,6 +21,7 @@
     |   `-- NewerSchemaError   it knows sets or features that the log got since it was opened
     |-- DeviceError            the device asked for cannot be used
     |   `-- DeviceMemoryError  it has no memory left
+    |-- RanksError             the ranks that learn together lost one of them, or differ
     `-- DemoError              the demo did not reach its end as promised
 
 Each message says what, where, and after "Operator action:" what to do. `docs/errors.md` lists them.
@@ -138,6 +139,11 @@ class DeviceError(StreamdError):
 class DeviceMemoryError(DeviceError):
     """When the GPU lacks memory for what must be on it. The operator moves something off it; the
     role starts again."""
+
+
+class RanksError(StreamdError):
+    """When a rank that learns with others is gone, does not answer in time, or holds something else
+    than they do. All ranks end, and are started again."""
 
 
 class DemoError(StreamdError):

@@ -17,6 +17,7 @@ from streamd.graph.arena import Arena
 from streamd.graph.draws import ALL_SETS, Direction, Draw, Neighbors
 from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
 from streamd.graph.kernels import DEGREE, BlockArrays, Query, Sampled
+from streamd.graph.ownership import OwnedNodes
 from streamd.graph.strategies import STRATEGIES, StrategyName
 from streamd.telemetry import metrics
 
@@ -50,11 +51,19 @@ ReadRows = Callable[[int, int], tuple[Int64, Int64, Bools, Int64]]
 class BlockStore:
     """The events of one edge set in one direction, by node. Owner: the graph it belongs to."""
 
-    def __init__(self, direction: Direction, first_event: int, max_block_entries: int) -> None:
-        """max_block_entries: tau, a power of two."""
+    def __init__(
+        self,
+        direction: Direction,
+        first_event: int,
+        max_block_entries: int,
+        owned: OwnedNodes | None = None,
+    ) -> None:
+        """max_block_entries: tau, a power of two. owned: the nodes that are filed, by slots in the
+        place of ids; all where None."""
         if max_block_entries & (max_block_entries - 1) or max_block_entries < 1:
             raise ValueError(f"max_block_entries is {max_block_entries}; it must be a power of two")
         self.direction = direction
+        self._owned = owned
         self.first_event = self.next_event = first_event
         self.num_nodes = 0
         self.any_offloaded = False
@@ -95,9 +104,13 @@ class BlockStore:
         self.next_event = next_event
         if not len(src_E):
             return
-        highest = int(max(src_E.max(), dst_E.max()))
-        node_E, other_E, both = self._ends(src_E, dst_E)
-        if len(src_E) < MANY_EVENTS:
+        node_E, other_E, row_E, both = self._ends(src_E, dst_E)
+        if row_E is not None:
+            event_E = event_E[row_E]
+            if not len(node_E):
+                return
+        highest = int(max(node_E.max(), other_E.max()) if both else node_E.max())
+        if len(node_E) < MANY_EVENTS:
             kernels.insert_events(self.arrays, node_E, other_E, event_E, both)
         else:
             self._insert_many(node_E, other_E, event_E, both, highest)
@@ -117,7 +130,9 @@ class BlockStore:
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their ends; those the store does not have are passed over."""
-        node_E, other_E, both = self._ends(src_E, dst_E)
+        node_E, other_E, row_E, both = self._ends(src_E, dst_E)
+        if row_E is not None:
+            event_E = event_E[row_E]
         kernels.hide_events(self.arrays, node_E, other_E, event_E, both)
 
     def hide_nodes(self, nodes: Int64) -> None:
@@ -178,18 +193,23 @@ class BlockStore:
         # Write what belongs into them, in the order of the log.
         for first in range(since, before, RESTORE_EVENTS):
             src_E, dst_E, gone_E, event_E = read(first, min(first + RESTORE_EVENTS, before))
-            node_E, other_E, both = self._ends(src_E, dst_E)
+            node_E, other_E, row_E, both = self._ends(src_E, dst_E)
+            if row_E is not None:
+                gone_E, event_E = gone_E[row_E], event_E[row_E]
             offloading.restore_events(
                 self.arrays, node_E, other_E, gone_E, event_E, next_number_N, both
             )
         offloading.end_restoring(self.arrays, nodes, next_number_N)
         return max(0, int(before - since))
 
-    def _ends(self, src_E: Int64, dst_E: Int64) -> tuple[Int64, Int64, bool]:
-        """Where events are filed, their other ends, and whether they are filed at both."""
-        if self.direction == "in":
-            return dst_E, src_E, False
-        return src_E, dst_E, self.direction == "both"
+    def _ends(self, src_E: Int64, dst_E: Int64) -> tuple[Int64, Int64, Int64 | None, bool]:
+        """Where events are filed, their other ends, which events they are where not all are, and
+        whether they are filed at both."""
+        both = self.direction == "both"
+        node_E, other_E = (dst_E, src_E) if self.direction == "in" else (src_E, dst_E)
+        if self._owned is None:
+            return node_E, other_E, None, both
+        return *self._owned.entries(node_E, other_E, both), False
 
     @property
     def num_entries(self) -> int:
@@ -223,14 +243,17 @@ class BlockGraph:
         read_back: ReadBack | None = None,
         of_sets: Iterable[tuple[int, Direction]] = (),
         sets_of: SetsOf | None = None,
+        owned: OwnedNodes | None = None,
     ) -> None:
         """first_event: id of the first event that will be inserted. directions: drawn from among
         all events. read_back: reads events that were offloaded. of_sets: edge sets that are drawn
-        from by themselves, with the direction; sets_of: reads the sets of offloaded events."""
+        from by themselves, with the direction; sets_of: reads the sets of offloaded events. owned:
+        the nodes that it answers for, all where None; all events are inserted all the same."""
         self.stores: dict[tuple[int, Direction], BlockStore] = {
-            (number, d): BlockStore(d, first_event, max_block_entries)
+            (number, d): BlockStore(d, first_event, max_block_entries, owned)
             for number, d in (*((ALL_SETS, d) for d in directions), *of_sets)
         }
+        self._owned = owned
         self._sets_of = sets_of
         self.since_event = first_event
         """Older events are no longer answered with, because the log dropped them."""
@@ -295,23 +318,28 @@ class BlockGraph:
     @property
     def finds_neighbors(self) -> bool:
         """Whether each neighbour of a node is found in the node's own entries: in one store of both
-        directions that never offloaded any."""
-        return set(self.stores) == {(ALL_SETS, "both")} and not self._was_offloaded
+        directions that has all nodes and never offloaded any."""
+        is_one = set(self.stores) == {(ALL_SETS, "both")} and self._owned is None
+        return is_one and not self._was_offloaded
 
     def hide_nodes(self, nodes: Int64) -> None:
         """Delete all events of some nodes, so that they vanish from their neighbours too. Raises:
         OffloadedError where that takes the log and there is none to read."""
-        nodes = np.unique(nodes[(nodes >= 0) & (nodes < self.num_nodes)])
+        nodes = np.unique(nodes[nodes >= 0])
+        if self._owned is None:
+            nodes = nodes[nodes < self.num_nodes]
         if not len(nodes):
             return
 
-        if all(d == "both" for _, d in self.stores) and not self._was_offloaded:
+        has_all_ends = all(d == "both" for _, d in self.stores) and self._owned is None
+        if has_all_ends and not self._was_offloaded:
             for store in self.stores.values():
                 store.hide_nodes(nodes[nodes < store.num_nodes])
             return
 
-        # A store of one direction does not know who points at a node, and an entry that was read
-        # back after its delete does not know its neighbour: find the events in the log.
+        # A store of one direction, or of some of the nodes, does not know who points at a node, and
+        # an entry that was read back after its delete does not know its neighbour: find the events
+        # in the log.
         since = max(self.first_event, self.since_event)
         for first in range(since, self.next_event, RESTORE_EVENTS):
             src_E, dst_E, _ = self._read(first, min(first + RESTORE_EVENTS, self.next_event))
@@ -333,7 +361,7 @@ class BlockGraph:
         # Roots that need offloaded entries have them read back; then the whole query is asked
         # again.
         while got.missing.any():
-            self.restore(name, np.unique(root_R[got.missing]))
+            self.restore(name, np.unique(query.root[got.missing]))
             got = store.sample(query, draw.strategy, draw.fanout)
         return Neighbors(got.neighbor, got.event, got.mask)
 
@@ -354,9 +382,15 @@ class BlockGraph:
         np.maximum(since_R, self.since_event, out=since_R)
         np.clip(before_R, self.first_event, self.next_event, out=before_R)
 
+        # Draws are by the node's id, wherever it is filed.
+        node_R = root_R = np.ascontiguousarray(root_R)
+        if self._owned is not None:
+            root_R = self._owned.slots(node_R)
+
         # Kernels divide by next - first, which is therefore above 0 in an empty store too.
         return Query(
-            root=np.ascontiguousarray(root_R),
+            root=root_R,
+            node=node_R,
             since=since_R,
             before=before_R,
             num_nodes=self.num_nodes,

@@ -68,12 +68,12 @@ class BlockArrays(NamedTuple):
 class Query(NamedTuple):
     """What is asked of a block store: each root's neighbours in events [since, before).
 
-    root, since, before: int64[R], since and before clipped to the store's events.
-    num_nodes: roots from this id on are unknown. first, next: the store's events, [first, next).
-    replace, seed: for strategies that draw at random.
+    root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
+    from num_nodes on are unknown. node: int64[R], their ids. replace, seed: for draws at random.
     """
 
     root: NDArray[Any]
+    node: NDArray[Any]
     since: NDArray[Any]
     before: NDArray[Any]
     num_nodes: int

@@ -5,19 +5,25 @@ from collections.abc import Callable
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.graph.ownership import OwnedNodes
 from streamd.schema import Schema
 
 
 class NodeFeatures:
     """The newest feature row per node among the updates taken in. Owner: one thread per role.
 
-    With several node sets every node has a row, which says its set.
+    With several node sets every node has a row, which says its set. owned: the nodes whose rows are
+    kept; all where None.
     """
 
     def __init__(
-        self, schema: Schema, node_sets_of: Callable[[Int64], Int64] = np.zeros_like
+        self,
+        schema: Schema,
+        node_sets_of: Callable[[Int64], Int64] = np.zeros_like,
+        owned: OwnedNodes | None = None,
     ) -> None:
         self.dim = dim = schema.node_feature_dim
+        self._owned = owned
         self._num_sets = schema.num_node_sets
         self._node_sets_of = node_sets_of
         self._values = np.zeros((0, dim), np.float32)
@@ -29,6 +35,9 @@ class NodeFeatures:
 
     def take(self, node_U: Int64, values_UD: Float32) -> None:
         """Take in further updates in log order; of equal nodes the last is newest."""
+        if self._owned is not None:
+            kept = np.flatnonzero(self._owned.is_own(node_U))
+            node_U, values_UD = self._owned.slots(node_U[kept]), values_UD[kept]
         if not len(node_U):
             return
         if node_U.max() >= len(self._values):
@@ -43,8 +52,9 @@ class NodeFeatures:
     def of(self, node_N: Int64) -> Float32:
         """float32[N, dim]; zeros for a node without features, but for its node set."""
         out = np.zeros((len(node_N), self.dim), np.float32)
-        inside = (node_N >= 0) & (node_N < len(self._values))
-        out[inside] = self._values[node_N[inside]]
+        row_N = node_N if self._owned is None else self._owned.slots(node_N)
+        inside = (row_N >= 0) & (row_N < len(self._values))
+        out[inside] = self._values[row_N[inside]]
         if self._num_sets > 1:
             # Nobody knows the set of a node that was never seen.
             known = np.flatnonzero(node_N >= 0)

@@ -237,7 +237,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True
                 continue
-            state = np.uint64(q.seed) + GOLDEN * np.uint64(node + 1)
+            state = np.uint64(q.seed) + GOLDEN * np.uint64(q.node[r] + 1)
             state = mixed(mixed(state) + np.uint64(q.before[r]))
 
             # Where deletes hide some, choose among the entries that they leave.

@@ -12,7 +12,7 @@ import streamd
 from streamd.settings import ModelName
 
 ROOT = Path(streamd.__file__).parent
-ROOMS = ("ingest", "segments", "graph", "gpu", "windows", "registry", "models", "training", "server",
+ROOMS = ("ingest", "segments", "graph", "ranks", "gpu", "windows", "registry", "models", "training", "server",
          "evaluation", "exchange")
 SHARED = {"settings", "settings_tree", "settings_sets", "settings_sources", "settings_lines", "schema", "schema_change", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes",
           "roles"}

@@ -1,0 +1,113 @@
+"""A graph whose nodes are divided among the ranks: each root is answered by its owner (GNNFlow
+section 4.4)."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from streamd.events import Float32, Int64
+from streamd.graph.blocks import BlockGraph
+from streamd.graph.draws import Direction, Draw, Neighbors
+from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
+from streamd.graph.node_features import NodeFeatures
+from streamd.ranks.lane import Lane
+from streamd.ranks.rows import Route
+
+
+class RankedGraph:
+    """The part of the graph that this rank owns, and the way to the others' parts.
+
+    Every rank asks at the same time, be it for no root at all. Owner: the thread that records.
+    """
+
+    def __init__(self, own: BlockGraph, lane: Lane) -> None:
+        self._own = own
+        self._lane = lane
+
+    @property
+    def first_event(self) -> int:
+        return self._own.first_event
+
+    @property
+    def next_event(self) -> int:
+        """Id of the next event that will be inserted."""
+        return self._own.next_event
+
+    @property
+    def directions(self) -> Collection[Direction]:
+        return self._own.directions
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in use on this rank."""
+        return self._own.num_bytes
+
+    def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
+        """Append events in log order, all of them; what belongs to other ranks is passed over."""
+        self._own.insert(src_E, dst_E, set_E)
+
+    def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
+        self._own.hide(src_E, dst_E, event_E)
+
+    def hide_nodes(self, nodes: Int64) -> None:
+        self._own.hide_nodes(nodes)
+
+    def drop_before(self, event: int) -> None:
+        self._own.drop_before(event)
+
+    def offload(self, before_event: int) -> None:
+        self._own.offload(before_event)
+
+    def sample(
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+    ) -> Neighbors[Int64]:
+        """As `BlockGraph.sample` of a graph with all nodes, to the bit. A bound that is one number
+        is the same on every rank."""
+        route = Route(self._lane, root_R)
+        low, high = (
+            bound if isinstance(bound, int) else route.back(torch.from_numpy(bound)).numpy()
+            for bound in (since, before)
+        )
+        found = self._own.sample(route.asked, low, high, draw)
+
+        # The answers come back in one buffer, where event -1 is padding.
+        event = np.where(found.mask, found.event, -1)
+        packed = torch.from_numpy(np.concatenate([found.neighbor, event], 1))
+        got = route.answer(packed).numpy()
+        neighbor, event = got[:, : draw.fanout].copy(), got[:, draw.fanout :]
+        mask = event >= 0
+        return Neighbors(neighbor, np.where(mask, event, 0), mask)
+
+    def sample_neighborhood(
+        self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
+    ) -> NumberedHops[Int64]:
+        """Sample hop after hop, and number the nodes reached."""
+        return renumbered(sample_hops(self, roots, draws, next_roots))
+
+
+class RankedFeatures:
+    """The features of the nodes that this rank owns, and the way to the others'. Owner: as of
+    `RankedGraph`."""
+
+    def __init__(self, own: NodeFeatures, lane: Lane) -> None:
+        self._own = own
+        self._lane = lane
+        self.dim = own.dim
+
+    @property
+    def num_bytes(self) -> int:
+        return self._own.num_bytes
+
+    def take(self, node_U: Int64, values_UD: Float32) -> None:
+        """Take in updates of any nodes, as `NodeFeatures.take`."""
+        self._own.take(node_U, values_UD)
+
+    def of(self, node_N: Int64) -> Float32:
+        """As `NodeFeatures.of` of all nodes; every rank asks at the same time."""
+        if not self.dim:
+            return np.zeros((len(node_N), 0), np.float32)
+        route = Route(self._lane, node_N)
+        features: Float32 = route.answer(torch.from_numpy(self._own.of(route.asked))).numpy()
+        return features

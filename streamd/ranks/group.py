@@ -1,0 +1,140 @@
+"""The group of ranks that this process is one of."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamd.graph.ownership import OwnedNodes
+from streamd.ranks.lane import (
+    GroupLane,
+    Lane,
+    OneLane,
+    add_up,
+    asking,
+    gather,
+    gather_array,
+    tell,
+)
+
+RANK, SIZE = "RANK", "WORLD_SIZE"
+"""Variables that torchrun sets in each process it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among the ranks.
+
+    recording: lane of the thread that records chunks. learning: lane of the thread that scores,
+    learns and decides. owned: the nodes of this rank, None where it is alone and has all.
+    """
+
+    recording: Lane = field(default_factory=OneLane)
+    learning: Lane = field(default_factory=OneLane)
+    owned: OwnedNodes | None = None
+
+    @classmethod
+    def over(cls, recording: Lane, learning: Lane) -> "Ranks":
+        """A rank with these lanes."""
+        owned = OwnedNodes(learning.rank, learning.size) if learning.size > 1 else None
+        return cls(recording, learning, owned)
+
+    @classmethod
+    def join(cls, timeout_seconds: float, device: str = "cpu") -> "Ranks":
+        """Join the group that the variables of torchrun name; alone where they name none.
+
+        timeout_seconds: after which a rank that does not answer ends the group. device: "cpu", or
+        "cuda", where rows of the model travel by nccl. Raises: RanksError.
+        """
+        size = int(os.environ.get(SIZE, "1"))
+        if size == 1:
+            return ALONE
+        from torch import distributed
+
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        timeout = timedelta(seconds=timeout_seconds)
+        asking(lambda: distributed.init_process_group(backend, timeout=timeout))
+        rank = distributed.get_rank()
+
+        def lane() -> Lane:
+            group = asking(lambda: distributed.new_group(backend=backend, timeout=timeout))
+            return GroupLane(group, rank, size)
+
+        return cls.over(lane(), lane())
+
+    @property
+    def rank(self) -> int:
+        return self.learning.rank
+
+    @property
+    def size(self) -> int:
+        return self.learning.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank decides and writes: rank 0."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """Which of so many events, in their order, are this rank's: even shares."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def tell(self, message: Any) -> Any:
+        """What rank 0 says, on every rank: values that JSON has. Raises: RanksError."""
+        if self.size == 1:
+            return message
+        return msgspec.json.decode(tell(self.learning, msgspec.json.encode(message)))
+
+    def all(self, flag: bool) -> bool:
+        """Whether all ranks say so."""
+        if self.size == 1:
+            return flag
+        said = torch.cat(gather(self.learning, torch.tensor([flag], dtype=torch.uint8)))
+        return bool(said.all())
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of every rank's values, added in rank order."""
+        if self.size == 1:
+            return list(values)
+        summed: list[float] = add_up(
+            self.learning, torch.tensor(values, dtype=torch.float64)
+        ).tolist()
+        return summed
+
+    def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """The rows of every rank behind one another in rank order. rows: [N, ...]."""
+        return gather_array(self.learning, rows)
+
+    def gather_tensor(self, rows: Tensor) -> list[Tensor]:
+        """The rows of every rank, in rank order. rows: [N, ...]."""
+        return gather(self.learning, rows)
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Give each parameter the sum of its gradients over all ranks, none counting as zero."""
+        if self.size == 1:
+            return
+        parts = [
+            (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
+        ]
+        summed = add_up(self.learning, torch.cat(parts))
+        at = 0
+        for p, part in zip(parameters, parts, strict=True):
+            p.grad = summed[at : at + len(part)].view_as(p).clone()
+            at += len(part)
+
+    def end(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.destroy_process_group()
+
+
+ALONE = Ranks()
+"""One process that has all nodes and all events."""

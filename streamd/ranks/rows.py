@@ -1,0 +1,68 @@
+"""Rows of nodes from the ranks that own them, and gradients back to them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamd.events import Int64
+from streamd.graph.ownership import owner_of
+from streamd.ranks.lane import Lane, counts_from
+
+
+class Route:
+    """The way of one question about some nodes to their owners, and of the answers back.
+
+    asked: int64[A], the nodes that other ranks ask this one for, those of rank 0 first.
+    """
+
+    def __init__(self, lane: Lane, node_N: Int64) -> None:
+        """node_N: int64[N], in any order; every rank makes a route at the same time."""
+        owner_N = owner_of(node_N, lane.size)
+        order = np.argsort(owner_N, kind="stable")
+        self._lane = lane
+        self._order = torch.from_numpy(order)
+        self._sent = np.bincount(owner_N, minlength=lane.size).tolist()
+        self._received = counts_from(lane, self._sent)
+        by_owner = torch.from_numpy(node_N[order])
+        self.asked: Int64 = lane.all_to_all(by_owner, self._sent, self._received).numpy()
+
+    def answer(self, rows: Tensor) -> Tensor:
+        """Send each asking rank its rows. rows: [A, ...], of `asked`.
+
+        Returns: [N, ...], the rows of the nodes asked for, in their order.
+        """
+        got = self._lane.all_to_all(rows, self._received, self._sent)
+        out = torch.empty_like(got)
+        out[self._order.to(got.device)] = got
+        return out
+
+    def back(self, rows: Tensor) -> Tensor:
+        """Send what belongs to the nodes asked for to their owners. rows: [N, ...]. Returns:
+        [A, ...]."""
+        ordered = rows[self._order.to(rows.device)]
+        return self._lane.all_to_all(ordered, self._sent, self._received)
+
+    def rows(self, of: Callable[[Int64], Tensor]) -> Tensor:
+        """The rows of the nodes asked for; gradients flow back to the owners'.
+
+        of: gives the rows of nodes that this rank owns. Every rank must run backward for it, or
+        none.
+        """
+        rows: Tensor = _Answer.apply(of(self.asked), self)  # type: ignore[no-untyped-call]
+        return rows
+
+
+class _Answer(torch.autograd.Function):
+    """`Route.answer`, whose gradients go `back`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        return route.answer(rows.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.route.back(gradients[0].contiguous()), None
