@@ -20,6 +20,7 @@ from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
 from streamd.models.pair import pair_network
 from streamd.models.standardize import RunningStandardizer, standardizer
+from streamd.ranks import ALONE, Ranks
 from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
@@ -124,24 +125,25 @@ class LinkModel(nn.Module):
             bool(t.isfinite().all()) for t in self.state_dict().values() if t.is_floating_point()
         )
 
-    def observe(self, inputs: LinkInputs, edges: EdgeRows) -> None:
+    def observe(self, inputs: LinkInputs, edges: EdgeRows, ranks: Ranks = ALONE) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by
-        the first."""
-        self.fact_stats.update(inputs.facts_ECF)
+        the first. ranks: each of which recorded a share of the inputs."""
+        self.fact_stats.update(inputs.facts_ECF, ranks)
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
-        self.node_stats.update(inputs.node_MD)
+        self.node_stats.update(inputs.node_MD, ranks)
 
         # A later gap would change the meaning of all times that the weights know.
         if self.gap_us == 0 and len(edges.time_E) > 1:
             gaps = np.diff(edges.time_E)
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
 
-    def new_memory(self, edge: int = 0) -> Memory:
+    def new_memory(self, edge: int = 0, ranks: Ranks = ALONE) -> Memory:
         return Memory(
             self.settings.dim if self.has_memory else 0,
             self.schema.edge_feature_dim,
             edge,
             self.device,
+            ranks=ranks,
         )
 
     def updated(self, memory: Memory) -> Tensor:

@@ -18,8 +18,11 @@ from streamd.errors import VersionError
 from streamd.events import Float32, Int64, NodeDeletes
 from streamd.gpu.copies import to_device
 from streamd.graph.live import LiveGraph
+from streamd.graph.ownership import owner_of
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.ranks import ALONE, Ranks
+from streamd.ranks.rows import Route
 from streamd.segments.reader import LogReader
 
 PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
@@ -101,6 +104,9 @@ class Memory:
     The P pending messages of the last chunk: node, ascending; the other end's state, features,
     time. edge: the cut. now_us: time of the last event before it. num_forgotten: deletes of nodes
     taken in; taking one in again changes nothing, since a deleted node's id never comes back.
+
+    Among several ranks each holds the rows and messages of the nodes it owns. `gather` and `commit`
+    then fetch others' rows, so every rank calls them at the same time.
     """
 
     def __init__(
@@ -110,10 +116,12 @@ class Memory:
         edge: int = 0,
         device: str | torch.device = "cpu",
         pool: PagePool | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """pool: of the memories that this one will be much like, on the same device; its own where
-        None."""
-        self.rows = NodeRows(pool or PagePool(dim, torch.device(device)))
+        None. ranks: that share its rows, by owner."""
+        self.ranks = ranks
+        self.rows = NodeRows(pool or PagePool(dim, torch.device(device)), ranks.owned)
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
@@ -153,11 +161,6 @@ class Memory:
     def device(self) -> torch.device:
         return self.rows.pool.device
 
-    @property
-    def num_nodes(self) -> int:
-        """One past the highest node with a state."""
-        return self.rows.num_nodes
-
     def is_finite(self, since: "Memory | None" = None) -> bool:
         """Whether every state and message is a number.
 
@@ -170,13 +173,25 @@ class Memory:
         held = (self.pending_other, self.pending_features)
         return self.rows.is_finite(slots) and all(bool(t.isfinite().all()) for t in held)
 
-    def pending(self) -> dict[str, Tensor]:
-        """The pending messages by name, for storing; `edge` and `now_us` are stored with them."""
+    def own_pending(self) -> dict[str, Tensor]:
+        """The pending messages that this rank holds, by name."""
         return {name: getattr(self, name) for name in PENDING}
 
+    def pending(self) -> dict[str, Tensor]:
+        """The pending messages of all ranks by name, for storing; `edge` and `now_us` are stored
+        with them."""
+        own = self.own_pending()
+        if self.ranks.size == 1:
+            return own
+        whole = {n: torch.cat(self.ranks.gather_tensor(t.cpu())) for n, t in own.items()}
+        order = whole[PENDING[0]].argsort()
+        return {name: tensor[order] for name, tensor in whole.items()}
+
     def tensors(self) -> dict[str, Tensor]:
-        """All of memory by name, with a row for each node: a copy of it, for tests and tools."""
-        node = torch.arange(self.num_nodes, device=self.device)
+        """All of memory by name, with a row for each node: a copy of it, for tests and tools. Only
+        a rank that is alone has all of it."""
+        assert self.ranks.size == 1
+        node = torch.arange(self.rows.num_places, device=self.device)
         return {
             "state": self.rows.state(node),
             "last_us": self.rows.last_us(node),
@@ -191,10 +206,11 @@ class Memory:
         now_us: int,
         device: str | torch.device = "cpu",
         pool: PagePool | None = None,
+        ranks: Ranks = ALONE,
     ) -> "Memory":
         """Build a memory from what `tensors` gave.
 
-        pool: as of `__init__`. Raises: VersionError where a tensor is missing.
+        pool, ranks: as of `__init__`. Raises: VersionError where a tensor is missing.
         """
         if missing := {"state", "last_us", *PENDING} - set(tensors):
             raise VersionError(
@@ -202,10 +218,13 @@ class Memory:
                 "use the streamd that wrote it.",
             )
         state = tensors["state"]
-        memory = cls(state.shape[1], tensors["pending_features"].shape[1], edge, device, pool)
-        memory.rows.write(
-            np.arange(len(state)), state.to(memory.device), tensors["last_us"].to(memory.device)
-        )
+        width = tensors["pending_features"].shape[1]
+        memory = cls(state.shape[1], width, edge, device, pool, ranks)
+        node = np.arange(len(state))
+        if ranks.owned is not None:
+            node = np.flatnonzero(ranks.owned.is_own(node))
+        rows = (tensors[name][torch.from_numpy(node)] for name in ("state", "last_us"))
+        memory.rows.write(node, *(r.to(memory.device) for r in rows))
         memory.take_pending(tensors, edge, now_us)
         return memory
 
@@ -222,9 +241,20 @@ class Memory:
                 f"{widths}.",
                 "use the settings that it was made with.",
             )
-        self._set_pending(tensors["pending_node"].cpu().numpy(), other, features, us)
+        node = tensors["pending_node"].cpu().numpy()
+        self._set_pending(*self._own_pending(node, other, features, us))
         self.edge = edge
         self.now_us = now_us
+
+    def _own_pending(self, node_P: Int64, *of_each: Tensor) -> tuple[Int64, Tensor, Tensor, Tensor]:
+        """Messages to the nodes that this rank owns. of_each: other ends' states, features and
+        times."""
+        if self.ranks.owned is not None:
+            kept = np.flatnonzero(self.ranks.owned.is_own(node_P))
+            index = to_device(kept, self.device)
+            node_P, of_each = node_P[kept], tuple(tensor[index] for tensor in of_each)
+        other, features, us = of_each
+        return node_P, other, features, us
 
     def forget(self, deletes: NodeDeletes) -> None:
         """Apply the log's deletes of nodes before the cut: their states and the messages to them
@@ -242,7 +272,8 @@ class Memory:
             return
         # Only those with a state: a memory that was read takes all deletes in again, and writing
         # zeros over zeros would give it pages of its own.
-        known = gone[gone < self.num_nodes]
+        place = self.rows.places(gone)
+        known = gone[(place >= 0) & (place < self.rows.num_places)]
         node = to_device(known, self.device)
         has_state = self.rows.state(node).ne(0).any(1) | self.rows.last_us(node).ne(0)
         known = known[has_state.cpu().numpy()]
@@ -261,7 +292,14 @@ class Memory:
 
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
-        `updated_PD`, of unknown nodes zero."""
+        `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
+        if self.ranks.size == 1:
+            return self._own_states(node_M, updated_PD)
+        route = Route(self.ranks.learning, node_M.cpu().numpy())
+        return route.rows(lambda n: self._own_states(to_device(n, self.device), updated_PD))
+
+    def _own_states(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
+        """As `gather`, of nodes that this rank owns."""
         rows = self.rows.state(node_M)
         if not len(updated_PD):
             return rows
@@ -296,15 +334,25 @@ class Memory:
 
         # Each node's last event becomes a message, with the other end's state as of now.
         last = chunk.last_events(self.device)
-        self._set_pending(
-            last.node_P,
-            self.rows.state(last.other),
-            to_device(chunk.features_ED[last.event_P], self.device),
-            last.us,
-            last.node,
-        )
+        features_PD = to_device(chunk.features_ED[last.event_P], self.device)
+        if self.ranks.size == 1:
+            other_PD = self.rows.state(last.other)
+            self._set_pending(last.node_P, other_PD, features_PD, last.us, last.node)
+        else:
+            self._commit_own(last, features_PD)
         self.edge = chunk.end_edge
         self.now_us = int(chunk.time_E[-1])
+
+    def _commit_own(self, last: LastEvents, features_PD: Tensor) -> None:
+        """Make the messages to the nodes that this rank owns. features_PD: of all last events."""
+        assert self.ranks.owned is not None
+        # Every rank knows the chunk, so all know who asks for what (a static schedule).
+        owner_P = owner_of(last.node_P, self.ranks.size)
+        route = Route.known(self.ranks.learning, owner_P, last.other.cpu().numpy())
+        other_PD = route.answer(self.rows.state(to_device(route.asked, self.device)))
+        own = np.flatnonzero(owner_P == self.ranks.rank)
+        index = to_device(own, self.device)
+        self._set_pending(last.node_P[own], other_PD, features_PD[index], last.us[index])
 
 
 class MemoryUpdater(nn.Module):

@@ -19,6 +19,7 @@ from streamd.errors import VersionError
 from streamd.events import Int64
 from streamd.models.memory import PENDING, Memory
 from streamd.models.memory_pages import PAGE
+from streamd.ranks import ALONE, Ranks
 from streamd.storage import DISK, Disk, StoredFile, link_or_copy, remove_scratch
 from streamd.tensors import Column, file_checksum, write_columns
 
@@ -33,23 +34,36 @@ REMOVE = "remove its folder, or restore it from a backup."
 
 
 class MemoryFiles:
-    """Writes the files of one memory that moves on, in a folder of their own. Owner: one thread."""
+    """Writes the files of one memory that moves on, in a folder of their own. Owner: one thread.
 
-    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
-        """folder: home of the files; versions and checkpoints link to them."""
+    Of several ranks each writes the rows of its own nodes, the first one also the messages. All
+    ranks call `store` at the same time; the first alone sweeps, before they store again.
+    """
+
+    def __init__(self, folder: Path, disk: Disk = DISK, ranks: Ranks = ALONE) -> None:
+        """folder: home of the files, which all ranks reach; versions and checkpoints link to
+        them."""
         self._folder = folder
         self._disk = disk
+        self._ranks = ranks
         self._stored: Memory | None = None
         """A copy of the memory that the files hold."""
         self._pending: tuple[StoredFile, ...] = ()
         self._rows: tuple[StoredFile, ...] = ()
+        """Files of this rank's nodes."""
+        self._all_rows: tuple[StoredFile, ...] = ()
+        """Files of all nodes: those that were there before stay in their order."""
         self._num_full = self._num_changed = 0
         self._num_forgotten = 0
         folder.mkdir(parents=True, exist_ok=True)
-        remove_scratch(folder, disk)
+        if ranks.is_first:
+            remove_scratch(folder, disk)
 
     def resume(self, files: Sequence[StoredFile], memory: Memory) -> None:
-        """Go on from files elsewhere that hold `memory`, by links to them here."""
+        """Go on from files elsewhere that hold `memory`, by links to them here. Among several ranks
+        each begins with a file of all its rows instead: the files may be of other ranks."""
+        if self._ranks.size > 1:
+            return
         names = self._new_names()
         links = [self._folder / next(names) for _ in files]
         for file, link in zip(files, links, strict=True):
@@ -57,13 +71,15 @@ class MemoryFiles:
         pairs = zip(files, links, strict=True)
         linked = [StoredFile(link, file.checksum) for file, link in pairs]
         self._pending, self._rows = tuple(linked[:1]), tuple(linked[1:])
+        self._all_rows = self._rows
         self._stored = memory.copy() if linked else None
 
         # How much of it is changes, and the deletes that the file of all rows knew.
         counts = [_num_rows(file.path) for file in self._rows]
         if counts:
             self._num_full, self._num_changed = counts[0], sum(counts[1:])
-            self._num_forgotten = _num_forgotten(self._rows[0].path)
+            # Several ranks may have written, each a file of all its rows first.
+            self._num_forgotten = min(_num_forgotten(file.path) for file in self._rows)
         self.sweep()
 
     def store(self, memory: Memory) -> tuple[StoredFile, ...]:
@@ -74,10 +90,12 @@ class MemoryFiles:
         # Nothing to do where it is the memory stored last.
         stored = self._stored
         node_K = None if stored is None else _changed(memory, stored)
-        if stored is not None and node_K is not None and not len(node_K):
-            pairs = zip(memory.pending().values(), stored.pending().values(), strict=True)
-            if memory.edge == stored.edge and all(torch.equal(a, b) for a, b in pairs):
-                return (*self._pending, *self._rows)
+        same = stored is not None and node_K is not None and not len(node_K)
+        if same and stored is not None:
+            pairs = zip(memory.own_pending().values(), stored.own_pending().values(), strict=True)
+            same = memory.edge == stored.edge and all(torch.equal(a, b) for a, b in pairs)
+        if self._ranks.all(same):
+            return (*self._pending, *self._all_rows)
 
         # The rows that changed, or now and then all.
         names = self._new_names()
@@ -87,23 +105,35 @@ class MemoryFiles:
             or self._num_changed + len(node_K) > self._num_full
             or memory.num_forgotten != self._num_forgotten
         ):
-            slots = memory.rows.used_slots()
-            node_K = (slots[:, None] * PAGE + np.arange(PAGE)).ravel()
-            node_K = node_K[node_K < memory.num_nodes]
+            node_K = memory.rows.nodes_at(memory.rows.used_slots())
             self._rows = (self._written(next(names), _rows(memory, node_K), memory),)
             self._num_full, self._num_changed = len(node_K), 0
             self._num_forgotten = memory.num_forgotten
-        elif len(node_K):
+        elif node_K is not None and len(node_K):
             file = self._written(next(names), _rows(memory, node_K), memory)
             self._rows = (*self._rows, file)
             self._num_changed += len(node_K)
 
         # The messages are as new as the newest rows.
         pending = {name: tensor.cpu().numpy() for name, tensor in memory.pending().items()}
-        columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
-        self._pending = (self._written(next(names), columns, memory),)
+        if self._ranks.is_first:
+            columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
+            self._pending = (self._written(next(names), columns, memory),)
+        self._all_rows = self._of_all_ranks()
         self._stored = memory.copy()
-        return (*self._pending, *self._rows)
+        return (*self._pending, *self._all_rows)
+
+    def _of_all_ranks(self) -> tuple[StoredFile, ...]:
+        """The files of all ranks' rows, new ones last: so a reader need not read again what it
+        has."""
+        own = [(file.path.name, file.checksum) for file in self._rows]
+        told = [
+            StoredFile(self._folder / name, checksum)
+            for of_rank in self._ranks.told_by_all(own)
+            for name, checksum in of_rank
+        ]
+        there = [file for file in self._all_rows if file in told]
+        return (*there, *(file for file in told if file not in there))
 
     def _written(self, name: str, columns: dict[str, Column], memory: Memory) -> StoredFile:
         path = self._folder / name
@@ -112,17 +142,21 @@ class MemoryFiles:
 
     def sweep(self) -> None:
         """Remove the files that the memory stored last does not need."""
-        needed = {file.path.name for file in (*self._pending, *self._rows)}
+        if not self._ranks.is_first:
+            return
+        needed = {file.path.name for file in (*self._pending, *self._all_rows)}
         for path in self._folder.glob("*.safetensors"):
             if path.name not in needed:
                 self._disk.unlink(path)
 
     def _new_names(self) -> Iterator[str]:
-        taken = [int(p.stem) for p in self._folder.glob("*.safetensors") if p.stem.isdigit()]
-        number = max(taken, default=-1)
+        # Other ranks write at the same time, so each has names of its own.
+        rank = f"-{self._ranks.rank}" if self._ranks.rank else ""
+        taken = [p.stem.split("-")[0] for p in self._folder.glob("*.safetensors")]
+        number = max((int(stem) for stem in taken if stem.isdigit()), default=-1)
         while True:
             number += 1
-            yield f"{number:012d}.safetensors"
+            yield f"{number:012d}{rank}.safetensors"
 
 
 class MemoryReader:
@@ -141,6 +175,7 @@ class MemoryReader:
         now_us: int,
         widths: tuple[int, int],
         device: str | torch.device,
+        ranks: Ranks = ALONE,
     ) -> Memory:
         """Read a memory, and keep a copy to go on from. Arguments and errors: as `read_memory`."""
         # The first file holds messages only, in every format but the oldest.
@@ -149,9 +184,9 @@ class MemoryReader:
         like = self._memory
         if like is not None and 0 < known <= len(checksums) and checksums[:known] == self._files:
             files = [files[0], *files[1 + known :]]
-            memory = read_memory(files, edge, now_us, widths, device, after=like)
+            memory = read_memory(files, edge, now_us, widths, device, ranks, after=like)
         else:
-            memory = read_memory(files, edge, now_us, widths, device, like=like)
+            memory = read_memory(files, edge, now_us, widths, device, ranks, like=like)
         self._memory = memory.copy()
         self._files = checksums if all(checksums) else ()
         return memory
@@ -163,13 +198,14 @@ def read_memory(
     now_us: int,
     widths: tuple[int, int],
     device: str | torch.device,
+    ranks: Ranks = ALONE,
     *,
     after: Memory | None = None,
     like: Memory | None = None,
 ) -> Memory:
     """Read the files of a memory at the cut `edge`, the last event before it at `now_us`.
 
-    widths: of states and of edge features. after: the memory that earlier files hold, not changed.
+    widths: of states and of edge features. ranks: that share its rows; each reads all files. after: the memory that earlier files hold, not changed.
     like: a memory with which equal pages are shared.
     Raises: VersionError where a file is gone or damaged, does not fit, or is not finite.
     """
@@ -178,7 +214,7 @@ def read_memory(
     pool = None
     if near is not None and (near.dim, near.device) == (widths[0], torch.device(device)):
         pool = near.rows.pool
-    memory = after.copy() if after is not None else Memory(*widths, edge, device, pool)
+    memory = after.copy() if after is not None else Memory(*widths, edge, device, pool, ranks)
     memory.num_forgotten = 0
 
     for file in files:
@@ -222,12 +258,15 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
         if not named:
             kept = rows.any(1) | (times != 0)
             node, rows, times = node[kept], rows[kept], times[kept]
+        if memory.ranks.owned is not None:
+            kept = memory.ranks.owned.is_own(node)
+            node, rows, times = node[kept], rows[kept], times[kept]
         on_device = (
             torch.from_numpy(np.ascontiguousarray(x)).to(memory.device) for x in (rows, times)
         )
         memory.rows.write(node, *on_device)
         if like is not None:
-            memory.rows.share_equal(np.unique(node // PAGE), like.rows)
+            memory.rows.share_equal(memory.rows.slots_of(node), like.rows)
 
 
 def _changed(memory: Memory, since: Memory) -> Int64 | None:

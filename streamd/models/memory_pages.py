@@ -16,6 +16,7 @@ from torch import Tensor
 from streamd.events import Bools, Int64
 from streamd.gpu.copies import to_device
 from streamd.graph.arena import Arena
+from streamd.graph.ownership import OwnedNodes
 
 PAGE = 16
 """Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
@@ -140,28 +141,31 @@ class PagePool:
 class NodeRows:
     """A state and a time for each node. Owner: one thread.
 
-    num_nodes: one past the highest node that was written. Other nodes have zeros.
+    Nodes that were never written have zeros. owned: the nodes that it is of, all where None; each
+    then has the place of its slot there in the place of its id.
+    num_places: one past the highest place that was written.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, owned: OwnedNodes | None = None) -> None:
         self.pool = pool
-        self.num_nodes = 0
+        self.owned = owned
+        self.num_places = 0
         self._set_table(np.zeros(0, np.int64))
 
     def __del__(self) -> None:
         self.pool.drop(self._page_S)
 
     def _set_table(self, page_S: Int64) -> None:
-        """Slot s of the table names the page of the nodes [s * PAGE, (s + 1) * PAGE)."""
+        """Slot s of the table names the page of the places [s * PAGE, (s + 1) * PAGE)."""
         self._page_S = page_S
         self._on_device = to_device(page_S, self.pool.device)
 
     def copy(self) -> "NodeRows":
         """Make another memory's rows, equal to these; the pages are shared."""
-        twin = NodeRows(self.pool)
+        twin = NodeRows(self.pool, self.owned)
         self.pool.share(self._page_S)
         twin._set_table(self._page_S.copy())
-        twin.num_nodes = self.num_nodes
+        twin.num_places = self.num_places
         return twin
 
     def rows(self, node_M: Tensor) -> Tensor:
@@ -169,19 +173,40 @@ class NodeRows:
 
         node_M: int64[M] on the device; negative ids are unknown nodes.
         """
-        known_M = (node_M >= 0) & (node_M < self.num_nodes)
+        if self.owned is not None:
+            node_M = to_device(self.owned.slots(node_M.cpu().numpy()), self.pool.device)
+        return self._at_places(node_M)
+
+    def _at_places(self, place_M: Tensor) -> Tensor:
+        """As `rows`, of places."""
+        known_M = (place_M >= 0) & (place_M < self.num_places)
         if not len(self._page_S):
-            return torch.zeros_like(node_M)
-        slot_M = torch.where(known_M, node_M // PAGE, 0)
-        return torch.where(known_M, self._on_device[slot_M] * PAGE + node_M % PAGE, 0)
+            return torch.zeros_like(place_M)
+        slot_M = torch.where(known_M, place_M // PAGE, 0)
+        return torch.where(known_M, self._on_device[slot_M] * PAGE + place_M % PAGE, 0)
 
     def host_rows(self, node_M: Int64) -> Int64:
         """As `rows`, for arrays of the host."""
-        known_M = (node_M >= 0) & (node_M < self.num_nodes)
-        row_M = np.zeros(len(node_M), np.int64)
-        inside = node_M[known_M]
+        place_M = self.places(node_M)
+        known_M = (place_M >= 0) & (place_M < self.num_places)
+        row_M = np.zeros(len(place_M), np.int64)
+        inside = place_M[known_M]
         row_M[known_M] = self._page_S[inside // PAGE] * PAGE + inside % PAGE
         return row_M
+
+    def places(self, node_M: Int64) -> Int64:
+        """Where nodes are among those it is of, int64[M]; negative where they are not."""
+        return node_M if self.owned is None else self.owned.slots(node_M)
+
+    def nodes_at(self, slot_S: Int64) -> Int64:
+        """The nodes of some slots of the table, as far as there are any: int64."""
+        place_K = _places_of(slot_S)
+        place_K = place_K[place_K < self.num_places]
+        return place_K if self.owned is None else self.owned.nodes(place_K)
+
+    def slots_of(self, node_M: Int64) -> Int64:
+        """Slots of the table that hold nodes: int64, ascending, each once."""
+        return np.unique(self.places(node_M) // PAGE)
 
     def state(self, node_M: Tensor) -> Tensor:
         """States of nodes, float32[M, D]. node_M: as of `rows`."""
@@ -192,11 +217,13 @@ class NodeRows:
         return self.pool.last_us[self.rows(node_M)]
 
     def write(self, node_K: Int64, state_KD: Tensor, last_us_K: Tensor) -> None:
-        """Replace the values of nodes. node_K: int64[K], each once, none negative."""
+        """Replace the values of nodes. node_K: int64[K], each once, all of those it is of."""
         if not len(node_K):
             return
-        self._own(np.unique(node_K // PAGE))
-        self.num_nodes = max(self.num_nodes, int(node_K.max()) + 1)
+        place_K = self.places(node_K)
+        assert place_K.min() >= 0, "a node of another rank"
+        self._own(np.unique(place_K // PAGE))
+        self.num_places = max(self.num_places, int(place_K.max()) + 1)
         # Under the lock, since another memory may make the pool's arrays grow.
         with self.pool.lock:
             row_K = to_device(self.host_rows(node_K), self.pool.device)
@@ -233,15 +260,15 @@ class NodeRows:
     def changed(self, slot_S: Int64, since: "NodeRows") -> Int64:
         """Nodes of some slots whose values differ in any bit from those of `since`: int64,
         ascending."""
-        node_K = _nodes_of(slot_S)
-        node = to_device(node_K, self.pool.device)
-        row, before = self.rows(node), since.rows(node)
+        place_K = _places_of(slot_S)
+        place = to_device(place_K, self.pool.device)
+        row, before = self._at_places(place), since._at_places(place)
         differs_K = (
             self.pool.state[row].view(torch.int32) != since.pool.state[before].view(torch.int32)
         ).any(1)
         differs_K |= self.pool.last_us[row] != since.pool.last_us[before]
-        differing: Int64 = node_K[differs_K.cpu().numpy()]
-        return differing
+        differing: Int64 = place_K[differs_K.cpu().numpy()]
+        return differing if self.owned is None else self.owned.nodes(differing)
 
     def used_slots(self) -> Int64:
         """Slots of the table that have a page: int64, ascending."""
@@ -253,7 +280,7 @@ class NodeRows:
         slot_S: int64, the slots to look at.
         """
         slot_S = slot_S[slot_S < min(len(self._page_S), len(other._page_S))]
-        differing = np.unique(self.changed(slot_S, other) // PAGE)
+        differing = self.slots_of(self.changed(slot_S, other))
         slot_S = np.setdiff1d(slot_S, differing, assume_unique=True)
         slot_S = slot_S[self._page_S[slot_S] != other._page_S[slot_S]]
         with self.pool.lock:
@@ -265,10 +292,10 @@ class NodeRows:
 
     def is_finite(self, slot_S: Int64) -> bool:
         """Whether all states of some slots are numbers."""
-        node = to_device(_nodes_of(slot_S), self.pool.device)
-        return bool(self.state(node).isfinite().all())
+        row = self._at_places(to_device(_places_of(slot_S), self.pool.device))
+        return bool(self.pool.state[row].isfinite().all())
 
 
-def _nodes_of(slot_S: Int64) -> Int64:
-    nodes: Int64 = (slot_S[:, None] * PAGE + np.arange(PAGE)).ravel()
-    return nodes
+def _places_of(slot_S: Int64) -> Int64:
+    places: Int64 = (slot_S[:, None] * PAGE + np.arange(PAGE)).ravel()
+    return places

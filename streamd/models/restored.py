@@ -9,6 +9,7 @@ from streamd.models.link import LinkModel, build_model
 from streamd.models.memory import Memory
 from streamd.models.memory_files import MemoryReader
 from streamd.models.widening import widened_memory, widened_model
+from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.schema_change import extends
 
@@ -18,9 +19,11 @@ def restored(
     schema: Schema,
     device: str | torch.device = "cpu",
     memories: MemoryReader | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[LinkModel, Memory]:
     """A version's model, ready to answer, and its memory at `manifest.edge`. schema: of the log.
-    memories: reads the memory from what it has more than the one read before.
+    memories: reads the memory from what it has more than the one read before. ranks: that share
+    its rows.
 
     A version from before the log got further sets or features is widened.
     Raises: VersionError where its settings, tensors, widths or facts do not fit; NewerSchemaError
@@ -45,7 +48,7 @@ def restored(
     model.restore(version.weights)
     widths = model.settings.dim if model.has_memory else 0, made_on.edge_feature_dim
     memory = (memories or MemoryReader()).read(
-        version.memory, manifest.edge, manifest.memory_us, widths, device
+        version.memory, manifest.edge, manifest.memory_us, widths, device, ranks
     )
     if made_on != schema:
         model = widened_model(model, schema)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from streamd.ranks import ALONE, Ranks
+
 CLIP = 5.0
 """Standardised values beyond it say no more than that they are extreme."""
 WARM_UP_ROWS = 1_000
@@ -42,10 +44,10 @@ class RunningStandardizer(nn.Module):
         )
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
+    def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
         """Take in rows [..., dim], of any device (Chan, Golub and LeVeque 1979: pairwise merge of
-        means and variances)."""
-        if not rows.numel():
+        means and variances). ranks: each of which has a share of the rows."""
+        if not rows.numel() and (ranks.size == 1 or not len(self.mean)):
             return
         rows = rows.reshape(-1, len(self.mean)).to(self.mean)
 
@@ -55,8 +57,9 @@ class RunningStandardizer(nn.Module):
         rows = rows.clamp(self.mean - bound, self.mean + bound)
 
         # Merge the statistics of these rows with those of the rows before.
-        n = len(rows)
-        mean, var = rows.mean(0), rows.var(0, unbiased=False)
+        n, mean, var = _moments(rows, ranks)
+        if not n:
+            return
         total = self.count + n
         delta = mean - self.mean
         old = self.var * self.count  # nothing before the first rows, when count is 0
@@ -74,6 +77,17 @@ class RunningStandardizer(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """float32 rows [..., dim], standardised; a column that never varied stays at zero."""
         return (rows - self.shift).mul_(self.scale).clamp_(-CLIP, CLIP)
+
+
+def _moments(rows: Tensor, ranks: Ranks) -> tuple[int, Tensor, Tensor]:
+    """Number, mean and variance of the rows of all ranks: float64[dim] each."""
+    if ranks.size == 1:
+        return len(rows), rows.mean(0), rows.var(0, unbiased=False)
+    # The mean first, as differences from it say the variance without loss.
+    num, *sums = ranks.total([len(rows), *rows.sum(0).tolist()])
+    mean = rows.new_tensor(sums) / max(num, 1)
+    var = rows.new_tensor(ranks.total(((rows - mean) ** 2).sum(0).tolist())) / max(num, 1)
+    return int(num), mean, var
 
 
 class SetStandardizer(nn.Module):
@@ -104,11 +118,11 @@ class SetStandardizer(nn.Module):
         )
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        """Take in rows [..., dim]."""
+    def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
+        """Take in rows [..., dim]. ranks: each of which has a share of them."""
         rows = rows.reshape(-1, len(self.set_of))
         for number, (own, stats) in enumerate(zip(self._columns, self.sets, strict=True)):
-            stats.update(rows[rows[:, number] > 0][:, own])  # type: ignore[operator]
+            stats.update(rows[rows[:, number] > 0][:, own], ranks)  # type: ignore[operator]
         self._derive()
 
     def _derive(self) -> None:

@@ -29,6 +29,22 @@ class Route:
         by_owner = torch.from_numpy(node_N[order])
         self.asked: Int64 = lane.all_to_all(by_owner, self._sent, self._received).numpy()
 
+    @classmethod
+    def known(cls, lane: Lane, asker_A: Int64, node_A: Int64) -> "Route":
+        """The way of questions that every rank knows, so that nothing need be sent for it.
+
+        asker_A: int64[A], the rank that asks for each node. node_A: int64[A].
+        """
+        route = cls.__new__(cls)
+        owner_A = owner_of(node_A, lane.size)
+        own, asked = np.flatnonzero(asker_A == lane.rank), np.flatnonzero(owner_A == lane.rank)
+        route._lane = lane
+        route._order = torch.from_numpy(np.argsort(owner_A[own], kind="stable"))
+        route._sent = np.bincount(owner_A[own], minlength=lane.size).tolist()
+        route._received = np.bincount(asker_A[asked], minlength=lane.size).tolist()
+        route.asked = node_A[asked[np.argsort(asker_A[asked], kind="stable")]]
+        return route
+
     def answer(self, rows: Tensor) -> Tensor:
         """Send each asking rank its rows. rows: [A, ...], of `asked`.
 
