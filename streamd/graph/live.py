@@ -10,7 +10,7 @@ from streamd.errors import CorruptionError
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import ReadBack
 from streamd.graph.label_history import LabelHistory
-from streamd.graph.node_features import NodeFeatures
+from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.set_facts import SetFacts
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
@@ -36,10 +36,15 @@ class LiveGraph:
     """
 
     def __init__(
-        self, reader: LogReader, graph: TemporalGraph, model: ModelSettings, keep_us: int = 0
+        self,
+        reader: LogReader,
+        graph: TemporalGraph,
+        model: ModelSettings,
+        keep_us: int = 0,
+        features: FeatureRows | None = None,
     ) -> None:
         """graph: empty, from the log's first event on. keep_us: microseconds of event time that
-        stay in memory, 0 for all."""
+        stay in memory, 0 for all. features: empty, of all nodes here where None."""
         self.log = reader
         self.graph = graph
         self.facts = SetFacts(
@@ -50,7 +55,9 @@ class LiveGraph:
             reader.node_sets_of,
         )
         self.labels = LabelHistory(reader)
-        self.features = NodeFeatures(reader.state.schema, reader.node_sets_of)
+        self.features: FeatureRows = features or NodeFeatures(
+            reader.state.schema, reader.node_sets_of
+        )
         self._feature_updates = reader.feature_updates()
 
         # How many of the log's deletes the graph has taken in.

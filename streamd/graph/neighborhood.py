@@ -9,7 +9,7 @@ import numpy as np
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.gather import edge_features, edge_times, edges_before
 from streamd.graph.hops import HopDraws, NextRoots, Roots, distinct_nodes, earlier_windows
-from streamd.graph.node_features import NodeFeatures
+from streamd.graph.node_features import FeatureRows
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.columns import EdgeColumns
 
@@ -87,7 +87,7 @@ class Neighborhood:
 def sample_neighborhood(
     graph: TemporalGraph,
     columns: EdgeColumns,
-    features: NodeFeatures,
+    features: FeatureRows,
     roots_U: Int64,
     before_event: int,
     query_us: int,

@@ -1,12 +1,30 @@
 """Node features in force at a place in the log."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from streamd.events import Float32, Int64
 from streamd.graph.ownership import OwnedNodes
 from streamd.schema import Schema
+
+
+class FeatureRows(Protocol):
+    """Who has the features of nodes: `NodeFeatures`, or the ranks that share them."""
+
+    dim: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def take(self, node_U: Int64, values_UD: Float32) -> None:
+        """Take in further updates in log order; of equal nodes the last is newest."""
+        ...
+
+    def of(self, node_N: Int64) -> Float32:
+        """float32[N, dim]; zeros for a node without features, but for its node set."""
+        ...
 
 
 class NodeFeatures:

@@ -36,8 +36,8 @@ def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
     word_EW = mix_tensor(of_event_E[:, None] + number * _signed(GOLDEN))
 
     # A bit of the word for each unit.
-    byte_EB = word_EW.view(torch.uint8).view(num_events, -1, 1)
-    bit = (byte_EB >> torch.arange(8, dtype=torch.uint8, device=x_ECD.device)) & 1
+    byte_EB1 = word_EW.view(torch.uint8)[..., None]
+    bit = (byte_EB1 >> torch.arange(8, dtype=torch.uint8, device=x_ECD.device)) & 1
     kept_ECD = bit.view(num_events, num_candidates, words * WORD)[..., :width]
 
     # Units that stay count twice, so that the mean stays.

@@ -30,7 +30,7 @@ class GATLayer(nn.Module):
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
         # Project the roots; the projection of neighbours is folded into the score below.
         entry_UKD = torch.cat(parts, -1)
-        own_UHW = self.root(root_UD).view(len(root_UD), self.heads, -1)
+        own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.neighborhood import Neighborhood
+from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.graph.sampler import TemporalSampler
 
 
@@ -235,6 +235,36 @@ def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
         node_M=cat("node_M", inputs),
         node_MD=cat("node_MD", inputs),
         hops=tuple(hops),
+    )
+
+
+def some_events(
+    inputs: LinkInputs, state_MD: Tensor, events: slice, windows: bool
+) -> tuple[LinkInputs, Tensor]:
+    """The inputs of some of the events, with the states of the nodes that these need.
+
+    windows: whether the hops are windows of time, all with the same roots.
+    """
+    # The roots that these events name.
+    src, candidates = inputs.src_E[events].numpy(), inputs.candidate_EC[events].numpy()
+    roots, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
+    around = Neighborhood(
+        np.arange(len(inputs.node_M)),
+        inputs.node_MD.numpy(),
+        tuple(Hop(**{f.name: getattr(h, f.name).numpy() for f in fields(h)}) for h in inputs.hops),
+        windows,
+    ).subset(roots)
+    kept = torch.from_numpy(around.node_M)
+    some = link_inputs(
+        inputs.event_E[events].numpy(),
+        inputs.facts_ECF[events].numpy(),
+        index[: len(src)],
+        index[len(src) :].reshape(candidates.shape),
+        around,
+    )
+    return (
+        dataclasses.replace(some, weight_E=inputs.weight_E[events], node_M=inputs.node_M[kept]),
+        state_MD[kept],
     )
 
 

@@ -205,7 +205,8 @@ def read_memory(
 ) -> Memory:
     """Read the files of a memory at the cut `edge`, the last event before it at `now_us`.
 
-    widths: of states and of edge features. ranks: that share its rows; each reads all files. after: the memory that earlier files hold, not changed.
+    widths: of states and of edge features. ranks: that share its rows; each reads all files.
+    after: the memory that earlier files hold, not changed.
     like: a memory with which equal pages are shared.
     Raises: VersionError where a file is gone or damaged, does not fit, or is not finite.
     """

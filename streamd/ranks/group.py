@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import numpy as np
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,10 +20,12 @@ from streamd.ranks.lane import (
     OneLane,
     add_up,
     asking,
+    counts_from,
     gather,
     gather_array,
     tell,
 )
+from streamd.tensors import pack
 
 RANK, SIZE = "RANK", "WORLD_SIZE"
 """Variables that torchrun sets in each process it starts."""
@@ -123,17 +127,31 @@ class Ranks:
         """The rows of every rank, in rank order. rows: [N, ...]."""
         return gather(self.learning, rows)
 
+    def tensors_to_first(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]] | None:
+        """The tensors of every rank, in rank order, on rank 0; None on the others."""
+        packed = np.frombuffer(pack({n: t.numpy() for n, t in tensors.items()}), np.uint8)
+        sent = [len(packed)] + [0] * (self.size - 1)
+        received = counts_from(self.learning, sent)
+        got = self.learning.all_to_all(torch.from_numpy(packed.copy()), sent, received)
+        if not self.is_first:
+            return None
+        files = [part.numpy().tobytes() for part in torch.split(got, received)]
+        return [safetensors.torch.load(file) for file in files]
+
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Give each parameter the sum of its gradients over all ranks, none counting as zero."""
+        """Give each parameter the sum of its gradients over all ranks; one that has none on any
+        rank keeps none."""
         if self.size == 1:
             return
         parts = [
             (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
         ]
-        summed = add_up(self.learning, torch.cat(parts))
-        at = 0
-        for p, part in zip(parameters, parts, strict=True):
-            p.grad = summed[at : at + len(part)].view_as(p).clone()
+        has_one = parts[0].new_tensor([p.grad is not None for p in parameters])
+        summed = add_up(self.learning, torch.cat([has_one, *parts]))
+        at = len(parameters)
+        for p, part, holders in zip(parameters, parts, summed[:at].tolist(), strict=True):
+            if holders:
+                p.grad = summed[at : at + len(part)].view_as(p).clone()
             at += len(part)
 
     def end(self) -> None:

@@ -67,7 +67,9 @@ class Route:
         of: gives the rows of nodes that this rank owns. Every rank must run backward for it, or
         none.
         """
-        rows: Tensor = _Answer.apply(of(self.asked), self)  # type: ignore[no-untyped-call]
+        # Where no row of this rank needs a gradient, those of other ranks may: all go back or none.
+        anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        rows: Tensor = _Answer.apply(of(self.asked), self, anchor)  # type: ignore[no-untyped-call]
         return rows
 
 
@@ -75,10 +77,10 @@ class _Answer(torch.autograd.Function):
     """`Route.answer`, whose gradients go `back`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: Route) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, route: Route, anchor: Tensor) -> Tensor:
         ctx.route = route
         return route.answer(rows.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.route.back(gradients[0].contiguous()), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.route.back(gradients[0].contiguous()), None, None

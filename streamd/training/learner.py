@@ -8,20 +8,20 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from streamd.errors import RanksError
 from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.dropout import dropout_key
-from streamd.models.inputs import joined, joined_inputs
-from streamd.models.labels import LabelInputs
 from streamd.models.widening import widened_memory, widened_model, widened_optimizer
+from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.schema import Schema
 from streamd.segments.deletions import Deletions
@@ -32,6 +32,7 @@ from streamd.training.negatives import LEARNED, SCORED
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.training.scores import LabelScores, Measures, measures, ranks
+from streamd.training.steps import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 
 MORE_EPOCHS = 2
 """Times `training.epochs` that a window of few events is passed over at most."""
@@ -43,27 +44,10 @@ MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContex
 """A context manager that moves memory over a chunk, as `LinkModel.over` does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a training step needs, on the model's device.
-
-    edges: rows of the chunk, over which memory moves. inputs: events to learn, of the past before
-    the chunk's own; None where there are none. past_states: memory of the past's nodes, float32[M,
-    D]. own_node_M: the chunk's nodes, None where none of its events is learned. labels: the
-    chunk's. events: sum of the events' weights.
-    """
-
-    edges: EdgeRows
-    inputs: LinkInputs | None
-    past_states: list[Tensor]
-    own_node_M: Tensor | None
-    labels: LabelInputs | None
-    events: float
-
-
 class Learner:
     """Scores the chunks of a window, then learns them together with chunks of the past.
 
+    Of several ranks each scores and learns its share of the events; all have the same weights.
     Between windows, `memory` is as of the last window's end under the present weights. Owner: one
     thread.
 
@@ -72,7 +56,9 @@ class Learner:
     a version.
     """
 
-    def __init__(self, settings: Settings, log: LogReader, replay: ReplayStore) -> None:
+    def __init__(
+        self, settings: Settings, log: LogReader, replay: ReplayStore, ranks: Ranks = ALONE
+    ) -> None:
         """log: read for its schema, its first event id and its deletes. Events come as recorded
         chunks."""
         # What it learns with.
@@ -80,6 +66,7 @@ class Learner:
         self._settings = settings
         self._training = settings.training
         self._log = log
+        self.ranks = ranks
         self.transfer = DeviceTransfer(
             choose_device(settings.device), settings.gpu, schema.edge_feature_dim
         )
@@ -87,7 +74,7 @@ class Learner:
             settings.model, schema, settings.training.seed, self.transfer.device
         )
         self.optimizer = self.model.optimizer(settings.training.learning_rate)
-        self.memory: Memory = self.model.new_memory(log.first_edge)
+        self.memory: Memory = self.model.new_memory(log.first_edge, ranks)
         self.replay = replay
 
         # What it has learned, and what others may put in its place or ask of it.
@@ -112,7 +99,7 @@ class Learner:
         self.logits: list[Float32] = []
         """For each chunk in `seen` that is not None: logits of the candidates that are learned,
         float32[E, 11], before any of it was. Others only read them."""
-        self._labels: list[LabelInputs | None] = []
+        self._labels: list[RecordedLabels | None] = []
         self.label_scores: list[LabelScores] = []
         """For each chunk with labels."""
         self._steps = (0, 0)
@@ -121,7 +108,7 @@ class Learner:
 
     def start_at(self, edge: int) -> None:
         """Begin with empty memory at event `edge`, after the log's first."""
-        self.memory = self.model.new_memory(edge)
+        self.memory = self.model.new_memory(edge, self.ranks)
         self.begin()
 
     def begin(self) -> None:
@@ -139,12 +126,13 @@ class Learner:
     def score(self, chunk: Chunk) -> Float32:
         """Score a chunk's candidates before its events are known, then move memory over it.
 
-        Returns: logits, float32[E, 101], the true destination first.
+        Returns: logits of the chunk's events here, float32[E, 101], the true destination first.
         """
         with self._over(self.memory, chunk.edges) as updated_PD:
             logits_EC, seen = self._score_events(chunk, updated_PD)
             self._score_labels(chunk, updated_PD)
-        self._labels.append(chunk.labels)
+        labels = chunk.labels
+        self._labels.append(None if labels is None else RecordedLabels(labels, chunk.num_labels))
         self._edges.append(chunk.edges)
         self.seen.append(seen)
         return logits_EC
@@ -156,7 +144,8 @@ class Learner:
         logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
         state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
         self.logits.append(logits_EC[:, LEARNED])
-        return logits_EC[:, SCORED], ReplayChunk(chunk.first_edge, chunk.learn, state_MD)
+        seen = ReplayChunk(chunk.first_edge, chunk.learn, state_MD, chunk.num_events)
+        return logits_EC[:, SCORED], seen
 
     def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
         if chunk.labels is None or self.model.label_head is None:
@@ -196,33 +185,38 @@ class Learner:
         memory row is not finite, the weights from before are restored and `finite` is False.
         """
         seen = [s for s in self.seen if s is not None]
-        if not any(s.inputs.weight_E.any() for s in seen):
+        weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in seen])
+        if not any(weight_of):
             self._advance_all()
             return None
 
         # Learn, after the running statistics moved, and keep what `refuse` goes back to.
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
-        num_events = sum(s.inputs.num_events for s in seen)
+        num_events = sum(s.num_events for s in seen)
         weights = self._held_out(num_events)
-        replayed = self._replayed(self.draw(window_edge, num_events) if replay is None else replay)
+        drawn = self.draw(window_edge, num_events) if replay is None else replay
+        past = [*self.tail, *self.replay.named(drawn)]
+        steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
         epochs = epochs or self.epochs_of(num_events)
-        loss = self._passes_freeing_memory(epochs, window_edge, weights, replayed, backup)
+        loss = self._passes_freeing_memory(epochs, window_edge, steps, backup)
         self.model.eval()
         self._backup = backup
+        self._check_equal_weights()
 
         # Look at what came of it: the held-out tail, and memory under the new weights.
-        self.tail = self._tail(weights)
+        self.tail = self._tail(weights, num_events)
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         finite = math.isfinite(loss) and tail_is_finite
         finite = finite and self.memory.is_finite(self._start) and self.model.is_finite
+        finite = self.ranks.all(finite)
         if not finite:
             self.refuse()
 
         # The window is past now.
-        for chunk in seen:
-            if chunk.inputs.weight_E.any():
+        for chunk, weight in zip(seen, weight_of, strict=True):
+            if weight:
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.transfer.report()
@@ -230,28 +224,23 @@ class Learner:
             loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
         )
 
-    def _replayed(self, drawn: Sequence[int]) -> list[list[tuple[LinkInputs, Tensor]]]:
-        """The past that joins each step: the last window's tail and the chunks drawn, in turn."""
-        past = [*self.tail, *self.replay.named(drawn)]
-        parts = [past[step :: len(self._edges)] for step in range(len(self._edges))]
-        return [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
-
     def _passes_freeing_memory(
         self,
         epochs: int,
         window_edge: int,
-        weights: list[Tensor],
-        replayed: list[list[tuple[LinkInputs, Tensor]]],
+        steps: list[PlannedStep],
         backup: Backup,
     ) -> float:
         """As `_passes`. Where the GPU lacks memory, free some of it and start over: what inputs
-        take that stay over epochs, then what others can move off it."""
+        take that stay over epochs, then what others can move off it. Several ranks end instead:
+        the others would not know that one starts over."""
         ways = iter((self.transfer.stop_keeping, self.free_device_memory))
         while True:
             try:
-                return self._passes(epochs, window_edge, weights, replayed)
+                return self._passes(epochs, window_edge, steps)
             except RuntimeError as error:
-                if not lacks_memory(error) or not any(frees() for frees in ways):
+                is_alone = self.ranks.size == 1
+                if not is_alone or not lacks_memory(error) or not any(frees() for frees in ways):
                     raise
             # Outside the handler, which would hold the failed pass's tensors.
             self.restore_weights(*backup)
@@ -303,8 +292,8 @@ class Learner:
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
         )[:RECALLED_CHUNKS]
-        kept = [logits for c in chunks if len(logits := self._logits_of(c))]
-        return measures(np.concatenate(kept)) if kept else None
+        logits_EC = self._of_all_ranks([self._logits_of(c) for c in chunks])
+        return measures(logits_EC) if len(logits_EC) else None
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Remove what deletes hide from the tail and from the replay store."""
@@ -337,37 +326,36 @@ class Learner:
         """Update the running statistics of inputs and targets by what was scored since `begin`."""
         for edges, seen in zip(self._edges, self.seen, strict=True):
             if seen is not None:
-                self.model.observe(seen.inputs, edges)
+                self.model.observe(seen.inputs, edges, self.ranks)
         for labels in self._labels:
             if labels is not None and self.model.label_head is not None:
-                self.model.label_head.observe(labels.target_LT, labels.set_L)
+                target_LT, set_L = (
+                    torch.cat(self.ranks.gather_tensor(column))
+                    for column in (labels.inputs.target_LT, labels.inputs.set_L)
+                )
+                self.model.label_head.observe(target_LT, set_L)
 
     def _held_out(self, num_events: int) -> list[Tensor]:
         """Weights of events, float32[E] a chunk: 1 to learn, 0 for the window's last events."""
-        left = num_events - int(num_events * self._training.tail_share)
+        left = self._num_learned_of(num_events)
         out = []
         for seen in self.seen:
-            count = seen.inputs.num_events if seen is not None else 0
-            out.append((torch.arange(count) < left).float())
+            count = seen.num_events if seen is not None else 0
+            own = self.ranks.share(count)
+            out.append((torch.arange(own.start, own.stop) < left).float())
             left -= count
         return out
 
-    def _passes(
-        self,
-        passes: int,
-        window_edge: int,
-        weights: list[Tensor],
-        replayed: list[list[tuple[LinkInputs, Tensor]]],
-    ) -> float:
-        """Learn the window `passes` times. Returns: the last epoch's loss.
+    def _num_learned_of(self, num_events: int) -> int:
+        """How many of a window's events are learned; the last ones are held out."""
+        return num_events - int(num_events * self._training.tail_share)
 
-        replayed: the past that joins each step, as `_replayed`.
-        """
+    def _passes(self, passes: int, window_edge: int, steps: list[PlannedStep]) -> float:
+        """Learn the window `passes` times. Returns: the last epoch's loss."""
         loss = math.nan
-        self._steps = (0, passes * len(self._edges))
-        steps = list(zip(self._edges, self.seen, weights, replayed, self._labels, strict=True))
-        for epoch, prepared in enumerate(self.transfer.epochs(passes, steps, self._prepared)):
-            loss = self._epoch(prepared, dropout_key(self._training.seed, window_edge, epoch))
+        self._steps = (0, passes * len(steps))
+        for epoch, ready in enumerate(self.transfer.epochs(passes, steps, self._prepared)):
+            loss = self._epoch(ready, dropout_key(self._training.seed, window_edge, epoch))
         return loss
 
     def _epoch(self, steps: Iterator[Step], dropout: int) -> float:
@@ -377,6 +365,7 @@ class Learner:
         dropout: key of the dropout's hash.
         """
         self.model.train()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         memory = self._start.copy()
         # On the device: to read a loss is to wait for it.
         total = torch.zeros((), dtype=torch.float64, device=self.transfer.device)
@@ -403,56 +392,55 @@ class Learner:
                     state_MD = memory.gather(labels.around.node_M, updated_PD)
                     predicted = self.model.labels(labels, state_MD)
                     heads = self.model.label_head
-                    losses.append(heads.losses(predicted, labels.target_LT, labels.set_L))
+                    loss = predicted.sum() * 0.0
+                    if len(labels.set_L):
+                        loss = heads.losses(predicted, labels.target_LT, labels.set_L)
+                    losses.append(loss * step.label_share)
 
                 # One step of the optimizer, before memory moves on.
                 if losses:
                     self.optimizer.zero_grad()
                     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    self.ranks.add_gradients(parameters)
                     self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])
             self.on_progress(*self._steps)
-        return float(total) / count if count else math.nan
+        return self.ranks.total([float(total)])[0] / count if count else math.nan
 
-    def _prepared(
-        self,
-        step: tuple[
-            EdgeRows,
-            ReplayChunk | None,
-            Tensor,
-            list[tuple[LinkInputs, Tensor]],
-            LabelInputs | None,
-        ],
-    ) -> Step:
-        """Move what a training step needs to the device.
+    def _prepared(self, step: PlannedStep) -> Step:
+        return prepared(step, self.transfer)
 
-        step: the chunk's edge rows, its recorded inputs, its weights float32[E], the past that
-        joins it, and its labels.
-        """
-        edges, seen, weight, past, labels = step
-        learned = [inputs for inputs, _ in past]
-        own = seen.inputs.weighted(weight) if seen is not None else None
-        if own is not None and not own.weight_E.any():
-            own = None
-        if own is not None:
-            learned.append(own)
-        there = [self.transfer.inputs(inputs) for inputs in learned]
-        return Step(
-            edges,
-            joined_inputs(there) if there else None,
-            [self.transfer.send(state_MD) for _, state_MD in past],
-            None if own is None else there[-1].node_M,
-            None if labels is None else self.transfer.labels(labels),
-            # The loss is divided by the weight of all events in the step.
-            sum(float(inputs.weight_E.sum()) for inputs in learned),
+    def _check_equal_weights(self) -> None:
+        """Raises: RanksError where another rank has other weights: then all go back to the last
+        checkpoint."""
+        if self.ranks.size == 1:
+            return
+        bytes_ = torch.cat([p.detach().flatten().cpu() for p in self.model.parameters()])
+        sums = self.ranks.told_by_all(zlib.crc32(bytes_.numpy().data))
+        if len(set(sums)) > 1:
+            raise RanksError(
+                f"The ranks learned different weights: their checksums are {sums}.",
+                "use machines of one kind, with the same streamd and torch.",
+            )
+
+    def _of_all_ranks(self, parts: Sequence[Float32]) -> Float32:
+        """Logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
+        logits_EC: Float32 = self.ranks.gather(
+            np.concatenate([np.zeros((0, len(LEARNED)), np.float32), *parts])
         )
+        return logits_EC
 
-    def _tail(self, weights: list[Tensor]) -> list[ReplayChunk]:
-        return [
-            ReplayChunk(s.first_edge, s.inputs.weighted(1 - w), s.state_MD)
-            for s, w in zip(self.seen, weights, strict=True)
-            if s is not None and not w.all()
-        ]
+    def _tail(self, weights: list[Tensor], num_events: int) -> list[ReplayChunk]:
+        """The chunks with events that are held out, of a window of so many events."""
+        left = self._num_learned_of(num_events)
+        out = []
+        for seen, weight in zip(self.seen, weights, strict=True):
+            if seen is None:
+                continue
+            if seen.num_events > max(left, 0):
+                out.append(replace(seen, inputs=seen.inputs.weighted(1 - weight)))
+            left -= seen.num_events
+        return out
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
@@ -463,16 +451,15 @@ class Learner:
             for s, w in zip(self.seen, weights, strict=True)
             if s is not None
         ]
-        before = [x[h] for x, h in zip(self.logits, held, strict=True) if h.any()]
-        after = [self._logits_of(t) for t in self.tail]
-        if not before:
+        before_EC = self._of_all_ranks([x[h] for x, h in zip(self.logits, held, strict=True)])
+        after_EC = self._of_all_ranks([self._logits_of(t) for t in self.tail])
+        if not len(before_EC):
             return math.nan, math.nan, 0, True
-        finite = all(bool(np.isfinite(x).all()) for x in after)
         return (
-            float((1 / ranks(np.concatenate(before))).mean()),
-            float((1 / ranks(np.concatenate(after))).mean()),
-            sum(len(x) for x in before),
-            finite,
+            float((1 / ranks(before_EC)).mean()),
+            float((1 / ranks(after_EC)).mean()),
+            len(before_EC),
+            bool(np.isfinite(after_EC).all()),
         )
 
     def _logits_of(self, chunk: ReplayChunk) -> Float32:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -11,12 +11,17 @@ import torch
 
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, free_device_memory, make_graph
+from streamd.graph.blocks import BlockGraph
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.neighborhood import sample_neighborhood
+from streamd.graph.node_features import FeatureRows, NodeFeatures
+from streamd.graph.temporal import TemporalGraph
 from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
+from streamd.ranks import ALONE, Ranks
+from streamd.ranks.graph import RankedFeatures, RankedGraph
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.negatives import (
@@ -55,6 +60,7 @@ class Chunk:
     by construction, and the model would rank unknown nodes first.
     labels: labels whose time is after the previous chunk's last event and not after this chunk's
     last event, with inputs as of the chunk's start; they come with the last slice.
+    num_events, num_labels: in all; of several ranks each has its even share of both, in order.
     """
 
     first_edge: int
@@ -63,6 +69,8 @@ class Chunk:
     learn: LinkInputs | None
     known_E: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     labels: LabelInputs | None = None
+    num_events: int = 0
+    num_labels: int = 0
 
     @property
     def edge_set_E(self) -> Int64:
@@ -162,24 +170,45 @@ class FreshSight:
         pass
 
 
+def graph_of(
+    settings: Settings, log: LogReader, ranks: Ranks
+) -> tuple[TemporalGraph, FeatureRows | None]:
+    """An empty graph of a log, and, where several ranks share its nodes, the rows of their
+    features."""
+    direction, device = settings.model.direction, choose_device(settings.device)
+    if ranks.size == 1:
+        return make_graph(settings, device, log.first_edge, direction, read_back(log)), None
+    own = BlockGraph(
+        log.first_edge,
+        settings.graph.max_block_entries,
+        (direction,),
+        read_back(log),
+        owned=ranks.owned,
+    )
+    features = NodeFeatures(log.state.schema, log.node_sets_of, ranks.owned)
+    return RankedGraph(own, ranks.recording), RankedFeatures(features, ranks.recording)
+
+
 class Recorder:
     """Moves a `LiveGraph` over windows and records inputs. Owner: one thread.
+
+    Of several ranks each records its share of a chunk's events, asking the others for neighbours
+    and features: all record the same chunks at the same time.
 
     sight: what events see; backtests set another.
     """
 
-    def __init__(self, settings: Settings, log: LogReader) -> None:
+    def __init__(self, settings: Settings, log: LogReader, ranks: Ranks = ALONE) -> None:
         self._settings = settings
         self._log = log
-        graph = make_graph(
-            settings,
-            choose_device(settings.device),
-            log.first_edge,
-            settings.model.direction,
-            read_back(log),
-        )
+        self._ranks = ranks
+        graph, features = graph_of(settings, log, ranks)
         self.live = LiveGraph(
-            log, graph, settings.model, settings.graph.keep_in_memory_seconds * 1_000_000
+            log,
+            graph,
+            settings.model,
+            settings.graph.keep_in_memory_seconds * 1_000_000,
+            features,
         )
         self.sight: Sight = FreshSight(self.live)
         self._sampling = architecture_of(settings.model).plan(settings.model)
@@ -248,13 +277,21 @@ class Recorder:
 
             # Labels and node features as of the chunk.
             before_event = self.sight.edge_before(part)
-            labels = self._labels(part, before_event) if recorded else None
+            labels = self._labels(part, before_event) if recorded else (None, 0)
             self.live.take_features(before_event)
 
-            # Its chosen events, slice by slice.
+            # Its chosen events, slice by slice, and of each this rank's share.
             for cut in self._slices(asked, b - a):
-                own = asked[slice(*np.searchsorted(asked, cut))]
-                yield self._slice(part, cut, own, known_E[a + own], pool, before_event, labels)
+                whole = asked[slice(*np.searchsorted(asked, cut))]
+                own = whole[self._ranks.share(len(whole))]
+                chunk = self._slice(
+                    part, cut, own, known_E[a + own], pool, before_event, len(whole)
+                )
+                yield (
+                    chunk
+                    if cut[1] < b - a
+                    else replace(chunk, labels=labels[0], num_labels=labels[1])
+                )
         self.sight.leave(rows)
 
     def _slices(self, asked: Int64, num_rows: int) -> list[tuple[int, int]]:
@@ -273,12 +310,12 @@ class Recorder:
         known: Int64,
         pool: Pools,
         before_event: int,
-        labels: LabelInputs | None,
+        num_events: int,
     ) -> Chunk:
-        """Record the rows [first, until) of a chunk.
+        """Record the rows [first, until) of a chunk, without its labels.
 
         asked: int64[A], rows of the chunk. known: int64[A], how many destinations were known at
-        each. labels: the chunk's, recorded as of its start.
+        each. num_events: rows that are asked of all ranks.
         """
         first, until = rows
         last = until == len(part.src_E)
@@ -301,7 +338,7 @@ class Recorder:
 
         # Neighbourhoods. Events with a destination never seen before are not learned.
         score = learn = None
-        if len(asked):
+        if num_events:
             query_us = self._time_before(before_event)
             src = part.src_E[asked]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
@@ -312,20 +349,22 @@ class Recorder:
             score=score,
             learn=learn,
             known_E=is_known,
-            labels=labels if last else None,
+            num_events=num_events,
         )
 
     def _time_before(self, edge: int) -> int:
         """Event time, microseconds, of the event before `edge`, or of the log's first."""
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
-    def _labels(self, part: EdgeRows, before_event: int) -> LabelInputs | None:
-        """Record the chunk's labels as of its start, a seeded sample where there are too many.
+    def _labels(self, part: EdgeRows, before_event: int) -> tuple[LabelInputs | None, int]:
+        """Record this rank's share of the chunk's labels as of its start, of a seeded sample where
+        there are too many.
 
-        Returns: None where there are none, or the model has no head for them.
+        Returns: the labels, and the number of all; None and 0 where there are none, or the model
+        has no head for them.
         """
         if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
-            return None
+            return None, 0
 
         # Labels after the previous chunk's last event; all earlier ones for the log's first chunk.
         after = (
@@ -340,10 +379,12 @@ class Recorder:
         if len(kept) > MAX_LABELS:
             rng = np.random.default_rng([self._settings.training.seed, 3, part.first_edge])
             kept = np.sort(rng.choice(kept, MAX_LABELS, replace=False))
-        if not len(kept):
-            return None
+        num_labels = len(kept)
+        if not num_labels:
+            return None, 0
+        kept = kept[self._ranks.share(num_labels)]
         nodes, index = np.unique(node[kept], return_inverse=True)
-        return label_inputs(
+        labels = label_inputs(
             self.live,
             self._sampling,
             nodes,
@@ -353,6 +394,7 @@ class Recorder:
             before_event,
             self._time_before(before_event),
         )
+        return labels, num_labels
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
         """Rows of the window's events that are scored and learned, int64, ascending.

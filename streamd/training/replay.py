@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from streamd.errors import CorruptionError
-from streamd.models import LinkInputs
-from streamd.models.inputs import without_deleted
+from streamd.models import LinkInputs, architecture_of
+from streamd.models.inputs import joined, some_events, without_deleted
 from streamd.models.widening import fits, widened_inputs
+from streamd.ranks import ALONE, Ranks
 from streamd.schema import Schema
 from streamd.segments.deletions import Deletions
 from streamd.settings import Settings
@@ -32,19 +33,38 @@ class ReplayChunk:
     """Inputs of some events, with the memory of the nodes around them as it was then.
 
     Learning from a replayed chunk moves no memory. first_edge: id of its chunk's first event.
-    state_MD: float32[M, D], memory of `inputs.node_M`.
+    state_MD: float32[M, D], memory of `inputs.node_M`. num_events: of the chunk; of several ranks
+    each has the inputs of its share of them.
     """
 
     first_edge: int
     inputs: LinkInputs
     state_MD: Tensor
+    num_events: int
+
+    @classmethod
+    def joined(cls, parts: Sequence["ReplayChunk"]) -> "ReplayChunk":
+        """The whole chunk of all ranks' shares."""
+        inputs, state_MD = joined([(part.inputs, part.state_MD) for part in parts])
+        return cls(parts[0].first_edge, inputs, state_MD, parts[0].num_events)
+
+    def share(self, ranks: Ranks, windows: bool) -> "ReplayChunk":
+        """A rank's share of a whole chunk. windows: as of `some_events`."""
+        if ranks.size == 1:
+            return self
+        inputs, state_MD = some_events(
+            self.inputs, self.state_MD, ranks.share(self.num_events), windows
+        )
+        return replace(self, inputs=inputs, state_MD=state_MD)
 
     def without_deleted(self, deletions: Deletions) -> "ReplayChunk":
         """The chunk without what deletes hide; the same object where they hide nothing of it."""
         remaining = without_deleted(
             self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges
         )
-        return self if remaining is None else ReplayChunk(self.first_edge, *remaining)
+        if remaining is None:
+            return self
+        return replace(self, inputs=remaining[0], state_MD=remaining[1])
 
     def tensors(self) -> dict[str, Tensor]:
         """The chunk as named tensors, for a file."""
@@ -52,9 +72,10 @@ class ReplayChunk:
 
     @classmethod
     def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
-        """The chunk of named tensors. Takes `state_MD` out of `tensors`. Raises: KeyError."""
+        """The whole chunk of named tensors. Takes `state_MD` out of `tensors`. Raises: KeyError."""
         state = tensors.pop("state_MD")
-        return cls(first_edge, LinkInputs.restored(tensors), state)
+        inputs = LinkInputs.restored(tensors)
+        return cls(first_edge, inputs, state, inputs.num_events)
 
     def widened(self, made_on: Schema, schema: Schema) -> "ReplayChunk | None":
         """The chunk under a schema; the same object where it was recorded under it.
@@ -69,21 +90,42 @@ class ReplayChunk:
         return replace(self, inputs=widened_inputs(self.inputs, made_on, schema))
 
 
+def whole_chunk(chunk: ReplayChunk, ranks: Ranks) -> ReplayChunk | None:
+    """The whole chunk, on the first rank; None on the others. chunk: this rank's share."""
+    if ranks.size == 1:
+        return chunk
+    parts = ranks.tensors_to_first(chunk.tensors())
+    if parts is None:
+        return None
+    shares = [ReplayChunk.restored(chunk.first_edge, part) for part in parts]
+    return replace(ReplayChunk.joined(shares), num_events=chunk.num_events)
+
+
 class ReplayStore:
     """A bounded store of past chunks, each in a file of its own. Owner: the trainer.
 
-    What it holds after n offers depends on the seed and the offers alone.
+    What it holds after n offers depends on the seed and the offers alone. Several ranks make the
+    same offers and hold their shares of the same chunks; the first one alone writes files, of whole
+    chunks.
 
     strategy: "uniform" holds a uniform sample of all chunks (reservoir sampling, Vitter 1985,
     algorithm R), "recent" the newest, "none" nothing.
     """
 
     def __init__(
-        self, folder: Path | None, capacity_chunks: int, seed: int, strategy: Strategy = "uniform"
+        self,
+        folder: Path | None,
+        capacity_chunks: int,
+        seed: int,
+        strategy: Strategy = "uniform",
+        ranks: Ranks = ALONE,
+        windows: bool = False,
     ) -> None:
         """folder: where the files are; None keeps chunks in memory only. capacity_chunks: most
-        chunks that it holds."""
+        chunks that it holds. windows: whether hops are windows of time."""
         self._folder = folder
+        self._ranks = ranks
+        self._windows = windows
         self.capacity = capacity_chunks
         self._seed = seed
         self._strategy = strategy
@@ -93,7 +135,9 @@ class ReplayStore:
             folder.mkdir(parents=True, exist_ok=True)
 
     @classmethod
-    def of(cls, settings: Settings, folder: Path | None = None) -> "ReplayStore":
+    def of(
+        cls, settings: Settings, folder: Path | None = None, ranks: Ranks = ALONE
+    ) -> "ReplayStore":
         """A store of `training.replay_capacity_events`, in chunks of `model.memory_chunk`."""
         training = settings.training
         return cls(
@@ -101,6 +145,8 @@ class ReplayStore:
             max(1, training.replay_capacity_events // settings.model.memory_chunk),
             training.seed,
             training.replay,
+            ranks,
+            architecture_of(settings.model).plan(settings.model).window_us > 0,
         )
 
     def offer(self, chunk: ReplayChunk) -> None:
@@ -131,10 +177,10 @@ class ReplayStore:
         left = num_events
         for i in rng.permutation(len(self._chunks)).tolist():
             # Of a chunk with more events than are left, take all or nothing, by chance.
-            if left <= rng.random() * self._chunks[i].inputs.num_events:
+            if left <= rng.random() * self._chunks[i].num_events:
                 break
             drawn.append(self._chunks[i])
-            left -= self._chunks[i].inputs.num_events
+            left -= self._chunks[i].num_events
         return drawn
 
     def named(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
@@ -144,12 +190,15 @@ class ReplayStore:
 
     def hide_deleted(self, deletions: Deletions) -> None:
         """Remove what deletes hide from all chunks and their files."""
-        for slot, chunk in enumerate(self._chunks):
-            remaining = chunk.without_deleted(deletions)
-            if remaining is not chunk:
-                self._chunks[slot] = remaining
-                if self._folder is not None:
-                    self._store(remaining)
+        remaining = [chunk.without_deleted(deletions) for chunk in self._chunks]
+        pairs = zip(remaining, self._chunks, strict=True)
+        # Where a delete hides something of one rank's share, the whole chunk is written again.
+        changed = self._ranks.total([float(now is not before) for now, before in pairs])
+        self._chunks = remaining
+        if self._folder is not None:
+            for chunk, count in zip(remaining, changed, strict=True):
+                if count:
+                    self._store(chunk)
 
     @property
     def chunks(self) -> list[ReplayChunk]:
@@ -159,7 +208,7 @@ class ReplayStore:
     @property
     def num_events(self) -> int:
         """Number of events in the chunks that it holds."""
-        return sum(c.inputs.num_events for c in self._chunks)
+        return sum(c.num_events for c in self._chunks)
 
     def index(self) -> dict[str, list[int] | int]:
         """The index that a checkpoint stores; the chunks themselves are files already."""
@@ -188,10 +237,10 @@ class ReplayStore:
                 if chunk is None:
                     num_left_out += 1
                     continue
-                if chunk is not read:
+                if chunk is not read and self._ranks.is_first:
                     # The next checkpoint says that all are of the schema now.
-                    self._store(chunk)
-                self._chunks.append(chunk)
+                    self._write(chunk)
+                self._chunks.append(chunk.share(self._ranks, self._windows))
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",
@@ -210,7 +259,7 @@ class ReplayStore:
 
     def sweep(self) -> None:
         """Remove files of chunks no longer held. Call it once no checkpoint names them."""
-        if self._folder is not None:
+        if self._folder is not None and self._ranks.is_first:
             held = {self._file(c.first_edge).name for c in self._chunks}
             for path in self._folder.glob("*.safetensors"):
                 if path.name not in held:
@@ -228,6 +277,12 @@ class ReplayStore:
         ]
 
     def _store(self, chunk: ReplayChunk) -> None:
+        """Write a chunk. chunk: this rank's share; all ranks store it at the same time."""
+        whole = whole_chunk(chunk, self._ranks)
+        if whole is not None:
+            self._write(whole)
+
+    def _write(self, chunk: ReplayChunk) -> None:
         write_durably(
             self._file(chunk.first_edge), pack({n: t.numpy() for n, t in chunk.tensors().items()})
         )

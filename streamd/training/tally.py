@@ -8,6 +8,7 @@ import numpy as np
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
+from streamd.ranks import Ranks
 from streamd.schema import Schema
 from streamd.training.recorder import Chunk
 from streamd.training.scores import (
@@ -19,6 +20,8 @@ from streamd.training.scores import (
     scores_of_sets,
 )
 from streamd.windows.history import SetScores
+
+NO_EVENTS = np.zeros(0, np.int64)
 
 
 class ScoredWindow(NamedTuple):
@@ -80,6 +83,28 @@ class Tally:
     def live_EC(self) -> Float32:
         """Scores by the version that serves, float32[E, 101]."""
         return np.concatenate(self._scores["live"])
+
+    @property
+    def shadow_EC(self) -> Float32 | None:
+        """Scores by the shadow, float32[E, 101]; None where there is none to compare."""
+        return np.concatenate(self._scores["shadow"]) if "shadow" in self._scores else None
+
+    def gathered(self, ranks: Ranks) -> "Tally":
+        """The scores of all ranks' events, by event id; each rank has its shares of the chunks."""
+        if ranks.size == 1:
+            return self
+        whole = Tally(self._schema)
+        event_E = ranks.gather(np.concatenate([NO_EVENTS, *self._events]))
+        order = np.argsort(event_E)
+        whole._events = [event_E[order]]
+        whole._known = [ranks.gather(np.concatenate([NO_EVENTS > 0, *self._known]))[order]]
+        whole._set_of = [ranks.gather(np.concatenate(self._set_of))[order]]
+        # Every rank has the same models, as all score the same chunks.
+        whole._scores = {
+            name: [ranks.gather(np.concatenate(parts))[order]]
+            for name, parts in self._scores.items()
+        }
+        return whole
 
     def measured(
         self, incumbent_EC: Float32 | None, labels: Sequence[LabelScores], label_task: str

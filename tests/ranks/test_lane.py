@@ -73,6 +73,18 @@ def test_rows_come_from_their_owners_and_gradients_go_back(size):
     torch.testing.assert_close(sum(grad for *_, grad in got), expected)
 
 
+def test_gradients_go_back_also_through_ranks_whose_own_rows_need_none():
+    def work(ranks):
+        own = torch.ones(50, 2, requires_grad=ranks.rank == 1)
+        rows = Route(ranks.learning, np.arange(50)).rows(lambda node: own[torch.from_numpy(node)])
+        rows.sum().backward()
+        return own.grad
+
+    gradients = run(3, work)
+    assert gradients[0] is None and gradients[2] is None
+    assert sorted(set(gradients[1].unique().tolist())) == [0, 3], "its nodes were used by three"
+
+
 def test_a_rank_that_fails_ends_the_others():
     def work(ranks):
         if ranks.rank == 1:

@@ -51,14 +51,14 @@ def test_the_reservoir_is_bounded_uniform_and_comes_back_from_disk(tmp_path):
     for seed in range(300):
         store = ReplayStore(None, 5, seed)
         for edge in range(40):
-            store.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
+            store.offer(dataclasses.replace(chunk, first_edge=edge))
         for kept in store.chunks:
             hits[kept.first_edge] += 1
         assert len(store.chunks) == 5
     assert abs(hits / 300 - 5 / 40).max() < 0.07
     disk = ReplayStore(tmp_path / "replay", 3, 0)
     for edge in range(20):
-        disk.offer(ReplayChunk(edge, chunk.inputs, chunk.state_MD))
+        disk.offer(dataclasses.replace(chunk, first_edge=edge))
     disk.sweep()
     other = ReplayStore(tmp_path / "replay", 3, 0)
     other.restore(disk.index(), log.state.schema, log.state.schema)

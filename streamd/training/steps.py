@@ -1,0 +1,105 @@
+"""Training steps: what of a chunk and of the past is learned at once, and its move to the model's
+device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from streamd.models import EdgeRows, LinkInputs
+from streamd.models.inputs import joined, joined_inputs
+from streamd.models.labels import LabelInputs
+from streamd.ranks import Ranks
+from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.replay import ReplayChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a training step needs, on the model's device. Of several ranks each has its share.
+
+    edges: rows of the chunk, over which memory moves. inputs: events to learn, of the past before
+    the chunk's own; None where there are none. past_states: memory of the past's nodes, float32[M,
+    D]. own_node_M: the chunk's nodes, None where none of its events is learned. labels: the
+    chunk's. label_share: of the labels of all ranks, what this rank has. events: sum of the events'
+    weights over all ranks.
+    """
+
+    edges: EdgeRows
+    inputs: LinkInputs | None
+    past_states: list[Tensor]
+    own_node_M: Tensor | None
+    labels: LabelInputs | None
+    label_share: float
+    events: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLabels:
+    """Labels of a chunk as they were recorded. num_labels: of all ranks."""
+
+    inputs: LabelInputs
+    num_labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step as it was recorded, before it is on the device.
+
+    weight_E: float32[E], of the chunk's events. past: joined inputs and the states of their nodes,
+    one pair or none. own_events, past_events: sums of weights over all ranks.
+    """
+
+    edges: EdgeRows
+    seen: ReplayChunk | None
+    weight_E: Tensor
+    past: list[tuple[LinkInputs, Tensor]]
+    labels: RecordedLabels | None
+    own_events: float
+    past_events: float
+
+
+def planned_steps(
+    ranks: Ranks,
+    edges: Sequence[EdgeRows],
+    seen: Sequence[ReplayChunk | None],
+    weights: Sequence[Tensor],
+    past: Sequence[ReplayChunk],
+    labels: Sequence[RecordedLabels | None],
+) -> list[PlannedStep]:
+    """The steps of a window, one a chunk. past: chunks that join the steps in turn."""
+    parts = [past[step :: len(edges)] for step in range(len(edges))]
+    joins = [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
+
+    # What all ranks learn in each step: losses are divided by it.
+    own = [
+        0.0 if s is None else float(s.inputs.weighted(w).weight_E.sum())
+        for s, w in zip(seen, weights, strict=True)
+    ]
+    of_past = [sum(float(inputs.weight_E.sum()) for inputs, _ in join) for join in joins]
+    totals = ranks.total([*own, *of_past])
+    pairs = zip(totals[: len(own)], totals[len(own) :], strict=True)
+    return [
+        PlannedStep(*step, *events)
+        for *step, events in zip(edges, seen, weights, joins, labels, pairs, strict=True)
+    ]
+
+
+def prepared(step: PlannedStep, transfer: DeviceTransfer) -> Step:
+    """Move what a training step needs to the device."""
+    learned = [inputs for inputs, _ in step.past]
+    own = None
+    if step.seen is not None and step.own_events:
+        own = step.seen.inputs.weighted(step.weight_E)
+        learned.append(own)
+    there = [transfer.inputs(inputs) for inputs in learned]
+    labels = step.labels
+    return Step(
+        edges=step.edges,
+        inputs=joined_inputs(there) if there else None,
+        past_states=[transfer.send(state_MD) for _, state_MD in step.past],
+        own_node_M=None if own is None else there[-1].node_M,
+        labels=None if labels is None else transfer.labels(labels.inputs),
+        label_share=0.0 if labels is None else len(labels.inputs.set_L) / labels.num_labels,
+        events=step.past_events + step.own_events,
+    )
