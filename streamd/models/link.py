@@ -130,7 +130,11 @@ class LinkModel(nn.Module):
         the first. ranks: each of which recorded a share of the inputs."""
         self.fact_stats.update(inputs.facts_ECF, ranks)
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
-        self.node_stats.update(inputs.node_MD, ranks)
+        node_MD = inputs.node_MD
+        if ranks.size > 1 and node_MD.shape[1]:
+            # A node counts once, whatever ranks it is around.
+            node_MD = node_MD[ranks.not_before(inputs.node_M)]
+        self.node_stats.update(node_MD, ranks)
 
         # A later gap would change the meaning of all times that the weights know.
         if self.gap_us == 0 and len(edges.time_E) > 1:

@@ -293,7 +293,7 @@ class Memory:
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
         `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 or not self.dim:
             return self._own_states(node_M, updated_PD)
         route = Route(self.ranks.learning, node_M.cpu().numpy())
         return route.rows(lambda n: self._own_states(to_device(n, self.device), updated_PD))

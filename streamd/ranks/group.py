@@ -127,6 +127,11 @@ class Ranks:
         """The rows of every rank, in rank order. rows: [N, ...]."""
         return gather(self.learning, rows)
 
+    def not_before(self, ids: Tensor) -> Tensor:
+        """Which ids, int64[N], each once, no rank before this one has: bool[N]."""
+        of_ranks = gather(self.learning, ids)
+        return ~torch.isin(ids, torch.cat([ids[:0], *of_ranks[: self.rank]]))
+
     def tensors_to_first(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]] | None:
         """The tensors of every rank, in rank order, on rank 0; None on the others."""
         packed = np.frombuffer(pack({n: t.numpy() for n, t in tensors.items()}), np.uint8)

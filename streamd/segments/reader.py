@@ -93,10 +93,11 @@ class LogReader:
         """Wall time of the newest commit in seconds, even where `refresh` has not taken it in."""
         return self._tail.published_at()
 
-    def refresh(self) -> bool:
-        """Take in what was committed since the last call. Returns: whether anything was."""
+    def refresh(self, until: int | None = None) -> bool:
+        """Take in what was committed since the last call; with `until`, up to that commit, or
+        further where files of it are gone. Returns: whether anything was."""
         before = self.state
-        if not self._tail.refresh():
+        if not self._tail.refresh(until):
             return False
         try:
             self._take_in()

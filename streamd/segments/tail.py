@@ -53,10 +53,12 @@ class JournalTail:
             return None
         return cls(data_dir, published)
 
-    def refresh(self) -> bool:
-        """Read what was committed since the last call. Returns: whether anything was. Raises:
-        JournalError."""
+    def refresh(self, until: int | None = None) -> bool:
+        """Read what was committed since the last call, no commit after `until` where one is given.
+        Returns: whether anything was. Raises: JournalError."""
         published = self._published()
+        if until is not None:
+            published = min(published, until)
         before = self.state
         while self.state.seq < published and not self.superseded:
             self._read_on(published)

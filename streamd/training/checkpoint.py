@@ -31,7 +31,7 @@ from streamd.segments.journal import LogState
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
-from streamd.training.replay import ReplayChunk
+from streamd.training.replay import ReplayChunk, whole_chunk
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
 """Name of a checkpoint's folder: event id, and number among those at one event. Padded with zeros,
@@ -92,7 +92,8 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint `folder/<edge>.<number>` durably, then drop older ones.
 
-    memory: files of the learner's memory, which the checkpoint links to.
+    memory: files of the learner's memory, which the checkpoint links to. All ranks call it; the
+    first one writes.
 
     The number, from 0, counts the checkpoints that were written at one event id.
     """
@@ -101,7 +102,11 @@ def save_checkpoint(
     for number, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
     for i, chunk in enumerate(learner.tail):
-        tensors |= {f"tail.{i}.{k}": v for k, v in chunk.tensors().items()}
+        whole = whole_chunk(chunk, learner.ranks)
+        if whole is not None:
+            tensors |= {f"tail.{i}.{k}": v for k, v in whole.tensors().items()}
+    if not learner.ranks.is_first:
+        return
 
     # A name of its own, also where a checkpoint at this event was written before.
     remove_scratch(folder)
@@ -228,13 +233,13 @@ def load_checkpoint(
     if files:
         widths = learner.memory.dim, made_on.edge_feature_dim
         try:
-            learner.memory = read_memory(files, *at, widths, model.device)
+            learner.memory = read_memory(files, *at, widths, model.device, learner.ranks)
         except VersionError as error:
             raise CorruptionError(
                 f"The trainer's checkpoint {path} is damaged: {error}", "none is needed."
             ) from None
     else:
-        learner.memory = Memory.restored(parts["memory"], *at, model.device)
+        learner.memory = Memory.restored(parts["memory"], *at, model.device, ranks=learner.ranks)
     if made_on != schema:
         learner.widen(model, optimizer, made_on)
         files = []
@@ -247,7 +252,7 @@ def load_checkpoint(
         }
         chunk = ReplayChunk.restored(edge, fields).widened(made_on, schema)
         if chunk is not None:
-            learner.tail.append(chunk)
+            learner.tail.append(learner.replay.share_of(chunk))
     learner.num_learned = cursor.num_learned
     learner.replay.restore(cursor.replay, made_on, schema)
     learner.begin()

@@ -81,6 +81,7 @@ class Contest:
         self._log = reader
         self._versions = versions
         self._learner = learner
+        self._ranks = learner.ranks
         self._recorder = recorder
         self._rebuilding = rebuilding
 
@@ -103,20 +104,21 @@ class Contest:
 
     # While windows are learned
 
-    def score(self, chunk: Chunk, logits_EC: Float32) -> Float32 | None:
-        """Move the shadow over a chunk and compare the learner's version with it.
+    def score(self, chunk: Chunk) -> Float32 | None:
+        """Move the shadow over a chunk.
 
-        logits_EC: that version's logits, float32[E, 101].
-        Returns: the shadow's logits, float32[E, 101]; None where there is no shadow, the shadow is
-        that version itself, or no event of the chunk is scored.
+        Returns: its logits, float32[E, 101]; None where there is no shadow, the shadow is the
+        learner's version itself, or no event of the chunk is scored.
         """
         if self.shadow is None:
             return None
         shadow_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)
-        if shadow_EC is None or not self.shadow_is_older:
-            return None
-        self.compared = self.compared.added(1 / ranks(logits_EC), 1 / ranks(shadow_EC))
-        return shadow_EC
+        return shadow_EC if self.shadow_is_older else None
+
+    def compare(self, live_EC: Float32, shadow_EC: Float32) -> None:
+        """Compare the learner's version with the shadow over a window. Args: logits of both,
+        float32[E, 101]."""
+        self.compared = self.compared.added(1 / ranks(live_EC), 1 / ranks(shadow_EC))
 
     def score_window(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
@@ -187,7 +189,7 @@ class Contest:
         learning goes on as before.
         """
         # Whether there is anything to follow.
-        champion = self._versions.moved_by_hand()
+        champion = self._ranks.tell(self._versions.moved_by_hand())
         if champion is None or champion == self.incumbent_name:
             return None
         if champion == self.version:
@@ -243,13 +245,14 @@ class Contest:
                 meaning="the champion takes its place unproven",
             )
             return self.renew_shadow("the version proven before it cannot be read")
-        return Proof(name, "proven before a restart") if self._versions.shadow() != name else None
+        journal = self._ranks.tell(self._versions.shadow())
+        return Proof(name, "proven before a restart") if journal != name else None
 
     def restore_incumbent(self) -> None:
         """Go on comparing with the champion where it has other settings."""
         # The comparison of the checkpoint goes on: beginning an incumbent would empty it.
         compared = self.compared
-        champion = self._versions.champion()
+        champion = self._ranks.tell(self._versions.champion())
         try:
             if champion is not None and self._begin_incumbent(champion):
                 self.compared = compared
@@ -281,7 +284,9 @@ class Contest:
             version=champion,
             reason="it has other model or window settings",
         )
-        self.incumbent = Incumbent(self._settings, self._log, version, self._rebuilding(edge))
+        self.incumbent = Incumbent(
+            self._settings, self._log, version, self._rebuilding(edge), self._ranks
+        )
         self.shadow = None
         self.compared = Comparison()
         return True
@@ -301,7 +306,9 @@ class Contest:
                 "promote one of these settings.",
             )
         like = MemoryReader(self._learner.memory)
-        model, memory = restored(version, self._log.state.schema, self._learner.model.device, like)
+        model, memory = restored(
+            version, self._log.state.schema, self._learner.model.device, like, self._ranks
+        )
         while memory.edge < edge:
             window = next_window(
                 self._log, memory.edge, self._settings.windows.width_seconds * 1_000_000

@@ -10,6 +10,7 @@ import numpy as np
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device
 from streamd.models import restored
+from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of
 from streamd.segments.reader import LogReader
@@ -34,8 +35,10 @@ class Incumbent:
         log: LogReader,
         version: Version,
         on_slice: Callable[[int], None],
+        ranks: Ranks = ALONE,
     ) -> None:
-        """on_slice: called with the event id reached while graph and facts are made.
+        """on_slice: called with the event id reached while graph and facts are made. ranks: that
+        share its graph, memory and events.
 
         Raises: VersionError where the version's model cannot be built.
         """
@@ -54,14 +57,15 @@ class Incumbent:
         transfer = DeviceTransfer(
             choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
         )
-        model, memory = restored(version, log.state.schema, transfer.device)
+        model, memory = restored(version, log.state.schema, transfer.device, ranks=ranks)
         self.name = manifest.name
         self._log = log
         self._width_us = manifest.window_seconds * 1_000_000
         self._shadow = Shadow(manifest.name, model, memory, transfer)
 
         # Graph and facts of its settings, up to where its memory is.
-        self._recorder = Recorder(own, log)
+        self._ranks = ranks
+        self._recorder = Recorder(own, log, ranks)
         facts = folder_of(settings.data_dir, NAME) / FACTS
         self._recorder.live.restore_facts(facts, manifest.edge)
         self._recorder.rebuild(manifest.edge, on_slice=on_slice)
@@ -79,8 +83,8 @@ class Incumbent:
         that both have scored since the last call.
         """
         # Score the incumbent's own windows that begin before the other's ends.
-        events = [self._ours[0]]
-        logits = [self._ours[1]]
+        events = [np.zeros(0, np.int64)]
+        logits = [np.zeros((0, 101), np.float32)]
         while (
             own := next_window(self._log, self._recorder.edge, self._width_us)
         ) and own.start_us < window.end_us:
@@ -92,7 +96,12 @@ class Incumbent:
                     logits.append(own_EC)
 
         # Pair by event id: the widths of windows differ, so either may be ahead.
-        ours = np.concatenate(events), np.concatenate(logits)
+        new_E, new_EC = (self._ranks.gather(np.concatenate(own)) for own in (events, logits))
+        order = np.argsort(new_E, kind="stable")
+        ours = (
+            np.concatenate([self._ours[0], new_E[order]]),
+            np.concatenate([self._ours[1], new_EC[order]]),
+        )
         theirs = (
             np.concatenate([self._theirs[0], event_E]),
             np.concatenate([self._theirs[1], logits_EC]),

@@ -390,17 +390,20 @@ class Learner:
                 labels = step.labels
                 if labels is not None and self.model.label_head is not None:
                     state_MD = memory.gather(labels.around.node_M, updated_PD)
-                    predicted = self.model.labels(labels, state_MD)
-                    heads = self.model.label_head
-                    loss = predicted.sum() * 0.0
+                    # A rank without any goes along: gradients of others may be of its nodes.
+                    loss = state_MD.sum() * 0.0
                     if len(labels.set_L):
+                        predicted = self.model.labels(labels, state_MD)
+                        heads = self.model.label_head
                         loss = heads.losses(predicted, labels.target_LT, labels.set_L)
                     losses.append(loss * step.label_share)
 
                 # One step of the optimizer, before memory moves on.
                 if losses:
                     self.optimizer.zero_grad()
-                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    together = torch.stack(losses).sum()
+                    if together.requires_grad:
+                        together.backward()  # type: ignore[no-untyped-call]
                     self.ranks.add_gradients(parameters)
                     self.optimizer.step()
             self._steps = (self._steps[0] + 1, self._steps[1])

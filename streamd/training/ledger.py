@@ -13,9 +13,11 @@ from streamd.errors import VersionError
 from streamd.graph.live import LiveGraph
 from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
+from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.manifest import fixed_settings
+from streamd.roles import FACTS, folder_of
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -30,7 +32,7 @@ from streamd.training.checkpoint import (
 )
 from streamd.training.contest import Contest, Proof
 from streamd.training.learner import Learner
-from streamd.training.retention_hold import RetentionHold
+from streamd.training.retention_hold import NAME, RetentionHold
 from streamd.windows import Window
 from streamd.windows.drift import Drift
 from streamd.windows.history import (
@@ -83,32 +85,44 @@ class Ledger:
 
     Nothing else in `training` makes any of them durable. The replay store writes its own files; the
     ledger says when files of chunks no longer held may go. Owner: the trainer's thread.
+
+    Among several ranks the first alone writes, but for the rows of memory, and what it reads that
+    may change meanwhile it tells the others: all call the same methods at the same time.
     """
 
     def __init__(
-        self, settings: Settings, reader: LogReader, versions: Registry, live: LiveGraph
+        self,
+        settings: Settings,
+        reader: LogReader,
+        versions: Registry,
+        live: LiveGraph,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._settings = settings
         self._log = reader
         self._versions = versions
+        self._live = live
+        self._ranks = ranks
         self._folder = settings.data_dir / FOLDER
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._hold = RetentionHold(settings, versions, live)
+        self._hold = RetentionHold(settings, versions, live) if ranks.is_first else None
         # Two homes, so that a checkpoint and the versions have no file in common: where one is
         # damaged, learning goes on from the other.
-        self._memory = MemoryFiles(self._folder / MEMORY / "checkpoints")
-        self._version_memory = MemoryFiles(self._folder / MEMORY / "versions")
+        self._memory = MemoryFiles(self._folder / MEMORY / "checkpoints", ranks=ranks)
+        self._version_memory = MemoryFiles(self._folder / MEMORY / "versions", ranks=ranks)
         self._version_memory.sweep()
         self._history_bytes = 0
         self._drift = Drift()
-        versions.sweep()
+        if ranks.is_first:
+            versions.sweep()
 
     # Before the work of a step
 
     def begun(self) -> attempts.Attempt:
         """Read the attempt that was begun last, perhaps before a restart."""
-        return attempts.last_attempt(self._folder)
+        last = attempts.last_attempt(self._folder)
+        return attempts.Attempt(*self._ranks.tell(astuple(last)))
 
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
         """Write down that windows are about to be learned, so that a restart takes the same.
@@ -116,7 +130,10 @@ class Ledger:
         Returns: the step in full; "pass over" where the windows failed MAX_FAILURES times.
         """
         step = self._step("learn", windows, version, learner)
-        failures = attempts.begin_attempt(self._folder, step.range)
+        failures = 0
+        if self._ranks.is_first:
+            failures = attempts.begin_attempt(self._folder, step.range)
+        failures = self._ranks.tell(failures)
         return replace(step, do="pass over") if failures >= attempts.MAX_FAILURES else step
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
@@ -124,12 +141,14 @@ class Ledger:
 
         short: as in `planned_range`. Returns: None where the log is learned window by window.
         """
-        planned = bootstrap.planned_range(self._settings, self._log, self._folder, short)
-        if planned is None:
+        planned = None
+        if self._ranks.is_first:
+            planned = bootstrap.planned_range(self._settings, self._log, self._folder, short)
+        told = self._ranks.tell(planned and astuple(planned))
+        if told is None:
             return None
-        return self._step(
-            "bootstrap", [planned.window()], version, learner, self._settings.bootstrap.epochs
-        )
+        window = bootstrap.Range(*told).window()
+        return self._step("bootstrap", [window], version, learner, self._settings.bootstrap.epochs)
 
     def counting_failures(self) -> AbstractContextManager[None]:
         """Count an error of the work inside against the step that was begun."""
@@ -158,7 +177,15 @@ class Ledger:
     def publish(self, candidate: Candidate, incumbent: str | None) -> PublishResult:
         """Publish a version. incumbent: name of the champion of other settings, which goes on
         serving; None where there is none."""
-        return self._versions.publish(candidate, incumbent)
+        if self._ranks.size == 1:
+            return self._versions.publish(candidate, incumbent)
+        # Every rank writes its rows; then the first names them all in the manifest.
+        files = candidate.memory()
+        result = None
+        if self._ranks.is_first:
+            whole = replace(candidate, memory=lambda: files)
+            result = self._versions.publish(whole, incumbent)
+        return PublishResult(*self._ranks.tell(result and astuple(result)))
 
     def store_memory(self, memory: Memory) -> tuple[StoredFile, ...]:
         """Write what of a version's memory changed since the last call, or all of it the first time
@@ -167,18 +194,21 @@ class Ledger:
 
     def prove(self, proof: Proof | None) -> None:
         """Write to the registry's journal which version is the shadow; None changes nothing."""
-        if proof is not None:
+        if proof is not None and self._ranks.is_first:
             self._versions.prove(proof.version, proof.why)
 
     def rollback(self, why: str) -> None:
         """Make the shadow the champion again. why: for the journal."""
-        self._versions.rollback("trainer", why)
+        if self._ranks.is_first:
+            self._versions.rollback("trainer", why)
 
     # What was done, and where to go on
 
     def record(self, record: WindowRecord) -> WindowRecord:
         """Append a window to the history, with its surprise. A restart keeps it only if a
         checkpoint follows it. Returns: what was appended."""
+        if not self._ranks.is_first:
+            return record
         record = replace(record, surprise=self._drift.surprise(record))
         self._history_bytes = append_record(self._settings.data_dir, record)
         return record
@@ -223,22 +253,26 @@ class Ledger:
     def keep(self, edge: int, window_edge: int) -> None:
         """Store facts if due, drop the versions that a compaction request makes stale, and write
         the hold, which says what of the log a restart needs."""
-        self._hold.keep(edge, window_edge)
+        if self._hold is not None:
+            self._hold.keep(edge, window_edge)
 
     def compaction_request(self) -> int | None:
         """Id of the event before which compaction was asked for, None where it was not."""
-        return self._hold.compaction_request()
+        asked: int | None = self._ranks.tell(self._hold and self._hold.compaction_request())
+        return asked
 
     def should_keep(self) -> bool:
         """Whether compaction waits and `keep` was last called KEEP_SECONDS ago or earlier."""
-        return (
+        is_due = self._hold is not None and (
             time.monotonic() - self._hold.kept_at >= KEEP_SECONDS
-            and self.compaction_request() is not None
+            and self._hold.compaction_request() is not None
         )
+        return bool(self._ranks.tell(is_due))
 
     def oldest_window(self) -> int:
         """First event id of the oldest window that the champion or the shadow was learned from."""
-        return min(first for first, _ in self._versions.named_windows())
+        oldest: int = self._ranks.tell(min(first for first, _ in self._versions.named_windows()))
+        return oldest
 
     # After a stop
 
@@ -279,7 +313,7 @@ class Ledger:
 
     def begin_with_new_settings(self, cursor: Cursor) -> None:
         """Drop what was begun under a checkpoint's settings that are no longer the trainer's."""
-        for name in (bootstrap.FILE, attempts.FILE):
+        for name in (bootstrap.FILE, attempts.FILE) if self._ranks.is_first else ():
             (self._folder / name).unlink(missing_ok=True)
         self._history_bytes = cursor.history_bytes if self._settings.bootstrap.max_events else 0
 
@@ -291,6 +325,9 @@ class Ledger:
     def resume(self, edge: int) -> None:
         """Cut the history to the length that counts, and load the facts stored at or before event
         `edge`."""
+        if self._hold is None:
+            self._live.restore_facts(folder_of(self._settings.data_dir, NAME) / FACTS, edge)
+            return
         truncate_records(self._settings.data_dir, self._history_bytes)
         self._drift = Drift(HistoryReader(self._settings.data_dir).refresh())
         self._hold.resume(edge)

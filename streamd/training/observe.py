@@ -1,13 +1,18 @@
 """The record, the metrics and the log line of each finished window."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import structlog
 
 from streamd.clock import Clock
 from streamd.models.rule import NAME as RULE
 from streamd.registry.candidate import PublishResult, TrainResult
+from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.progress import RoleProgress
 from streamd.training.learner import Learner
 from streamd.training.ledger import Step
 from streamd.training.shadow import Comparison
@@ -62,6 +67,30 @@ def records_of(
     return records
 
 
+def report_trained_until(log: LogReader, edge: int, width_us: int) -> None:
+    """Set the metric to the start of the window that holds event `edge`, or the watermark if it is
+    yet to come: every window before it is finished."""
+    if log.num_edges:
+        next_us = log.watermark
+        if edge < log.num_edges:
+            next_us = int(log.time_of(np.array([edge]))[0])
+        metrics.trained_until.set(next_us // width_us * width_us / 1e6)
+
+
+def rebuilding(log: LogReader, beat: Heartbeat, until_event: int) -> Callable[[int], None]:
+    """Make the progress callback of a rebuild up to `until_event`; it is called with the event id
+    reached."""
+    first = log.first_edge
+    work = RoleProgress("rebuilding", metrics.rebuild_ratio)
+    work.at(0, until_event - first)
+
+    def on_slice(edge: int) -> None:
+        reading = work.at(edge - first, until_event - first)
+        beat.touch("rebuilding", edge=edge, **reading.fields())
+
+    return on_slice
+
+
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
     """Set the metrics of a finished window and log it.
 
@@ -104,6 +133,8 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)
     metrics.memory_bytes.set(learner.memory.rows.pool.num_bytes)
+    if not learner.ranks.is_first:
+        return
     logger.info(
         "window_learned" if record.num_scored else "window_passed",
         start=record.start_us,

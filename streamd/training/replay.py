@@ -48,15 +48,6 @@ class ReplayChunk:
         inputs, state_MD = joined([(part.inputs, part.state_MD) for part in parts])
         return cls(parts[0].first_edge, inputs, state_MD, parts[0].num_events)
 
-    def share(self, ranks: Ranks, windows: bool) -> "ReplayChunk":
-        """A rank's share of a whole chunk. windows: as of `some_events`."""
-        if ranks.size == 1:
-            return self
-        inputs, state_MD = some_events(
-            self.inputs, self.state_MD, ranks.share(self.num_events), windows
-        )
-        return replace(self, inputs=inputs, state_MD=state_MD)
-
     def without_deleted(self, deletions: Deletions) -> "ReplayChunk":
         """The chunk without what deletes hide; the same object where they hide nothing of it."""
         remaining = without_deleted(
@@ -240,7 +231,7 @@ class ReplayStore:
                 if chunk is not read and self._ranks.is_first:
                     # The next checkpoint says that all are of the schema now.
                     self._write(chunk)
-                self._chunks.append(chunk.share(self._ranks, self._windows))
+                self._chunks.append(self.share_of(chunk))
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",
@@ -256,6 +247,14 @@ class ReplayStore:
                 reason="an older release recorded them with fewer facts",
                 meaning="they are not replayed any more",
             )
+
+    def share_of(self, chunk: ReplayChunk) -> ReplayChunk:
+        """This rank's share of a whole chunk."""
+        if self._ranks.size == 1:
+            return chunk
+        events = self._ranks.share(chunk.num_events)
+        inputs, state_MD = some_events(chunk.inputs, chunk.state_MD, events, self._windows)
+        return replace(chunk, inputs=inputs, state_MD=state_MD)
 
     def sweep(self) -> None:
         """Remove files of chunks no longer held. Call it once no checkpoint names them."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
+from streamd.ranks import Ranks
 from streamd.windows.history import SetScores
 
 Measures = dict[str, float]
@@ -29,6 +30,10 @@ class LabelScores(NamedTuple):
     def joined(cls, parts: Sequence["LabelScores"]) -> "LabelScores":
         """The labels of several chunks, of which there must be one."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def gathered(self, ranks: Ranks) -> "LabelScores":
+        """The labels of all ranks."""
+        return LabelScores(*(ranks.gather(column) for column in self))
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import CorruptionError, VersionError
+from streamd.errors import CorruptionError, RanksError, VersionError
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
 from streamd.registry.manifest import learn_alike
@@ -26,10 +26,10 @@ from streamd.training.attempts import MAX_FAILURES
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
-from streamd.training.observe import records_of, report
+from streamd.training.observe import rebuilding, records_of, report, report_trained_until
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import Measures
+from streamd.training.scores import LabelScores, Measures
 from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
 from streamd.windows import Window, next_window
@@ -60,8 +60,10 @@ class Trainer:
         clock: Clock,
         beat: Heartbeat,
         on_step: Callable[[str], None] = lambda _: None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """on_step: called with the name of each step as it begins; tests stop the process there.
+        ranks: that learn together, each of which runs a trainer.
 
         Raises: VersionError where the checkpoint is not of this log or this release.
         """
@@ -72,6 +74,10 @@ class Trainer:
         self._clock = clock
         self._beat = beat
         self._on_step = on_step
+        self._ranks = ranks
+        self._rebuilding = partial(rebuilding, reader, beat)
+        if ranks.size > 1 and not self._read_on():
+            raise RanksError("The log was extended while the ranks started.", "none is needed.")
         self._width_us = settings.windows.width_seconds * 1_000_000
         self.edge = reader.first_edge
         self._window_edge = reader.first_edge
@@ -80,24 +86,23 @@ class Trainer:
         """Deletes that the learner's past was cleared of."""
 
         # What it owns.
-        replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay")
-        self.learner = Learner(settings, reader, replay)
-        self.learner.on_progress = self._on_progress
-        self.recorder = Recorder(settings, reader)
+        replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay", ranks)
+        self.learner = Learner(settings, reader, replay, ranks)
+        self.learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
+        self.recorder = Recorder(settings, reader, ranks)
         self.learner.free_device_memory = self.recorder.free_device_memory
         self.contest = Contest(
             settings, reader, versions, self.learner, self.recorder, self._rebuilding
         )
-        self._ledger = Ledger(settings, reader, versions, self.recorder.live)
+        self._ledger = Ledger(settings, reader, versions, self.recorder.live, ranks)
         self._resume()
 
-    def run(self, stop: threading.Event) -> None:
-        """Learn windows as they close, until `stop` is set or the log has another schema; what was
-        begun by then is finished."""
+    def run(self, stop: threading.Event) -> bool:
+        """Learn windows as they close, until `stop` is set on the first rank or the log has another
+        schema: then it returns True, to go on with another reader."""
         self.bootstrap()
-        while not stop.is_set() and not self.log.superseded:
-            self.log.refresh()
-            self._report_trained_until()
+        while not (stops := self._ranks.tell(stop.is_set())) and self._read_on():
+            report_trained_until(self.log, self.edge, self._width_us)
             windows = self.due()
             if not windows:
                 self._touch("waiting")
@@ -107,6 +112,18 @@ class Trainer:
                 stop.wait(POLL_SECONDS)
                 continue
             self.process(*windows)
+        return not stops
+
+    def _read_on(self) -> bool:
+        """Take in what was committed, on all ranks up to the same commit. Returns: False where the
+        log goes on with another schema."""
+        self.log.refresh()
+        while True:
+            told = self._ranks.told_by_all([self.log.state.seq, self.log.superseded])
+            seqs, superseded = zip(*told, strict=True)
+            if any(superseded) or len(set(seqs)) == 1:
+                return not any(superseded)
+            self.log.refresh(max(seqs))
 
     def due(self) -> list[Window]:
         """The windows to learn next: one, or several as one where the trainer lags.
@@ -206,10 +223,15 @@ class Trainer:
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
-            shadow_EC = self.contest.score(chunk, logits_EC)
+            shadow_EC = self.contest.score(chunk)
             if chunk.score is not None:
                 live_EC = logits_EC if step.version else rule_scores(chunk.scored_facts)
                 tally.add(chunk, live_EC, shadow_EC)
+
+        # The events of all ranks, and the shadow over them.
+        tally = tally.gathered(self._ranks)
+        if (shadow_EC := tally.shadow_EC) is not None:
+            self.contest.compare(tally.live_EC, shadow_EC)
 
         # The incumbent, whose windows have a width of their own.
         incumbent_EC = None
@@ -218,6 +240,8 @@ class Trainer:
                 tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
             )
         labels = self.learner.label_scores[num_labelled:]
+        if labels:
+            labels = [LabelScores.joined(labels).gathered(self._ranks)]
         return tally.measured(incumbent_EC, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
@@ -332,7 +356,7 @@ class Trainer:
         learning = RoleProgress("bootstrapping", step="learn")
         self.learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
         learned = self._learn(step)
-        self.learner.on_progress = self._on_progress
+        self.learner.on_progress = self._when_learning
         if learned is not None:
             self._publish(step, learned, {})
         self._window_edge = step.range.first_edge
@@ -386,7 +410,7 @@ class Trainer:
 
         # Graph and facts, rebuilt up to the same event.
         started = time.perf_counter()
-        self._report_trained_until()
+        report_trained_until(self.log, self.edge, self._width_us)
         self._ledger.resume(self.edge)
         self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
 
@@ -456,39 +480,15 @@ class Trainer:
             return False
 
         # Its weights and memory.
-        model, memory = restored(version, self.log.state.schema, self.learner.model.device)
+        model, memory = restored(
+            version, self.log.state.schema, self.learner.model.device, ranks=self._ranks
+        )
         self.learner.continue_from(model.state_dict(), memory)
         self.edge = manifest.edge
         self._window_edge = manifest.first_edge
         self.contest.restore(name, Comparison())
         self._ledger.rewind_to(self.edge)
         return True
-
-    def _report_trained_until(self) -> None:
-        """Set the metric to the start of the window that holds the next event, or the watermark if
-        none waits: every window before it is finished."""
-        if self.log.num_edges:
-            waits = self.edge < self.log.num_edges
-            next_us = self.log.watermark
-            if waits:
-                next_us = int(self.log.time_of(np.array([self.edge]))[0])
-            metrics.trained_until.set(next_us // self._width_us * self._width_us / 1e6)
-
-    def _rebuilding(self, until_event: int) -> Callable[[int], None]:
-        """Make the progress callback of a rebuild up to `until_event`; it is called with the event
-        id reached."""
-        first = self.log.first_edge
-        work = RoleProgress("rebuilding", metrics.rebuild_ratio)
-        work.at(0, until_event - first)
-
-        def on_slice(edge: int) -> None:
-            reading = work.at(edge - first, until_event - first)
-            self._beat.touch("rebuilding", edge=edge, **reading.fields())
-
-        return on_slice
-
-    def _on_progress(self, done: int, total: int) -> None:
-        self._touch("learning")
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
         self._beat.touch(

@@ -1,0 +1,130 @@
+"""Trainers on several ranks score, learn, publish and resume as one trainer does."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from streamd.registry import Registry
+from streamd.segments.reader import LogReader
+from streamd.server.loaded_version import LoadedVersion
+from streamd.windows.history import HistoryReader
+from tests.builders import SETS
+from tests.ranks.worlds import World, one_at_a_time
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch):
+    one_at_a_time(monkeypatch)
+
+
+def state_of(trainer):
+    learner = trainer.learner
+    return {
+        "weights": {n: t.clone() for n, t in learner.model.state_dict().items()}, "edge": trainer.edge,
+        "replay": [(c.first_edge, c.num_events) for c in learner.replay.chunks],
+        "tail": [(c.first_edge, c.num_events) for c in learner.tail],
+        "version": trainer.contest.version, "compared": trainer.contest.compared.num_events, "nodes": learner.memory.rows.num_places}
+
+
+def records(path):
+    return HistoryReader(path).refresh()
+
+
+def check_alike(path, other):
+    """What two directories say of their windows and versions agrees, to what learning by parts changes."""
+    ours, theirs = records(path), records(other)
+    assert [(r.start_us, r.num_scored, r.num_known, r.first_edge) for r in ours] == [
+        (r.start_us, r.num_scored, r.num_known, r.first_edge) for r in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        assert one.scores.keys() == two.scores.keys() and one.edge_sets.keys() == two.edge_sets.keys()
+        for name in ("edgebank", "popularity"):
+            if name in one.scores:
+                assert one.scores[name] == pytest.approx(two.scores[name], abs=1e-12), "facts do not depend on ranks"
+        for name, values in two.scores.items():
+            assert one.scores[name] == pytest.approx(values, abs=0.06), name
+        if two.loss is not None:
+            assert one.loss == pytest.approx(two.loss, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_ranks_together_make_the_versions_and_records_of_one_trainer(tmp_path, size):
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    one, = alone.learn(1, state_of)
+    parts = together.learn(size, state_of)
+    for part in parts:
+        assert {k: part[k] for k in ("edge", "replay", "tail", "compared")} == {
+            k: one[k] for k in ("edge", "replay", "tail", "compared")}
+        for name, tensor in parts[0]["weights"].items():
+            assert torch.equal(part["weights"][name], tensor)
+            torch.testing.assert_close(tensor, one["weights"][name], rtol=0.2, atol=0.02, msg=name)
+    assert len({p["nodes"] for p in parts}) > 1 or size == 1, "each has its own nodes"
+    check_alike(together.path, alone.path)
+    ours, theirs = Registry(together.settings), Registry(alone.settings)
+    assert ours.names() == theirs.names()
+    assert [(m.champion, m.shadow) for m in ours.journal.moves()] == [(m.champion, m.shadow) for m in theirs.journal.moves()]
+
+
+def test_the_server_loads_a_version_whose_memory_several_ranks_wrote(tmp_path):
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    alone.learn(1)
+    together.learn(3)
+    memories = []
+    for world in (alone, together):
+        registry = Registry(world.settings)
+        served = LoadedVersion.restored(registry.load(registry.champion()), SETS)
+        memories.append(served.memory)
+    one, some = (m.tensors() for m in memories)
+    assert torch.equal(some["pending_node"], one["pending_node"]) and torch.equal(some["last_us"], one["last_us"])
+    torch.testing.assert_close(some["state"], one["state"], rtol=0.1, atol=0.05)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
+    """2, then 3, then 1, then 2 ranks, with deletes between; the windows are those of one trainer throughout."""
+    changing, alone = World(tmp_path / "some"), World(tmp_path / "one")
+    for sizes, world in (((2, 3, 1, 2), changing), ((1, 1, 1, 1), alone)):
+        for size, until in zip(sizes, (250, world.num_kept_before, None, None), strict=True):
+            world.grow(until)
+            if until == world.num_kept_before:
+                world.delete()
+            world.learn(size)
+    check_alike(changing.path, alone.path)
+    assert Registry(changing.settings).names() == Registry(alone.settings).names()
+
+
+def test_the_same_ranks_give_the_same_bits(tmp_path):
+    def made(name):
+        world = World(tmp_path / name).grow()
+        world.learn(3)
+        folder, = (world.path / "train/checkpoints").iterdir()
+        return {k: v.numpy().tobytes() for k, v in load_file(folder / "state.safetensors").items()}
+
+    assert made("a") == made("b")
+
+
+def test_a_log_with_a_past_is_learned_at_once_by_all_ranks(tmp_path):
+    values = {"windows__max_events": 100, "bootstrap__max_events": 400}
+    alone, together = (World(tmp_path / name, **values).grow() for name in ("one", "some"))
+    one, = alone.learn(1, state_of)
+    parts = together.learn(2, state_of)
+    assert all(part["edge"] == one["edge"] and part["replay"] == one["replay"] for part in parts)
+    check_alike(together.path, alone.path)
+
+
+@pytest.mark.parametrize("name", ["dysat", "gat", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tgat", "sage", "gcn", "pair"))])
+def test_every_model_is_learned_by_several_ranks(tmp_path, name):
+    alone, together = (World(tmp_path / n, model__name=name).grow() for n in ("one", "some"))
+    alone.learn(1)
+    together.learn(3)
+    check_alike(together.path, alone.path)
+
+
+def test_what_was_deleted_is_forgotten_on_every_rank(tmp_path):
+    world = World(tmp_path / "some").grow()
+    log = LogReader.open(world.path)
+    assert len(log.deletions.nodes) == 0
+    world.learn(2)
+    world.delete()
+    again = world.learn(2, lambda trainer: [
+        bool((c.inputs.node_M == 3).any() and c.state_MD[c.inputs.node_M == 3].any()) for c in trainer.learner.replay.chunks])
+    assert not any(np.concatenate(again))
