@@ -22,6 +22,7 @@ from streamd.graph.ownership import owner_of
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.ranks import ALONE, Ranks
+from streamd.ranks.lane import gather
 from streamd.ranks.rows import Route
 from streamd.segments.reader import LogReader
 
@@ -181,16 +182,16 @@ class Memory:
         """The pending messages of all ranks by name, for storing; `edge` and `now_us` are stored
         with them."""
         own = self.own_pending()
-        if self.ranks.size == 1:
+        if self.ranks.num_shards == 1:
             return own
-        whole = {n: torch.cat(self.ranks.gather_tensor(t.cpu())) for n, t in own.items()}
+        whole = {n: torch.cat(gather(self.ranks.rows, t.cpu())) for n, t in own.items()}
         order = whole[PENDING[0]].argsort()
         return {name: tensor[order] for name, tensor in whole.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All of memory by name, with a row for each node: a copy of it, for tests and tools. Only
         a rank that is alone has all of it."""
-        assert self.ranks.size == 1
+        assert self.ranks.num_shards == 1
         node = torch.arange(self.rows.num_places, device=self.device)
         return {
             "state": self.rows.state(node),
@@ -293,9 +294,9 @@ class Memory:
     def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
         """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
         `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
-        if self.ranks.size == 1 or not self.dim:
+        if self.ranks.num_shards == 1 or not self.dim:
             return self._own_states(node_M, updated_PD)
-        route = Route(self.ranks.learning, node_M.cpu().numpy())
+        route = Route(self.ranks.rows, node_M.cpu().numpy())
         return route.rows(lambda n: self._own_states(to_device(n, self.device), updated_PD))
 
     def _own_states(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
@@ -335,7 +336,7 @@ class Memory:
         # Each node's last event becomes a message, with the other end's state as of now.
         last = chunk.last_events(self.device)
         features_PD = to_device(chunk.features_ED[last.event_P], self.device)
-        if self.ranks.size == 1:
+        if self.ranks.num_shards == 1:
             other_PD = self.rows.state(last.other)
             self._set_pending(last.node_P, other_PD, features_PD, last.us, last.node)
         else:
@@ -347,10 +348,10 @@ class Memory:
         """Make the messages to the nodes that this rank owns. features_PD: of all last events."""
         assert self.ranks.owned is not None
         # Every rank knows the chunk, so all know who asks for what (a static schedule).
-        owner_P = owner_of(last.node_P, self.ranks.size)
-        route = Route.known(self.ranks.learning, owner_P, last.other.cpu().numpy())
+        owner_P = owner_of(last.node_P, self.ranks.num_shards)
+        route = Route.known(self.ranks.rows, owner_P, last.other.cpu().numpy())
         other_PD = route.answer(self.rows.state(to_device(route.asked, self.device)))
-        own = np.flatnonzero(owner_P == self.ranks.rank)
+        own = np.flatnonzero(owner_P == self.ranks.rows.rank)
         index = to_device(own, self.device)
         self._set_pending(last.node_P[own], other_PD, features_PD[index], last.us[index])
 

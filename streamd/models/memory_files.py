@@ -36,8 +36,9 @@ REMOVE = "remove its folder, or restore it from a backup."
 class MemoryFiles:
     """Writes the files of one memory that moves on, in a folder of their own. Owner: one thread.
 
-    Of several ranks each writes the rows of its own nodes, the first one also the messages. All
-    ranks call `store` at the same time; the first alone sweeps, before they store again.
+    Of several ranks each of the first replica writes the rows of its own nodes, the first rank also
+    the messages. All ranks call `store` at the same time; the first alone sweeps, before they store
+    again.
     """
 
     def __init__(self, folder: Path, disk: Disk = DISK, ranks: Ranks = ALONE) -> None:
@@ -97,8 +98,21 @@ class MemoryFiles:
         if self._ranks.all(same):
             return (*self._pending, *self._all_rows)
 
-        # The rows that changed, or now and then all.
+        # The rows, which replicas have alike; the messages are as new as the newest rows.
         names = self._new_names()
+        if self._ranks.replica == 0:
+            self._store_rows(memory, node_K, names)
+        pending = {name: tensor.cpu().numpy() for name, tensor in memory.pending().items()}
+        if self._ranks.is_first:
+            columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
+            self._pending = (self._written(next(names), columns, memory),)
+        self._all_rows = self._of_all_ranks()
+        self._stored = memory.copy()
+        return (*self._pending, *self._all_rows)
+
+    def _store_rows(self, memory: Memory, node_K: Int64 | None, names: Iterator[str]) -> None:
+        """Write the rows of nodes that changed, or now and then all. node_K: None where all are
+        needed."""
         if (
             node_K is None
             or len(self._rows) >= MAX_FILES
@@ -109,19 +123,10 @@ class MemoryFiles:
             self._rows = (self._written(next(names), _rows(memory, node_K), memory),)
             self._num_full, self._num_changed = len(node_K), 0
             self._num_forgotten = memory.num_forgotten
-        elif node_K is not None and len(node_K):
+        elif len(node_K):
             file = self._written(next(names), _rows(memory, node_K), memory)
             self._rows = (*self._rows, file)
             self._num_changed += len(node_K)
-
-        # The messages are as new as the newest rows.
-        pending = {name: tensor.cpu().numpy() for name, tensor in memory.pending().items()}
-        if self._ranks.is_first:
-            columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
-            self._pending = (self._written(next(names), columns, memory),)
-        self._all_rows = self._of_all_ranks()
-        self._stored = memory.copy()
-        return (*self._pending, *self._all_rows)
 
     def _of_all_ranks(self) -> tuple[StoredFile, ...]:
         """The files of all ranks' rows, new ones last: so a reader need not read again what it

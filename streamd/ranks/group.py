@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from streamd.errors import SettingsError
 from streamd.graph.ownership import OwnedNodes
 from streamd.ranks.lane import (
     GroupLane,
@@ -33,28 +34,34 @@ RANK, SIZE = "RANK", "WORLD_SIZE"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among the ranks.
+    """This process's place among the ranks: a mesh of replicas, each of as many shards.
 
-    recording: lane of the thread that records chunks. learning: lane of the thread that scores,
-    learns and decides. owned: the nodes of this rank, None where it is alone and has all.
+    Events are divided among all ranks, nodes among the shards of a replica: where a machine is a
+    replica, rows of nodes never leave it, and only gradients and what is decided do.
+
+    recording: lane of the thread that records chunks, among the shards of the replica. learning:
+    lane of the thread that scores, learns and decides, among all ranks; rows: the same thread's
+    among the shards. owned: the nodes of this shard, None where it is alone and has all.
     """
 
     recording: Lane = field(default_factory=OneLane)
     learning: Lane = field(default_factory=OneLane)
+    rows: Lane = field(default_factory=OneLane)
     owned: OwnedNodes | None = None
 
     @classmethod
-    def over(cls, recording: Lane, learning: Lane) -> "Ranks":
+    def over(cls, recording: Lane, learning: Lane, rows: Lane) -> "Ranks":
         """A rank with these lanes."""
-        owned = OwnedNodes(learning.rank, learning.size) if learning.size > 1 else None
-        return cls(recording, learning, owned)
+        owned = OwnedNodes(rows.rank, rows.size) if rows.size > 1 else None
+        return cls(recording, learning, rows, owned)
 
     @classmethod
-    def join(cls, timeout_seconds: float, device: str = "cpu") -> "Ranks":
+    def join(cls, timeout_seconds: float, device: str = "cpu", shards: int = 0) -> "Ranks":
         """Join the group that the variables of torchrun name; alone where they name none.
 
         timeout_seconds: after which a rank that does not answer ends the group. device: "cpu", or
-        "cuda", where rows of the model travel by nccl. Raises: RanksError.
+        "cuda", where rows of the model travel by nccl. shards: of a replica, which are ranks that
+        follow each other; 0 makes all ranks the shards of one. Raises: RanksError, SettingsError.
         """
         size = int(os.environ.get(SIZE, "1"))
         if size == 1:
@@ -66,11 +73,23 @@ class Ranks:
         asking(lambda: distributed.init_process_group(backend, timeout=timeout))
         rank = distributed.get_rank()
 
-        def lane() -> Lane:
-            group = asking(lambda: distributed.new_group(backend=backend, timeout=timeout))
-            return GroupLane(group, rank, size)
+        shards = shards or size
+        if size % shards:
+            raise SettingsError(
+                f"training.mesh has replicas of {shards} shards, and {size} ranks were started.",
+                "start as many ranks as the mesh has.",
+            )
 
-        return cls.over(lane(), lane())
+        def lane(members: range) -> Lane:
+            """Every rank makes every group, also those that it is not in."""
+            group = asking(lambda: distributed.new_group(list(members), timeout, backend))
+            return GroupLane(group, rank - members.start, len(members))
+
+        learning = lane(range(size))
+        replicas = [range(a, a + shards) for a in range(0, size, shards)]
+        lanes = [(lane(members), lane(members)) for members in replicas]
+        recording, rows = lanes[rank // shards]
+        return cls.over(recording, learning, rows)
 
     @property
     def rank(self) -> int:
@@ -79,6 +98,16 @@ class Ranks:
     @property
     def size(self) -> int:
         return self.learning.size
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that share the nodes."""
+        return self.rows.size
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica that this rank is a shard of."""
+        return self.rank // self.num_shards
 
     @property
     def is_first(self) -> bool:

@@ -176,7 +176,7 @@ def graph_of(
     """An empty graph of a log, and, where several ranks share its nodes, the rows of their
     features."""
     direction, device = settings.model.direction, choose_device(settings.device)
-    if ranks.size == 1:
+    if ranks.num_shards == 1:
         return make_graph(settings, device, log.first_edge, direction, read_back(log)), None
     own = BlockGraph(
         log.first_edge,

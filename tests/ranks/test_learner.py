@@ -12,7 +12,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, declared, settings, sets_stream, stream, write_log, write_sets_log
+from tests.builders import HOUR, settings, stream, write_log
 from tests.ranks.threads import run
 
 ONE_AT_A_TIME = threading.Lock()
@@ -25,9 +25,6 @@ def plain_world(path, **values):
     return s
 
 
-def world_of_sets(path, **values):
-    s = settings(path, model__memory_chunk=60, training__epochs=2, **values)
-    return s
 
 
 def windows(log):

@@ -128,3 +128,24 @@ def test_what_was_deleted_is_forgotten_on_every_rank(tmp_path):
     again = world.learn(2, lambda trainer: [
         bool((c.inputs.node_M == 3).any() and c.state_MD[c.inputs.node_M == 3].any()) for c in trainer.learner.replay.chunks])
     assert not any(np.concatenate(again))
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (2, 2)])
+def test_replicas_learn_as_one_trainer_and_hold_the_same_rows(tmp_path, replicas, shards):
+    def rows(trainer):
+        memory = trainer.learner.memory
+        place = torch.arange(memory.rows.num_places)
+        node = place if memory.rows.owned is None else torch.from_numpy(memory.rows.owned.nodes(place.numpy()))
+        return memory.rows.state(node), {n: t.clone() for n, t in trainer.learner.model.state_dict().items()}
+
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    alone.learn(1)
+    parts = together.learn(replicas * shards, rows, shards)
+    for rank, (state, weights) in enumerate(parts):
+        assert torch.equal(state, parts[rank % shards][0])
+        assert all(torch.equal(t, parts[0][1][n]) for n, t in weights.items())
+    check_alike(together.path, alone.path)
+    # The files are of one replica, and one trainer goes on from them.
+    again, = together.learn(1, rows)
+    nodes = sum(len(state) for state, _ in parts[:shards])
+    assert len(again[0]) == nodes

@@ -36,16 +36,19 @@ class ThreadLane:
         return torch.cat(got)
 
 
-def run(size, work, seconds=120):
-    """Call work(ranks) in a thread for each rank. Returns: what each returned, in rank order."""
-    meetings = [_Meeting(size, seconds) for _ in range(2)]
+def run(size, work, seconds=120, shards=0):
+    """Call work(ranks) in a thread for each rank. shards: of a replica, all ranks where 0. Returns: what each returned, in
+    rank order."""
+    shards = shards or size
+    everyone = _Meeting(size, seconds)
+    of_replicas = [[_Meeting(shards, seconds) for _ in range(2)] for _ in range(size // shards)]
 
     def one(rank):
-        lanes = (ThreadLane(rank, size, m) for m in meetings)
+        recording, rows = (ThreadLane(rank % shards, shards, m) for m in of_replicas[rank // shards])
         try:
-            return work(Ranks.over(*lanes) if size > 1 else Ranks())
+            return work(Ranks.over(recording, ThreadLane(rank, size, everyone), rows) if size > 1 else Ranks())
         except BaseException:
-            for meeting in meetings:
+            for meeting in [everyone, *sum(of_replicas, [])]:
                 meeting.barrier.abort()
             raise
 

@@ -87,8 +87,9 @@ class World:
         self.writer.commit(dataclasses.replace(empty_batch(SETS), deletions_X=rows), Progress(), self.writer.watermark)
         return self
 
-    def learn(self, size, work=lambda trainer: None):
-        """Learn all closed windows with so many ranks. Returns: what each made of its trainer at the end."""
+    def learn(self, size, work=lambda trainer: None, shards=0):
+        """Learn all closed windows with so many ranks, replicas of so many shards. Returns: what each made of its trainer
+        at the end."""
         def one(ranks):
             log = LogReader.open(self.path, keep_keys=False)
             trainer = Trainer(self.settings, log, Registry(self.settings), SystemClock(),
@@ -96,7 +97,7 @@ class World:
             trainer.run(StopAfterOneLook())
             return work(trainer)
 
-        return run(size, one)
+        return run(size, one, shards=shards)
 
 
 class StopAfterOneLook(threading.Event):

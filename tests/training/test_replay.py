@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from streamd.training.replay import ReplayChunk, ReplayStore
+from streamd.training.replay import ReplayStore
 from tests.training.test_learner import run, world
 
 
