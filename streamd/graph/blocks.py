@@ -104,12 +104,11 @@ class BlockStore:
         self.next_event = next_event
         if not len(src_E):
             return
+        highest = int(max(src_E.max(), dst_E.max()))
         node_E, other_E, row_E, both = self._ends(src_E, dst_E)
         if row_E is not None:
             event_E = event_E[row_E]
-            if not len(node_E):
-                return
-        highest = int(max(node_E.max(), other_E.max()) if both else node_E.max())
+            highest = int(node_E.max(initial=-1))
         if len(node_E) < MANY_EVENTS:
             kernels.insert_events(self.arrays, node_E, other_E, event_E, both)
         else:
