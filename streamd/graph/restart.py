@@ -26,7 +26,8 @@ class RestartPoint:
         begin_hold(data_dir, name, live.log.first_edge)
         self._facts_edge = live.edge
         # No hold is like this one, so the first is written.
-        self._hold = Hold(-1, -1)
+        self.written = Hold(-1, -1)
+        """The hold as it was written last."""
 
     def resume(self, until_event: int) -> None:
         """Take over the newest stored facts at or before an event, where there are any."""
@@ -81,8 +82,8 @@ class RestartPoint:
         hold = Hold(min(self._facts_edge, edge), purged_before_event)
 
         # A hold that differs in what was purged alone is written only while compaction waits.
-        if hold.edge != self._hold.edge or (
-            hold != self._hold and self.compaction_request() is not None
+        if hold.edge != self.written.edge or (
+            hold != self.written and self.compaction_request() is not None
         ):
             write_hold(self._data_dir, self._name, hold)
-            self._hold = hold
+            self.written = hold

@@ -28,7 +28,7 @@ from streamd.ranks.lane import (
 )
 from streamd.tensors import pack
 
-RANK, SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, SIZE = "LOCAL_RANK", "WORLD_SIZE"
 """Variables that torchrun sets in each process it starts."""
 
 
@@ -113,6 +113,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank decides and writes: rank 0."""
         return self.rank == 0
+
+    @property
+    def is_first_here(self) -> bool:
+        """Whether this rank is the first on its machine."""
+        return os.environ.get(LOCAL_RANK, "0") == "0"
 
     def share(self, count: int) -> slice:
         """Which of so many events, in their order, are this rank's: even shares."""

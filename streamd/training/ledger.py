@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 import structlog
+from msgspec.structs import astuple as astuple_of
 
 from streamd.errors import VersionError
 from streamd.graph.live import LiveGraph
@@ -18,6 +19,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.manifest import fixed_settings
 from streamd.roles import FACTS, folder_of
+from streamd.segments.holds import Hold, write_hold
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -107,6 +109,7 @@ class Ledger:
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._hold = RetentionHold(settings, versions, live) if ranks.is_first else None
+        self._held_here = Hold(-1, -1)
         # Two homes, so that a checkpoint and the versions have no file in common: where one is
         # damaged, learning goes on from the other.
         self._memory = MemoryFiles(self._folder / MEMORY / "checkpoints", ranks=ranks)
@@ -255,6 +258,18 @@ class Ledger:
         the hold, which says what of the log a restart needs."""
         if self._hold is not None:
             self._hold.keep(edge, window_edge)
+        self._hold_log_here()
+
+    def _hold_log_here(self) -> None:
+        """Write the first rank's hold for this machine's log too, where it is another one."""
+        told = self._ranks.tell(self._hold and astuple_of(self._hold.written))
+        here = self._log.data_dir
+        if here == self._settings.data_dir or not self._ranks.is_first_here:
+            return
+        hold = Hold(*told)
+        if hold != self._held_here:
+            write_hold(here, NAME, hold)
+            self._held_here = hold
 
     def compaction_request(self) -> int | None:
         """Id of the event before which compaction was asked for, None where it was not."""

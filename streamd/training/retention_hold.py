@@ -8,6 +8,7 @@ import time
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.registry import Registry
+from streamd.segments.holds import Hold
 from streamd.settings import Settings
 
 NAME = "train"
@@ -23,6 +24,11 @@ class RetentionHold:
         self._restart = RestartPoint(settings.data_dir, NAME, live)
         self.kept_at = 0.0
         """When `keep` was last called, by the monotonic clock."""
+
+    @property
+    def written(self) -> Hold:
+        """The hold as it was written last."""
+        return self._restart.written
 
     def resume(self, edge: int) -> None:
         """Load the facts last stored before event `edge`, where there are any."""

@@ -1,11 +1,14 @@
 """Trainers on several ranks score, learn, publish and resume as one trainer does."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from streamd.registry import Registry
+from streamd.segments.holds import read_holds
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.windows.history import HistoryReader
@@ -149,3 +152,14 @@ def test_replicas_learn_as_one_trainer_and_hold_the_same_rows(tmp_path, replicas
     again, = together.learn(1, rows)
     nodes = sum(len(state) for state, _ in parts[:shards])
     assert len(again[0]) == nodes
+
+
+def test_ranks_on_several_machines_read_each_its_own_log_and_share_checkpoints(tmp_path):
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    shutil.copytree(together.path, tmp_path / "far")
+    alone.learn(1)
+    together.learn(2, logs=[together.path, tmp_path / "far"])
+    check_alike(together.path, alone.path)
+    assert not (tmp_path / "far/models").exists() and not (tmp_path / "far/train").exists()
+    near, far = read_holds(together.path)["train"], read_holds(tmp_path / "far")["train"]
+    assert near == far, "what a restart needs is kept on every machine"

@@ -87,11 +87,11 @@ class World:
         self.writer.commit(dataclasses.replace(empty_batch(SETS), deletions_X=rows), Progress(), self.writer.watermark)
         return self
 
-    def learn(self, size, work=lambda trainer: None, shards=0):
-        """Learn all closed windows with so many ranks, replicas of so many shards. Returns: what each made of its trainer
-        at the end."""
+    def learn(self, size, work=lambda trainer: None, shards=0, logs=()):
+        """Learn all closed windows with so many ranks, replicas of so many shards. logs: directories of the same log that the
+        ranks read in turn, as on several machines. Returns: what each made of its trainer at the end."""
         def one(ranks):
-            log = LogReader.open(self.path, keep_keys=False)
+            log = LogReader.open(logs[ranks.rank % len(logs)] if logs else self.path, keep_keys=False)
             trainer = Trainer(self.settings, log, Registry(self.settings), SystemClock(),
                               Heartbeat(self.path, "train", f"train-{ranks.rank}" if ranks.rank else "train"), ranks=ranks)
             trainer.run(StopAfterOneLook())
