@@ -171,7 +171,34 @@ def evenness(preset: str, g: dict) -> list[Row]:
     for size in (2, 4, 16, 64):
         held = np.bincount(owner_of(nodes, size), counts, size)
         rows.append(Row(f"{preset}: entries, variation over {size} ranks", 100 * spread(held), "%"))
+
+    # What the busiest of some ranks holds.
+    whole = None
+    for size in (1, 2, 4):
+        sizes = [held_by(rank, size, g) for rank in range(size)]
+        graph, memory = (max(parts) / 1e6 for parts in zip(*sizes, strict=True))
+        whole = whole or (graph, memory)
+        for what, most, alone in (("graph", graph, whole[0]), ("memory rows of width 100", memory, whole[1])):
+            rows.append(Row(f"{preset}: {what}, the fullest of {size} ranks", most, "MB", alone, "one rank"))
     return rows
+
+
+def held_by(rank: int, size: int, g: dict) -> tuple[int, int]:
+    """Bytes of a rank's graph of a preset and of its memory rows."""
+    import torch
+
+    from streamd.graph.blocks import BlockGraph
+    from streamd.graph.ownership import OwnedNodes
+    from streamd.models.memory_pages import NodeRows, PagePool
+
+    owned = OwnedNodes(rank, size)
+    graph = BlockGraph(owned=owned)
+    graph.insert(g["src"], g["dst"])
+    rows = NodeRows(PagePool(100, torch.device("cpu")), owned)
+    nodes = np.unique(np.concatenate([g["src"], g["dst"]]))
+    own = nodes[owned.is_own(nodes)]
+    rows.write(own, torch.ones(len(own), 100), torch.ones(len(own), dtype=torch.int64))
+    return graph.num_bytes, rows.pool.num_bytes
 
 
 if __name__ == "__main__":
