@@ -72,7 +72,9 @@ def settings_of_schema(schema: GraphSchema) -> str:
         raise TFGNNError(
             f"The schema cannot be a log's: {error}", "rename or remove what it names."
         ) from None
-    comments = "".join(f"# left out: {text}\n" for text in left_out)
+    # A name with a line end must not end the comment.
+    plain = ("".join(c if c.isprintable() else " " for c in text) for text in left_out)
+    comments = "".join(f"# left out: {text}\n" for text in plain)
     return HEAD + comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 

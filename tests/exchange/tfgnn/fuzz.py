@@ -30,7 +30,7 @@ from streamd.exchange.tfgnn.schema import (
 )
 from streamd.exchange.tfgnn.spec import parse_spec, read_spec, spec_binary, spec_text
 from streamd.exchange.tfgnn.unigraph import read_table
-from tests.exchange.tfgnn import fuzz_sampling, reference
+from tests.exchange.tfgnn import fuzz_playing, fuzz_sampling, reference
 
 GOLDEN = Path(__file__).parent / "golden"
 HANG_SECONDS = 10
@@ -91,6 +91,8 @@ class Fuzz:
             "plan": fuzz_sampling.SPECS,
             "rows": [r for p in sorted(GOLDEN.glob("unigraph_tfrecord/*tfrecord*")) for r in reference.frames(p.read_bytes())[0]],
         }
+        self.playing = fuzz_playing.Playing(folder)
+        self.seeds |= {"tables": fuzz_playing.SEEDS, "declaration": [*self.playing.own, *self.seeds["schema"]]}
         self.kinds = list(self.seeds)
 
     def one(self, number: int, seed: int) -> str | None:
@@ -169,6 +171,12 @@ class Fuzz:
         path = self.folder / "edges.csv"
         path.write_bytes(fuzz_sampling.edges_at_random(rng))
         return fuzz_sampling.check(path, data if rng.random() < 0.2 else fuzz_sampling.spec_at_random(rng), rng)
+
+    def check_tables(self, data, rng):
+        return self.playing.tables(data, rng)
+
+    def check_declaration(self, data, rng):
+        return self.playing.declaration(data)
 
     def check_rows(self, data, rng):
         path = self.folder / "x.tfrecord"

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from streamd.exchange.tfgnn import columns, examples, records, sampling
+from streamd.exchange.tfgnn import columns, examples, records, sampling, table_events
 from streamd.exchange.tfgnn.draws import ENDLESS
 from tests.exchange.tfgnn import fuzz
 
@@ -46,8 +46,20 @@ def samples_see_their_own_time(monkeypatch):
     monkeypatch.setattr(sampling, "before", lambda edges, node, until: right(edges, node, np.minimum(until, ENDLESS - 1) + 1))
 
 
+def events_by_set_instead_of_time(monkeypatch):
+    ordered = table_events.TableEvents._ordered
+
+    def by_set(self):
+        sets, rows, times = ordered(self)
+        order = np.argsort(sets, kind="stable")
+        return sets[order], rows[order], times[order]
+
+    monkeypatch.setattr(table_events.TableEvents, "_ordered", by_set)
+
+
 @pytest.mark.parametrize(("plant", "words"), [
-    (samples_see_their_own_time, "nodes of paper, not"),
+    (events_by_set_instead_of_time, "not in order of time"),
+    (samples_see_their_own_time, ", not "),
     (crash_in_the_slow_path, "IndexError"), (ends_of_edges_unchecked, "another result"), (data_unchecked, "damage")])
 def test_a_planted_defect_is_found(monkeypatch, plant, words):
     plant(monkeypatch)

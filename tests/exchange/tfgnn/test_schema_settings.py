@@ -109,3 +109,11 @@ def test_a_reversed_edge_set_without_a_forward_one_is_kept():
         b'node_sets { key: "a" value {} } node_sets { key: "b" value {} } edge_sets { key: "e" value { source: "a" target: "b" '
         b'metadata { extra { key: "edge_type" value: "reversed" } } } }'))
     assert yaml.safe_load(text)["graph"]["edge_sets"] == {"e": {"source": "a", "target": "b"}} and "left out" not in text
+
+
+def test_a_name_with_a_line_end_stays_in_its_comment():
+    schema = parse_schema(b"""
+        node_sets { key: "a" value { features { key: "x\\n: y" value { dtype: DT_STRING } } } }
+        edge_sets { key: "e" value { source: "a" target: "a" } }""")
+    text = settings_of_schema(schema)
+    assert "# left out: node set a: feature x : y" in text.replace("node set a, ", "node set a: ") and yaml.safe_load(text)["graph"]["node_sets"] == {"a": {}}
