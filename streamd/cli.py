@@ -4,6 +4,7 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -66,11 +67,18 @@ def run(
 ) -> None:
     """Run the daemon: ingest, train and serve, until a signal."""
     from streamd.daemon import run_role
+    from streamd.processes import place_of
     from streamd.roles import ROLES, check_name
     from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
+    place = place_of(os.environ)
+    if place is not None and role != "train":
+        raise SettingsError(
+            "torchrun starts the ranks of the train role only.",
+            "give --role train; run ingest and serve without torchrun.",
+        )
 
     # Without a role this process is the supervisor of all three.
     if role is None:
@@ -85,6 +93,12 @@ def run(
         raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
     if name is not None:
         check_name(role, name)
+
+    # Several ranks on this machine have an agent, unless torchrun has started this one already.
+    if role == "train" and settings.training.ranks > 1 and place is None:
+        from streamd.torchrun import run_ranks
+
+        raise typer.Exit(run_ranks(settings))
     raise typer.Exit(run_role(settings, role, name or ""))
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -22,35 +22,55 @@ from streamd.errors import (
     DiskError,
     KafkaError,
     LockedError,
+    RanksError,
     SettingsError,
     StreamdError,
 )
-from streamd.processes import collect_garbage_rarely, end_with_parent, raise_file_limit
+from streamd.processes import (
+    SUPERVISED_BY,
+    Place,
+    collect_garbage_rarely,
+    end_with_supervisor,
+    place_of,
+    raise_file_limit,
+)
 from streamd.roles import LOCK, make_folder, take_over
 from streamd.settings import Settings, schema_of
-from streamd.supervisor import REFUSED, ROLE_REFUSED, SUPERVISED_BY, make_data_dir
+from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 
+if TYPE_CHECKING:
+    from streamd.ranks import Ranks
+
 logger = structlog.get_logger()
 Held = TypeVar("Held")
-TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError)
+TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
 """Errors that may be over the next time."""
 
 
 def run_role(settings: Settings, role: str, name: str = "") -> int:
-    """Run one role in this process until a signal.
+    """Run one role in this process until a signal; the train role, where torchrun started this
+    process, as one of its ranks.
 
     name: under which the role writes its files, the role's own where empty. Returns: exit status.
+    Raises: SettingsError where torchrun's variables contradict one another.
     """
-    # Set up the process: its end, its files, its logs.
+    # Set up the process: its end, its files, its logs. A rank has nothing to put in order without
+    # torchrun, and one that hangs would not see a signal that can be caught.
     name = name or role
-    _die_with_parent()
+    place = place_of(os.environ)
+    end_with_supervisor(signal.SIGTERM if place is None else signal.SIGKILL)
     raise_file_limit()
-    configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, name)
+    configure_logs(
+        settings.telemetry.log_level,
+        settings.telemetry.log_format,
+        name,
+        None if place is None else place.rank,
+    )
     metrics.say_build()
 
     # The first signal stops the role, a second one ends a drain.
@@ -69,15 +89,22 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             make_data_dir(settings.data_dir)
         if role == "serve":
             _run_serve(settings, name, stop, at_once)
+        elif role == "train":
+            _run_train(settings, stop, place or Place(0, 1, 0))
         else:
-            {"ingest": _run_ingest, "train": _run_train}[role](settings, stop)
+            _run_ingest(settings, stop)
     except StreamdError as error:
+        # A rank that was told to stop as well may find that the first one has left.
+        if isinstance(error, RanksError) and stop.is_set():
+            logger.info("ended_without_the_others", error=str(error))
+            return 0
         logger.error("refused", error=str(error), kind=type(error).__name__)
         if isinstance(error, SettingsError):
             return REFUSED
         if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
             return 1
-        Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
+        if place is None or place.rank == 0:
+            Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
         return ROLE_REFUSED
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         logger.error(
@@ -124,14 +151,11 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         writer.close()
 
 
-def _run_train(settings: Settings, stop: threading.Event) -> None:
-    """Run the trainer until `stop`."""
-    from streamd.gpu import choose_device, fix_torch
+def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
+    """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
+    from streamd.gpu import choose_device, fix_torch, take_gpu
     from streamd.models.architectures import unused_settings
-    from streamd.registry import Registry
-    from streamd.segments.reader import LogReader
     from streamd.segments.recovery import lock_directory
-    from streamd.training.trainer import Trainer
 
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
@@ -142,31 +166,76 @@ def _run_train(settings: Settings, stop: threading.Event) -> None:
             settings=unused,
             meaning=f"model.name {settings.model.name} does not use them",
         )
+    if place.size > 1 and settings.device == "cuda":
+        take_gpu(place.local_rank)
     make_kernels_ready()
-    metrics.gpu_in_use.set(choose_device(settings.device) == "cuda")
+    device = choose_device(settings.device)
+    metrics.gpu_in_use.set(device == "cuda")
 
-    # One trainer for each data directory, which waits for ingest to make the log.
-    beat = Heartbeat(settings.data_dir, "train")
-    lock = _once_unlocked(lambda: lock_directory(settings.data_dir / "train" / "lock"), beat, stop)
-    if lock is None:
-        return
+    # One trainer for each data directory, of which the first rank alone writes and can be asked.
+    is_first = place.rank == 0
+    beat = Heartbeat(settings.data_dir if is_first else None, "train")
+    lock = None
+    if is_first:
+        folder = settings.data_dir / "train" / "lock"
+        lock = _once_unlocked(lambda: lock_directory(folder), beat, stop)
+        if lock is None:
+            return
     try:
-        open_port(
-            settings.telemetry.train_port,
-            settings.server.host,
-            beat,
-            ApiKeys(settings.server).allows,
-        )
-        # Where the log gets further sets or features, the trainer goes on with a new reader.
-        while not stop.is_set():
-            reader = LogReader.open(settings.data_dir, keep_keys=False)
-            if reader is None:
-                beat.touch("waiting")
-                stop.wait(0.1)
-            else:
-                Trainer(settings, reader, Registry(settings), SystemClock(), beat).run(stop)
+        if is_first:
+            open_port(
+                settings.telemetry.train_port,
+                settings.server.host,
+                beat,
+                ApiKeys(settings.server).allows,
+            )
+        if not stop.is_set():
+            # The others stop when the first one says so.
+            ranks = _join(settings, place, device)
+            try:
+                _learn(settings, ranks, beat, stop if is_first else threading.Event())
+            finally:
+                ranks.end()
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
+
+
+def _join(settings: Settings, place: Place, device: str) -> "Ranks":
+    """Join the other ranks. Raises: RanksError."""
+    from streamd.ranks import ALONE, Ranks
+
+    if place.size == 1:
+        return ALONE
+
+    # Whoever waits for the others has nothing to put in order, and sees no signal until they come.
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ranks = Ranks.join(settings.training.rank_timeout_seconds, device)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    logger.info("rank_joined", size=ranks.size)
+    return ranks
+
+
+def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.Event) -> None:
+    """Learn until `stop` is set on the first rank."""
+    from streamd.registry import Registry
+    from streamd.segments.reader import LogReader
+    from streamd.training.trainer import Trainer
+
+    # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
+    # goes on with a new reader.
+    while not ranks.tell(stop.is_set()):
+        reader = LogReader.open(settings.data_dir, keep_keys=False)
+        if ranks.all(reader is not None):
+            assert reader is not None
+            registry = Registry(settings)
+            Trainer(settings, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+        else:
+            beat.touch("waiting")
+            stop.wait(0.1)
 
 
 def _once_unlocked(
@@ -301,13 +370,3 @@ def make_kernels_ready() -> None:
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)
     logger.info("kernels_ready", seconds=round(warm_up(), 1))
-
-
-def _die_with_parent() -> None:
-    """End this process with its supervisor, even where that was killed while this process
-    started."""
-    parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
-    end_with_parent()
-    if os.getppid() != parent:
-        logger.error("supervisor_gone", pid=parent)
-        sys.exit(1)

@@ -1,23 +1,72 @@
-"""What a process of streamd sets for itself: its end with its parent, its open files, and how often
-garbage is collected."""
+"""What a process of streamd knows of itself, its parent and its place among ranks, and what it
+sets: its end, its open files, how often garbage is collected."""
 
 import ctypes
 import gc
+import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import structlog
+
+from streamd.errors import SettingsError
+
+logger = structlog.get_logger()
 PYTHON = (sys.executable, "-P")
 """Command of Python for children: without the current directory on its path, where a `json.py` may
 lie."""
 PR_SET_PDEATHSIG = 1
 """Number of the option in Linux's `prctl.h`."""
+SUPERVISED_BY = "SUPERVISED_BY"
+"""Variable in the environment of a role or rank that holds the process id of what started it."""
 
 
-def end_with_parent() -> None:
-    """Ask Linux to send this process SIGTERM when its parent ends, however that ends; children call
-    it at their start."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of this process among those that torchrun started.
+
+    rank: from 0 to size - 1. size: processes in all. local_rank: from 0, on this machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def place_of(environ: Mapping[str, str]) -> Place | None:
+    """The place that torchrun's variables name, None where torchrun did not start this process.
+
+    Raises: SettingsError where there are some of them only, or they are no numbers.
+    """
+    if "WORLD_SIZE" not in environ:
+        return None
+    try:
+        rank, size, local_rank = (int(environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    except (KeyError, ValueError) as error:
+        raise SettingsError(
+            f"WORLD_SIZE is set, but RANK or LOCAL_RANK is not a number that is set: {error}.",
+            "start ranks by torchrun, or unset WORLD_SIZE.",
+        ) from None
+    return Place(rank, size, local_rank)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask Linux to send this process a signal when its parent ends, however that ends; children
+    call it at their start."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def end_with_supervisor(number: int = signal.SIGTERM) -> None:
+    """End this process, by a signal, with the one that started it, even where that was killed while
+    this process started."""
+    parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
+    end_with_parent(number)
+    if os.getppid() != parent:
+        logger.error("supervisor_gone", pid=parent)
+        sys.exit(1)
 
 
 def raise_file_limit() -> None:

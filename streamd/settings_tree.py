@@ -313,7 +313,11 @@ class TrainingSettings(Branch):
         0.1, ge=0, lt=1, description="share of a window held out to check the new version"
     )
     seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
-    threads: Positive = Field(1, description="CPU threads of the trainer")
+    threads: Positive = Field(1, description="CPU threads of the trainer, of each rank")
+    ranks: Positive = Field(1, description="processes of this machine that learn together")
+    rank_timeout_seconds: float = Field(
+        60, gt=0, description="a rank that does not answer the others for so long ends them all"
+    )
     nice: Natural = Field(10, description="scheduling niceness of the trainer")
 
 

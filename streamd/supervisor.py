@@ -15,7 +15,7 @@ from types import FrameType
 import structlog
 
 from streamd.errors import SettingsError, StreamdError
-from streamd.processes import PYTHON
+from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ROLES
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
@@ -45,8 +45,6 @@ RELOADED = (
     "stream.node_feature_dim",
 )
 """Settings that a running daemon takes over: further sets and features, and their sources."""
-SUPERVISED_BY = "SUPERVISED_BY"
-"""Variable in a role's environment that holds the process id of its supervisor."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -205,8 +203,10 @@ class Supervisor:
                     return REFUSED
                 continue
 
-            # It died. One that never wrote a heartbeat is given up after a few times.
-            if (beat := read_beat(self._settings.data_dir, role)) and beat.pid == child.pid:
+            # It died. One that never wrote a heartbeat, itself or as the first of its ranks, is
+            # given up after a few times.
+            beat = read_beat(self._settings.data_dir, role)
+            if beat is not None and beat.age_seconds < now - self._started[role]:
                 self._beaten.add(role)
             if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
                 logger.error(

@@ -126,7 +126,7 @@ def test_a_data_dir_that_may_not_be_written_is_refused_in_words(tmp_path, monkey
 def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
     monkeypatch.setattr(daemon, "configure_logs", lambda *_: None)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(daemon, "end_with_parent", lambda: None)
+    monkeypatch.setattr(daemon, "end_with_supervisor", lambda _: None)
     monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
     (tmp_path / "roles").write_text("in the way")
     with capture_logs() as said:

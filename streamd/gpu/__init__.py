@@ -9,6 +9,7 @@ from streamd.gpu.device import (
     lacks_memory,
     make_graph,
     memory_for,
+    take_gpu,
 )
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "free_device_memory",
     "lacks_memory",
     "memory_for",
+    "take_gpu",
 ]

@@ -32,6 +32,19 @@ def fix_torch(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def take_gpu(local_rank: int) -> None:
+    """Make the GPU of a rank of this machine the only one that this process sees, in all of its
+    threads; call it before CUDA is used. Raises: DeviceError where there are fewer GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = None if visible is None else visible.split(",")
+    if gpus is not None and local_rank >= len(gpus):
+        raise DeviceError(
+            f"Rank {local_rank} of this machine has no GPU: CUDA_VISIBLE_DEVICES is {visible}.",
+            "start no more ranks than there are GPUs, or set device: cpu.",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if gpus is None else gpus[local_rank]
+
+
 @cache
 def choose_device(setting: str) -> str:
     """Return "cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is

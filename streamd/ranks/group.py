@@ -15,6 +15,7 @@ from torch import Tensor
 
 from streamd.errors import SettingsError
 from streamd.graph.ownership import OwnedNodes
+from streamd.processes import place_of
 from streamd.ranks.lane import (
     GroupLane,
     Lane,
@@ -28,8 +29,8 @@ from streamd.ranks.lane import (
 )
 from streamd.tensors import pack
 
-LOCAL_RANK, SIZE = "LOCAL_RANK", "WORLD_SIZE"
-"""Variables that torchrun sets in each process it starts."""
+START_SECONDS = 300.0
+"""How long the ranks wait for one another at their start: one may compile the kernels first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +60,23 @@ class Ranks:
     def join(cls, timeout_seconds: float, device: str = "cpu", shards: int = 0) -> "Ranks":
         """Join the group that the variables of torchrun name; alone where they name none.
 
-        timeout_seconds: after which a rank that does not answer ends the group. device: "cpu", or
-        "cuda", where rows of the model travel by nccl. shards: of a replica, which are ranks that
-        follow each other; 0 makes all ranks the shards of one. Raises: RanksError, SettingsError.
+        timeout_seconds: after which a rank that does not answer ends the group; until all have
+        joined it is START_SECONDS. device: "cpu", or "cuda", where rows of the model travel by
+        nccl. shards: of a replica, which are ranks that follow each other; 0 makes all ranks the
+        shards of one. Raises: RanksError; SettingsError where variables are missing, or the ranks
+        are no whole replicas.
         """
-        size = int(os.environ.get(SIZE, "1"))
-        if size == 1:
+        place = place_of(os.environ)
+        if place is None or place.size == 1:
             return ALONE
         from torch import distributed
 
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        patience = timedelta(seconds=START_SECONDS)
         timeout = timedelta(seconds=timeout_seconds)
-        asking(lambda: distributed.init_process_group(backend, timeout=timeout))
-        rank = distributed.get_rank()
+        asking(lambda: distributed.init_process_group(backend, timeout=patience))
 
+        rank, size = place.rank, place.size
         shards = shards or size
         if size % shards:
             raise SettingsError(
@@ -117,7 +121,8 @@ class Ranks:
     @property
     def is_first_here(self) -> bool:
         """Whether this rank is the first on its machine."""
-        return os.environ.get(LOCAL_RANK, "0") == "0"
+        place = place_of(os.environ)
+        return place is None or place.local_rank == 0
 
     def share(self, count: int) -> slice:
         """Which of so many events, in their order, are this rank's: even shares."""

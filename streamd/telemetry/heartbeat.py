@@ -51,12 +51,13 @@ class Heartbeat:
     """
 
     def __init__(
-        self, data_dir: Path, role: str, name: str = "", interval_seconds: float = 0.2
+        self, data_dir: Path | None, role: str, name: str = "", interval_seconds: float = 0.2
     ) -> None:
-        """name: under which the role writes; the role's own where empty."""
+        """data_dir: None for a heartbeat that is written nowhere, as of a rank other than the
+        first. name: under which the role writes; the role's own where empty."""
         self.role = role
         self.name = name or role
-        self._path = make_folder(data_dir, self.name) / HEARTBEAT
+        self._path = None if data_dir is None else make_folder(data_dir, self.name) / HEARTBEAT
         self._interval = interval_seconds
         self._turned = time.monotonic()
         self._state = ""
@@ -81,7 +82,7 @@ class Heartbeat:
         if state != self._state:
             self._state = state
             self._write()
-        elif not self._begun:
+        elif self._path is not None and not self._begun:
             self._begun = True
             threading.Thread(
                 target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True
@@ -90,7 +91,7 @@ class Heartbeat:
     def _write(self) -> None:
         """Write the newest heartbeat, unless it is written already."""
         with self._lock:
-            if (latest := self._latest) is self._written:
+            if self._path is None or (latest := self._latest) is self._written:
                 return
             # Renamed into place, so that a reader never sees half of it.
             scratch = self._path.with_suffix(".tmp")
@@ -128,7 +129,7 @@ def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
     while True:
         time.sleep(interval)
         heartbeat = beat()
-        if heartbeat is None or not heartbeat._path.parent.exists():
+        if heartbeat is None or heartbeat._path is None or not heartbeat._path.parent.exists():
             return
         heartbeat._write()
         # While this thread sleeps it must not keep the heartbeat alive.

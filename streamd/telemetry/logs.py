@@ -16,29 +16,35 @@ class LossyOutput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._begun = ""
         self._lost = 0
 
     def write(self, text: str) -> None:
-        """Write and flush a text, or count it as lost."""
+        """Take a text; where it ends a line, write and flush that, or count it as lost."""
+        # A line goes out in one piece: ranks write to the same file at the same moments.
+        self._begun += text
+        if not text.endswith("\n"):
+            return
+        line, self._begun = self._begun, ""
         try:
             if self._lost:
                 self._stream.write(f"{self._lost} log lines could not be written\n")
                 self._stream.flush()
                 self._lost = 0
-            self._stream.write(text)
+            self._stream.write(line)
             self._stream.flush()
         except OSError:
-            # A line may come in pieces: its end counts.
-            self._lost += text.endswith("\n")
+            self._lost += 1
 
     def flush(self) -> None:
-        """Do nothing: each write flushes."""
+        """Do nothing: each line is flushed."""
 
 
-def configure_logs(level: str, fmt: str, role: str) -> None:
+def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> None:
     """Set up logging of this process.
 
-    Args: level: least level that is logged; fmt: console or json; role: the field of each line.
+    Args: level: least level that is logged; fmt: console or json; role, rank: fields of each line,
+    rank where the process is one of several.
     """
     # JSON carries a traceback as a field, the console prints it below the line.
     number = getattr(logging, level.upper())
@@ -54,7 +60,7 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            _named(role),
+            _named({"role": role} if rank is None else {"role": role, "rank": rank}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info if fmt == "json" else _keep,
@@ -71,11 +77,11 @@ def configure_logs(level: str, fmt: str, role: str) -> None:
     )
 
 
-def _named(role: str) -> structlog.typing.Processor:
-    """A processor that adds the field `role`."""
+def _named(names: dict[str, str | int]) -> structlog.typing.Processor:
+    """A processor that adds the fields that name the process."""
 
     def add(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        fields["role"] = role
+        fields.update(names)
         return fields
 
     return add
