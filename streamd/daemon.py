@@ -174,10 +174,10 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
 
     # One trainer for each data directory, of which the first rank alone writes and can be asked.
     is_first = place.rank == 0
-    beat = Heartbeat(settings.data_dir if is_first else None, "train")
+    beat = Heartbeat(learning_dir(settings) if is_first else None, "train")
     lock = None
     if is_first:
-        folder = settings.data_dir / "train" / "lock"
+        folder = learning_dir(settings) / "train" / "lock"
         lock = _once_unlocked(lambda: lock_directory(folder), beat, stop)
         if lock is None:
             return
@@ -201,6 +201,11 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             os.close(lock)
 
 
+def learning_dir(settings: Settings) -> Path:
+    """The directory of what is learned, which all ranks reach."""
+    return settings.training.checkpoint_dir or settings.data_dir
+
+
 def _join(settings: Settings, place: Place, device: str) -> "Ranks":
     """Join the other ranks. Raises: RanksError."""
     from streamd.ranks import ALONE, Ranks
@@ -211,7 +216,14 @@ def _join(settings: Settings, place: Place, device: str) -> "Ranks":
     # Whoever waits for the others has nothing to put in order, and sees no signal until they come.
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        ranks = Ranks.join(settings.training.rank_timeout_seconds, device)
+        mesh = settings.training.mesh
+        shards = 0 if mesh is None else mesh[1]
+        if mesh is not None and mesh[0] * shards != place.size:
+            raise SettingsError(
+                f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
+                "start as many ranks as the mesh has.",
+            )
+        ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -225,14 +237,17 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
 
+    # What is learned may be kept elsewhere than the log that this machine has.
+    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
     while not ranks.tell(stop.is_set()):
         reader = LogReader.open(settings.data_dir, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None
-            registry = Registry(settings)
-            Trainer(settings, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+            registry = Registry(kept)
+            Trainer(kept, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)

@@ -291,8 +291,7 @@ class TrainingSettings(Branch):
     epochs: Positive = Field(2, description="passes over each window")
     min_steps: Natural = Field(
         8,
-        description="least learning steps per window: one of few events is passed over more often, "
-        "up to twice as often",
+        description="least learning steps per window: a small one is passed over up to 2x as often",
     )
     learning_rate: float = Field(
         1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
@@ -305,9 +304,7 @@ class TrainingSettings(Branch):
     replay_share: float = Field(
         0.25, ge=0, description="past events replayed per event of a window, in each epoch"
     )
-    replay_events: Natural = Field(
-        2000, description="most past events replayed per window and epoch"
-    )
+    replay_events: Natural = Field(2000, description="most events replayed per window and epoch")
     replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
     tail_share: float = Field(
         0.1, ge=0, lt=1, description="share of a window held out to check the new version"
@@ -315,8 +312,12 @@ class TrainingSettings(Branch):
     seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
     threads: Positive = Field(1, description="CPU threads of the trainer, of each rank")
     ranks: Positive = Field(1, description="processes of this machine that learn together")
-    rank_timeout_seconds: float = Field(
-        60, gt=0, description="a rank that does not answer the others for so long ends them all"
+    rank_timeout_seconds: float = Field(60, gt=0, description="a rank silent so long ends them all")
+    mesh: tuple[Positive, Positive] | None = Field(
+        None, description="`[R, S]`: R replicas of S ranks that share the nodes; unset: one replica"
+    )
+    checkpoint_dir: Path | None = Field(
+        None, description="where ranks of several machines keep what they learn; unset: data_dir"
     )
     nice: Natural = Field(10, description="scheduling niceness of the trainer")
 

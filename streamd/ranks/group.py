@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamd.errors import SettingsError
 from streamd.graph.ownership import OwnedNodes
 from streamd.processes import place_of
 from streamd.ranks.lane import (
@@ -62,9 +61,9 @@ class Ranks:
 
         timeout_seconds: after which a rank that does not answer ends the group; until all have
         joined it is START_SECONDS. device: "cpu", or "cuda", where rows of the model travel by
-        nccl. shards: of a replica, which are ranks that follow each other; 0 makes all ranks the
-        shards of one. Raises: RanksError; SettingsError where variables are missing, or the ranks
-        are no whole replicas.
+        nccl. shards: of a replica, which are ranks that follow each other, a divisor of their
+        number; 0 makes all ranks the shards of one. Raises: RanksError; SettingsError where
+        variables are missing.
         """
         place = place_of(os.environ)
         if place is None or place.size == 1:
@@ -78,11 +77,6 @@ class Ranks:
 
         rank, size = place.rank, place.size
         shards = shards or size
-        if size % shards:
-            raise SettingsError(
-                f"training.mesh has replicas of {shards} shards, and {size} ranks were started.",
-                "start as many ranks as the mesh has.",
-            )
 
         def lane(members: range) -> Lane:
             """Every rank makes every group, also those that it is not in."""
