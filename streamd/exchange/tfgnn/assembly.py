@@ -26,7 +26,6 @@ from streamd.exchange.tfgnn.tensor import (
     Value,
     Values,
     no_rows,
-    take,
 )
 
 ID = "#id"
@@ -91,7 +90,11 @@ class Assembler:
                 sample_N, node_N = sample_N[order], node_N[order]
             bounds = np.searchsorted(sample_N, np.arange(num + 1))
             places[name] = _Places(sample_N, node_N, bounds)
-            nodes[name] = bounds, _split(self._node_features(name, node_set, node_N), bounds)
+            until_N = found.seeds.until_S[sample_N]
+            nodes[name] = (
+                bounds,
+                _split(self._node_features(name, node_set, node_N, until_N), bounds),
+            )
         edges = {}
         for name, edge_set in self.schema.edge_sets.items():
             edges[name] = self._edges(name, edge_set, found, places, num)
@@ -119,15 +122,15 @@ class Assembler:
             )
             yield self._codec.encode(graph, f"sample {names[s].decode(errors='replace')!r}")
 
-    def _node_features(self, name: str, node_set: NodeSet, node_N: Array) -> Values:
-        """The features of some nodes."""
+    def _node_features(self, name: str, node_set: NodeSet, node_N: Array, until_N: Array) -> Values:
+        """The features of some nodes, before a time each."""
         if not len(node_N):
             return no_rows(node_set.features)
         table = self._graph.node_sets[name]
         features = {}
         if ID in node_set.features:
             features[ID] = _texts([table.ids[n] for n in node_N.tolist()])
-        return features | take(table.features, table.row_N[node_N])
+        return features | dict(self._graph.node_features(name, node_N, until_N))
 
     def _edges(
         self,
@@ -147,7 +150,7 @@ class Assembler:
         target = places[edge_set.target].of(sample_E, table.target_E[edge_E])
         order = np.lexsort((edge_E, target, source, sample_E))
         bounds = np.searchsorted(sample_E[order], np.arange(num + 1))
-        features = take(table.features, table.row_E[edge_E[order]])
+        features = self._graph.edge_features(name, edge_E[order])
         return bounds, source[order], target[order], _split(features, bounds)
 
 

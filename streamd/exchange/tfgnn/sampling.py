@@ -5,6 +5,7 @@ sample has what any operation took, each edge once, parallel edges apart. Edges 
 time on are not there. A node that its set's table lacks is left out at the end, with its edges.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ def check_time(edge_set: str, has_time: bool) -> None:
 
 
 class Sampler:
-    """Runs a spec on a graph. Immutable once made, but for a buffer: one a thread.
+    """Runs a spec on a graph. Immutable once made, so threads may share it.
 
     seed: of chance. aggregation: of AGGREGATIONS. Raises: TFGNNError where the graph lacks what the
     spec goes by.
@@ -109,8 +110,9 @@ class Sampler:
         if timed_seeds and aggregation == "node":
             for name, edges in graph.edge_sets.items():
                 check_time(name, edges.time_E is not None)
-        most = max((edges.most for edges in graph.edge_sets.values()), default=0)
-        self._taken = np.zeros(most, np.uint8)
+        # Each thread marks the edges that its draw has taken.
+        self._most = max((edges.most for edges in graph.edge_sets.values()), default=0)
+        self._of_thread = threading.local()
 
     def sample(self, seeds: Seeds) -> Found:
         """What the samples of some seeds hold."""
@@ -120,13 +122,17 @@ class Sampler:
         visited: dict[str, list[tuple[Array, Array]]] = {self._seed_set: list(ends.values())}
         walked: dict[str, list[tuple[Array, Array]]] = {}
         hash_S = seeds.hash_S
+        if not hasattr(self._of_thread, "taken"):
+            self._of_thread.taken = np.zeros(self._most, np.uint8)
         for op in self._spec.sampling_ops:
             one = self._schema.edge_sets[op.edge_set_name]
             edges = self._graph.edge_sets[op.edge_set_name]
             sample_R, node_R = self._unique(one.source, [ends[name] for name in op.input_op_names])
             hash_R = self._graph.node_sets[one.source].hash_N[node_R]
             key_R = draw_keys(self._seed, op.op_name, hash_S[sample_R], hash_R)
-            edge, num_R = walk(op, edges, node_R, seeds.until_S[sample_R], key_R, self._taken)
+            edge, num_R = walk(
+                op, edges, node_R, seeds.until_S[sample_R], key_R, self._of_thread.taken
+            )
             sample = np.repeat(sample_R, num_R)
             walked.setdefault(op.edge_set_name, []).append((sample, edge))
             ends[op.op_name] = sample, edges.target_E[edge]
