@@ -148,19 +148,99 @@ def tfgnn_import(
 
 @tfgnn_app.command("export")
 def tfgnn_export(
-    output: Annotated[Path, typer.Argument(help="A new folder for schema and tables.")],
+    output: Annotated[
+        Path,
+        typer.Argument(help="A new folder for schema and tables; with --samples a TFRecord file."),
+    ],
     start: Annotated[str | None, START] = None,
     end: Annotated[str | None, END] = None,
-    format_: Annotated[str, typer.Option("--format", help="tfrecord or csv.")] = "tfrecord",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Of tables: tfrecord, or csv.")
+    ] = None,
     shards: Annotated[
         int | None, typer.Option(min=1, max=99_999, help="Files of each table; one otherwise.")
     ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Write training samples of events by this SamplingSpec, no tables."),
+    ] = None,
+    edge_set: Annotated[
+        str | None, typer.Option(help="Of samples: the edge set of the events.")
+    ] = None,
+    negatives: Annotated[
+        int | None, typer.Option(min=0, max=10_000, help="Of samples: wrong targets an event; 1.")
+    ] = None,
+    edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
+    random_seed: Annotated[int, SEED] = 0,
+    threads: Annotated[int, THREADS] = 1,
     reversed_: Annotated[bool, REVERSED] = False,
     numbers: Annotated[bool, NUMBERS] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Write the log as a GraphSchema with unigraph tables, as of a time."""
+    """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
+    if samples is not None:
+        _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
+        with ProgressLine(err, "reading the log", "events") as line:
+            count, kept = _export_samples(
+                _log_source(config, data_dir, start, end, numbers),
+                line,
+                samples,
+                output,
+                edge_set=edge_set,
+                negatives=1 if negatives is None else negatives,
+                with_reverse=reversed_,
+                aggregation=edge_aggregation_method,
+                seed=random_seed,
+                threads=threads,
+            )
+        _tell_samples(count, kept, output)
+        return
+    of_samples = {
+        "--edge-set": edge_set,
+        "--negatives": negatives,
+        "--edge-aggregation-method": edge_aggregation_method != "edge",
+        "--random-seed": random_seed > 0,
+        "--threads": threads > 1,
+    }
+    _refuse_given(of_samples, "needs --samples")
+    _export_tables(
+        output, start, end, format_ or "tfrecord", shards, reversed_, numbers, config, data_dir
+    )
+
+
+def _export_samples(
+    source: "LogSource", line: ProgressLine, spec: Path, output: Path, **asked: Any
+) -> tuple[int, int]:
+    """Write training samples. Returns: their number, and how many were there."""
+    from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
+
+    run = plan_link_run(source.declared, spec, output, **asked)
+    return sample_links(
+        run,
+        source,
+        lambda what, at, of: line.of(what, at, of, "samples" if what == "sampling" else "events"),
+    )
+
+
+def _tell_samples(count: int, kept: int, output: Path) -> None:
+    """Say how many samples there are, and how many of them were there before."""
+    there = f", {kept:,} of them there before" if kept else ""
+    out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
+
+
+def _export_tables(
+    output: Path,
+    start: str | None,
+    end: str | None,
+    format_: str,
+    shards: int | None,
+    reversed_: bool,
+    numbers: bool,
+    config: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Write a log's schema and tables."""
     from streamd.exchange.tfgnn.log_rows import LogRows
     from streamd.exchange.tfgnn.table_export import FORMATS, TableOptions, export_tables
 
@@ -272,14 +352,13 @@ def tfgnn_sample(
                 from streamd.exchange.tfgnn.beam import sample_with_beam
 
                 count, kept = sample_with_beam(planned, runner, context.args), 0
-    there = f", {kept:,} of them there before" if kept else ""
-    out.print(f"{count:,} samples in {output_samples}{there}", soft_wrap=True, markup=False)
+    _tell_samples(count, kept, output_samples)
 
 
 def _refuse_given(options: dict[str, Any], why: str) -> None:
     """Refuse options that another one rules out. Raises: SettingsError."""
     for name, value in options.items():
-        if value:
+        if value is not None and value is not False:
             raise SettingsError(f"{name} {why}.", "leave one of them out.")
 
 

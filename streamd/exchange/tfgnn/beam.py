@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.assembly import is_latent
+from streamd.exchange.tfgnn.assembly import is_latent, sampled_schema
 from streamd.exchange.tfgnn.beam_blocks import TableFile, plain_rows, read_file
 from streamd.exchange.tfgnn.beam_steps import (
     Plan,
@@ -84,7 +84,7 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
     try:
         with beam.Pipeline(runner=runner, options=PipelineOptions(options)) as pipeline:
             build(pipeline, run, plan, files)
-        write_schema(run, timed)
+        write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
         count = files.count_seeds()
         marker.end(count)
     finally:

@@ -136,11 +136,17 @@ def _adjacency(
     )
 
 
-def _numbers(table: NodeTable, nodes: Int64) -> Int64:
-    """The numbers in a table of nodes of the log, int64 of the same length."""
-    number_N = np.full(int(max(table.row_N.max(initial=-1), nodes.max(initial=-1))) + 1, -1)
+def numbers_of_nodes(table: NodeTable) -> Int64:
+    """The number in a table of each node of the log up to the table's last one, -1 where it is not
+    there; int64."""
+    number_N = np.full(int(table.row_N.max(initial=-1)) + 1, -1)
     has = np.flatnonzero(table.row_N >= 0)
     number_N[table.row_N[has]] = has
-    found = number_N[nodes]
+    return number_N
+
+
+def _numbers(table: NodeTable, nodes: Int64) -> Int64:
+    """The numbers in a table of nodes of the log, int64 of the same length."""
+    found = numbers_of_nodes(table)[nodes]
     assert found.min(initial=0) >= 0, "an edge before the cut has a node that is not"
     return found

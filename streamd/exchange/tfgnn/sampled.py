@@ -18,7 +18,7 @@ import numpy as np
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.adjacency import Graph
-from streamd.exchange.tfgnn.assembly import Assembler, is_latent, sampled_schema
+from streamd.exchange.tfgnn.assembly import Assembler, is_latent
 from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.records import read_blocks, write_records
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
@@ -190,7 +190,7 @@ def sample_graph(
 
     shards = dict(zip(paths, seeds.shards(len(paths)), strict=True))
     counts = write_shards(shards, draw, done, run.threads, progress)
-    write_schema(run, timed)
+    write_schema(run.output, assembler.schema)
     return counts
 
 
@@ -266,10 +266,9 @@ def _batches(
             yield from waiting.popleft().result()
 
 
-def write_schema(run: Run, timed: bool) -> None:
-    """Write the schema of the samples beside them."""
-    schema = sampled_schema(run.schema, seed_set(run.spec), timed)
-    write_durably(run.output.parent / SCHEMA_NAME, schema_text(schema).encode())
+def write_schema(output: Path, schema: GraphSchema) -> None:
+    """Write the schema of samples beside them."""
+    write_durably(output.parent / SCHEMA_NAME, schema_text(schema).encode())
 
 
 class Marker:
