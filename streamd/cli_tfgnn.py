@@ -35,7 +35,9 @@ AGGREGATION = typer.Option(
     help="edge: the edges walked along; node: all between the nodes of a sample.",
 )
 SEED = typer.Option("--random-seed", min=0, help="Seed of the draws.")
-THREADS = typer.Option(min=1, help="Threads that draw; the samples are the same for any number.")
+PROCESSES = typer.Option(
+    min=1, help="Processes that draw, at most one a shard; the samples are the same for any number."
+)
 RUNNER = typer.Option(
     "--runner",
     help="Run as a pipeline of Apache Beam on this runner, such as DirectRunner; further options "
@@ -172,7 +174,7 @@ def tfgnn_export(
     ] = None,
     edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
     random_seed: Annotated[int, SEED] = 0,
-    threads: Annotated[int, THREADS] = 1,
+    processes: Annotated[int, PROCESSES] = 1,
     reversed_: Annotated[bool, REVERSED] = False,
     numbers: Annotated[bool, NUMBERS] = False,
     config: ConfigOption = None,
@@ -192,7 +194,7 @@ def tfgnn_export(
                 with_reverse=reversed_,
                 aggregation=edge_aggregation_method,
                 seed=random_seed,
-                threads=threads,
+                processes=processes,
             )
         _tell_samples(count, kept, output)
         return
@@ -201,7 +203,7 @@ def tfgnn_export(
         "--negatives": negatives,
         "--edge-aggregation-method": edge_aggregation_method != "edge",
         "--random-seed": random_seed > 0,
-        "--threads": threads > 1,
+        "--processes": processes > 1,
     }
     _refuse_given(of_samples, "needs --samples")
     _export_tables(
@@ -300,7 +302,7 @@ def tfgnn_sample(
     input_seeds: Annotated[Path | None, SEEDS] = None,
     edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
     random_seed: Annotated[int, SEED] = 0,
-    threads: Annotated[int, THREADS] = 1,
+    processes: Annotated[int, PROCESSES] = 1,
     runner: Annotated[str | None, RUNNER] = None,
     start: Annotated[str | None, START] = None,
     end: Annotated[str | None, END] = None,
@@ -314,7 +316,7 @@ def tfgnn_sample(
     from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 
     if runner is not None:
-        _refuse_given({"--threads": threads > 1}, "is not of Beam's runners")
+        _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
     if graph_schema is None:
         _refuse_given({"--data-path": data_path, "--runner": runner}, "needs --graph-schema")
     else:
@@ -329,7 +331,7 @@ def tfgnn_sample(
         "seeds": input_seeds,
         "aggregation": edge_aggregation_method,
         "seed": random_seed,
-        "threads": threads,
+        "processes": processes,
     }
     with ProgressLine(err, "reading", "rows") as line:
 

@@ -94,7 +94,7 @@ class Adjacency:
 
 
 class FeatureReader(Protocol):
-    """Reads features that a graph does not hold, from several threads at once."""
+    """Reads features that a graph does not hold."""
 
     def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
         """The features of nodes of a set in force before a time each."""

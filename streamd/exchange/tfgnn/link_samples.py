@@ -23,9 +23,10 @@ from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.log_graph import load_log_graph, numbers_of_nodes
 from streamd.exchange.tfgnn.log_rows import LogRows, first_sights
 from streamd.exchange.tfgnn.log_sampled import LogSource
-from streamd.exchange.tfgnn.sampled import Run, write_schema, write_shards
+from streamd.exchange.tfgnn.sampled import Run, write_schema
 from streamd.exchange.tfgnn.sampling import Sampler, Starts
 from streamd.exchange.tfgnn.schema import TYPES, EdgeSet, Feature, GraphSchema, NodeSet
+from streamd.exchange.tfgnn.shard_writing import write_shards
 from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import READOUT, SamplingSpec, SeedOp, read_spec
 from streamd.exchange.tfgnn.tables_graph import Progress, needed_sets
@@ -52,7 +53,7 @@ def plan_link_run(
     with_reverse: bool = False,
     aggregation: str = "edge",
     seed: int = 0,
-    threads: int = 1,
+    processes: int = 1,
 ) -> LinkRun:
     """Read a spec, whose seeds are links, and check that it can be run on a log.
 
@@ -74,7 +75,7 @@ def plan_link_run(
         output=output,
         aggregation=aggregation,
         seed=seed,
-        threads=threads,
+        processes=processes,
         edge_set=name,
         negatives=negatives,
     )
@@ -150,7 +151,7 @@ def links_of(rows: LogRows, edge_set: str, first: int) -> Links:
 
 
 class Negatives:
-    """Draws targets that events did not have. Immutable, so threads may share it.
+    """Draws targets that events did not have. Immutable.
 
     Of the nodes of the target set that the log had seen before the event's time, but for the
     event's own target, each is as likely; a node may be drawn again, and may have had an edge with
@@ -183,8 +184,8 @@ class Negatives:
 
 
 class LinkSampler:
-    """Draws the samples of events and makes their records. Immutable once made, so threads may
-    share it."""
+    """Draws the samples of events and makes their records. Immutable once made, but for a
+    buffer of the sampler."""
 
     def __init__(self, run: LinkRun, rows: LogRows, graph: Graph) -> None:
         self._graph = graph
@@ -287,7 +288,7 @@ def sample_links(
     paths = shard_paths(run.output)
     links = links_of(rows, run.edge_set, source.first)
     shards = dict(zip(paths, links.shards(len(paths)), strict=True))
-    counts = write_shards(shards, sampler.records, done, run.threads, progress)
+    counts = write_shards(shards, sampler.records, done, run.processes, progress)
     write_schema(run.output, sampler.schema)
     marker.end(counts[0])
     return counts

@@ -5,7 +5,6 @@ What was deleted is not there, whenever it was deleted: its keys are gone.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from streamd.exchange.tfgnn.draws import ENDLESS, Array
 from streamd.exchange.tfgnn.feature_values import to_columns
 from streamd.exchange.tfgnn.node_keys import form_of, id_of
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
-from streamd.segments.features import FeatureHistory
 from streamd.segments.reader import LogReader
 
 NODES = 65_536
@@ -85,7 +83,7 @@ class LogCut:
 class LogRows:
     """Reads the sets of a log before a cut. Owner: one thread; the log is not refreshed meanwhile.
 
-    key_forms: how ids stand for keys, by node set.
+    key_forms: how ids stand for keys, by node set. history: of node features.
     """
 
     def __init__(self, log: LogReader, declared: Declared, cut: LogCut) -> None:
@@ -96,6 +94,7 @@ class LogRows:
         self._set_N = log.node_sets_of(nodes)
         self._is_live_N = ~log.deletions.is_gone(nodes)
         self._ids_N = np.full(cut.num_nodes, None, object)
+        self.history = log.feature_history(cut.edge, cut.num_updates)
         self.key_forms: dict[str, str] = {}
         for name, one in declared.node_sets.items():
             # Of all keys, so that a later cut does not give nodes other ids.
@@ -105,11 +104,6 @@ class LogRows:
             ids = np.empty(len(keys), object)
             ids[:] = [id_of(key, form) for key in keys]
             self._ids_N[live] = ids
-
-    @cached_property
-    def history(self) -> FeatureHistory:
-        """The updates of node features before the cut."""
-        return self.log.feature_history(self.cut.edge, self.cut.num_updates)
 
     def nodes_of(self, name: str) -> Int64:
         """int64, ascending: the nodes of a set in the log, of those first seen before the cut."""

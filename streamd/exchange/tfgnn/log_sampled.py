@@ -65,7 +65,7 @@ def plan_log_run(
     seeds: Path | None = None,
     aggregation: str = "edge",
     seed: int = 0,
-    threads: int = 1,
+    processes: int = 1,
 ) -> Run:
     """Read a spec and check that it can be run on a log. with_reverse: the reverse of each edge set
     is there too. Raises: TFGNNError."""
@@ -77,7 +77,7 @@ def plan_log_run(
         output=output,
         aggregation=aggregation,
         seed=seed,
-        threads=threads,
+        processes=processes,
     )
 
 

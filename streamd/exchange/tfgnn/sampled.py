@@ -7,23 +7,19 @@ they are of the same run.
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.adjacency import Graph
 from streamd.exchange.tfgnn.assembly import Assembler, is_latent
-from streamd.exchange.tfgnn.draws import Array
-from streamd.exchange.tfgnn.records import read_blocks, write_records
+from streamd.exchange.tfgnn.records import read_blocks
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
 from streamd.exchange.tfgnn.schema import GraphSchema, read_schema, schema_file, schema_text
 from streamd.exchange.tfgnn.seeds import Seeds, every_node, load_seeds
+from streamd.exchange.tfgnn.shard_writing import in_batches, write_shards
 from streamd.exchange.tfgnn.shards import find_files, shard_paths
 from streamd.exchange.tfgnn.spec import SamplingSpec, read_spec
 from streamd.exchange.tfgnn.tables_graph import (
@@ -35,8 +31,6 @@ from streamd.exchange.tfgnn.tables_graph import (
 )
 from streamd.storage import write_durably
 
-BATCH = 512
-"""Samples that are drawn and held at once."""
 SCHEMA_NAME = "schema.pbtxt"
 """The schema of samples, beside them."""
 
@@ -46,7 +40,7 @@ class Run:
     """What a run is asked for.
 
     seeds: a table, None for every node of the seed set. output: base@N or a file. seed: of chance.
-    threads: that draw. Raises: TFGNNError for an unknown aggregation.
+    processes: that draw. Raises: TFGNNError for an unknown aggregation.
     """
 
     schema: GraphSchema
@@ -55,7 +49,7 @@ class Run:
     output: Path
     aggregation: str = "edge"
     seed: int = 0
-    threads: int = 1
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if self.aggregation not in AGGREGATIONS:
@@ -107,7 +101,7 @@ def plan_run(
     seeds: Path | None = None,
     aggregation: str = "edge",
     seed: int = 0,
-    threads: int = 1,
+    processes: int = 1,
 ) -> TableRun:
     """Read schema and spec and check that they can be run. graph_schema: also a folder with one
     .pbtxt. Raises: TFGNNError."""
@@ -123,7 +117,7 @@ def plan_run(
         output=output,
         aggregation=aggregation,
         seed=seed,
-        threads=threads,
+        processes=processes,
     )
     for name in needed_sets(schema, spec, aggregation)[1]:
         table_of(name, schema.edge_sets[name], run.base)
@@ -189,81 +183,14 @@ def sample_graph(
         return assembler.records(sampler.sample(samples))
 
     shards = dict(zip(paths, seeds.shards(len(paths)), strict=True))
-    counts = write_shards(shards, draw, done, run.threads, progress)
+    counts = write_shards(shards, draw, done, run.processes, progress)
     write_schema(run.output, assembler.schema)
     return counts
 
 
-class Samples(Protocol):
-    """Some samples of a shard, in its order."""
-
-    def __len__(self) -> int:
-        """How many samples they are."""
-
-    def take(self, samples: Array) -> "Samples":
-        """Some of them. samples: int64, their places."""
-
-
-Draw = Callable[[Any], Iterator[bytes]]
-"""Draws some samples and gives their records. Several threads call it."""
-
-
-def write_shards(
-    shards: Mapping[Path, Samples],
-    draw: Draw,
-    done: set[Path],
-    threads: int = 1,
-    progress: Progress = lambda what, done, total: None,
-) -> tuple[int, int]:
-    """Write the shards that are missing.
-
-    done: those that are there. Returns: the samples of all shards, and how many were there.
-    """
-    kept = sum(len(samples) for path, samples in shards.items() if path in done)
-    total = sum(map(len, shards.values()))
-    at = kept
-    for path, samples in shards.items():
-        if path in done:
-            continue
-        at_first = at
-
-        def step(made: int, at_first: int = at_first) -> None:
-            progress("sampling", at_first + made, total)
-
-        at += write_records(path, _batches(samples, draw, threads, step))
-        progress("sampling", at, total)
-    return total, kept
-
-
 def sample_records(sampler: Sampler, assembler: Assembler, seeds: Seeds) -> Iterator[bytes]:
     """Yield the records of samples, some hundred at a time."""
-    return _batches(seeds, lambda some: assembler.records(sampler.sample(some)))
-
-
-def _batches(
-    samples: Samples,
-    draw: Draw,
-    threads: int = 1,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Iterator[bytes]:
-    """Yield the records of samples in their order, some hundred at a time. progress: takes how many
-    are done."""
-    parts = [np.arange(at, min(at + BATCH, len(samples))) for at in range(0, len(samples), BATCH)]
-
-    def records(part: Array) -> list[bytes]:
-        return list(draw(samples.take(part)))
-
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[list[bytes]]] = deque()
-        for number, part in enumerate(parts):
-            waiting.append(pool.submit(records, part))
-            # As many batches as threads are made while one is written.
-            if len(waiting) > threads:
-                progress((number - threads) * BATCH)
-                yield from waiting.popleft().result()
-        while waiting:
-            progress((len(parts) - len(waiting)) * BATCH)
-            yield from waiting.popleft().result()
+    return in_batches(seeds, lambda some: assembler.records(sampler.sample(some)))
 
 
 def write_schema(output: Path, schema: GraphSchema) -> None:

@@ -5,7 +5,6 @@ sample has what any operation took, each edge once, parallel edges apart. Edges 
 time on are not there. A node that its set's table lacks is left out at the end, with its edges.
 """
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,7 +94,7 @@ def check_time(edge_set: str, has_time: bool) -> None:
 
 
 class Sampler:
-    """Runs a spec on a graph. Immutable once made, so threads may share it.
+    """Runs a spec on a graph. Immutable once made, but for a buffer: one a thread.
 
     seed: of chance. aggregation: of AGGREGATIONS. Raises: TFGNNError where the graph lacks what the
     spec goes by.
@@ -120,12 +119,14 @@ class Sampler:
             edges = graph.edge_sets[op.edge_set_name]
             has = edges.weight_E is not None, edges.time_E is not None
             check_columns(op, *has, timed_seeds)
+            # Sorted and summed here, so that processes which begin later share it.
+            if op.strategy in ("TOP_K", "RANDOM_WEIGHTED"):
+                getattr(edges, "top_E" if op.strategy == "TOP_K" else "sum_E")
         if timed_seeds and aggregation == "node":
             for name, edges in graph.edge_sets.items():
                 check_time(name, edges.time_E is not None)
-        # Each thread marks the edges that its draw has taken.
-        self._most = max((edges.most for edges in graph.edge_sets.values()), default=0)
-        self._of_thread = threading.local()
+        most = max((edges.most for edges in graph.edge_sets.values()), default=0)
+        self._taken = np.zeros(most, np.uint8)
 
     def sample(self, seeds: Seeds) -> Found:
         """What the samples of some seeds hold."""
@@ -145,8 +146,6 @@ class Sampler:
             name: [pairs] for name, pairs in starts.nodes.items()
         }
         walked: dict[str, list[tuple[Array, Array]]] = {}
-        if not hasattr(self._of_thread, "taken"):
-            self._of_thread.taken = np.zeros(self._most, np.uint8)
         for op in self._spec.sampling_ops:
             one = self._schema.edge_sets[op.edge_set_name]
             edges = self._graph.edge_sets[op.edge_set_name]
@@ -155,7 +154,7 @@ class Sampler:
             sample_R, node_R = self._unique(one.source, inputs)
             hash_R = self._graph.node_sets[one.source].hash_N[node_R]
             key_R = draw_keys(self._seed, op.op_name, hash_S[sample_R], hash_R)
-            edge, num_R = walk(op, edges, node_R, until_S[sample_R], key_R, self._of_thread.taken)
+            edge, num_R = walk(op, edges, node_R, until_S[sample_R], key_R, self._taken)
             sample = np.repeat(sample_R, num_R)
             walked.setdefault(op.edge_set_name, []).append((sample, edge))
             pairs = sample, edges.target_E[edge]

@@ -185,9 +185,9 @@ def test_negatives_are_drawn_uniformly_of_what_was_seen(tmp_path):
         assert abs(count - draws * chance) < 5 * (draws * chance) ** 0.5
 
 
-def test_threads_and_shards_change_nothing(tmp_path):
+def test_processes_and_shards_change_nothing(tmp_path):
     world = LinkWorld(tmp_path / "in", 3, num=1500)
-    for name, options in (("a", {}), ("b", {"threads": 2}), ("c", {"threads": 5})):
+    for name, options in (("a", {}), ("b", {"processes": 2}), ("c", {"processes": 5})):
         world.run(tmp_path / name / "s.tfrecord@2", negatives=2, **options)
     assert files(tmp_path / "a") == files(tmp_path / "b") == files(tmp_path / "c")
     world.run(tmp_path / "d" / "s.tfrecord", negatives=2)

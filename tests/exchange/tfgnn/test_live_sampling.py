@@ -1,7 +1,9 @@
 """Samples of a log beside the plain reference, and beside those of the tables of the same log."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,8 @@ from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_l
 from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 from streamd.exchange.tfgnn.schema import read_schema
+from streamd.exchange.tfgnn.seeds import name_samples
+from streamd.exchange.tfgnn.shard_writing import write_shards
 from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
@@ -113,15 +117,15 @@ def test_a_log_and_its_tables_give_the_same_bytes(tmp_path, seed):
             assert len(list(read_records(a))) == (len(world.plain(until)[0]["user"]) if seeds is None and until is None else len(list(read_records(b))))
 
 
-def test_threads_change_nothing(tmp_path):
+def test_processes_change_nothing(tmp_path):
     world = LiveWorld(tmp_path / "in", 1)
     seeds = world.seeds([(f"u{i % 9}".encode(), BEGIN + i) for i in range(2000)], True)
-    for threads in (1, 2, 5):
-        world.run(tmp_path / str(threads) / "s.tfrecord@2", seeds=seeds, threads=threads)
+    for processes in (1, 2, 5):
+        world.run(tmp_path / str(processes) / "s.tfrecord@2", seeds=seeds, processes=processes)
     assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "5")
     tables = tables_of(world, tmp_path / "tables")
-    for threads in (1, 3):
-        sample_tables(plan_run(tables, world.spec, tmp_path / f"t{threads}" / "s.tfrecord@2", seeds=seeds, threads=threads))
+    for processes in (1, 3):
+        sample_tables(plan_run(tables, world.spec, tmp_path / f"t{processes}" / "s.tfrecord@2", seeds=seeds, processes=processes))
     assert files(tmp_path / "t1") == files(tmp_path / "t3")
 
 
@@ -281,7 +285,27 @@ def test_options_of_tables_and_of_a_log_do_not_mix(tmp_path):
     with pytest.raises(SettingsError, match="--reversed is of a log, not of --graph-schema"):
         streamd(*given, "--graph-schema", tmp_path, "--reversed")
     end = str(np.datetime64(world.times()[-1], "us"))
-    text = streamd(*given, "--data-dir", world.settings.data_dir, "--reversed", "--end", end, "--threads", 2)
+    text = streamd(*given, "--data-dir", world.settings.data_dir, "--reversed", "--end", end, "--processes", 2)
     assert "samples in" in text
     want = {id for id in world.source(end_us=world.times()[-1]).log.keys if id is not None}
     assert 0 < len(graphs_of(tmp_path / "out" / "s.tfrecord")) <= len(want)
+
+
+@pytest.mark.parametrize("end", ["killed", "refused"])
+def test_a_process_that_ends_early_ends_the_run(tmp_path, end):
+    def draw(samples):
+        if len(samples.seed_ids) and samples.seed_ids[0] == b"n7":
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise TFGNNError("The node n7 is not well.", "mend it.")
+        yield from samples.seed_ids
+
+    parts = name_samples([b"n%d" % i for i in range(20)], [0] * 20).shards(9)
+    shards = {tmp_path / str(i): part for i, part in enumerate(parts)}
+    first = next(i for i, part in enumerate(parts) if b"n7" in part.seed_ids)
+    parts[first] = shards[tmp_path / str(first)] = name_samples([b"n7"], [0])
+    with pytest.raises(TFGNNError, match={"killed": "process that draws samples ended early", "refused": "The node n7 is not well.*mend it"}[end]):
+        write_shards(shards, draw, set(), 2)
+    assert not (tmp_path / str(first)).exists()
+    assert write_shards({p: s for p, s in shards.items() if p.name != str(first)}, draw, {p for p in shards if p.exists()}, 3)[0] > 0
+    assert {p.name for p in tmp_path.iterdir() if not p.name.startswith(".")} == {str(i) for i in range(9) if i != first}
