@@ -21,9 +21,11 @@ from streamd.exchange.tfgnn.tensor import Values
 class LogFeatures:
     """Reads the features of nodes and edges of a log: a `FeatureReader`.
 
-    An update of a node's features has no time of its own. It lies in the log behind some edges, and
-    is in force for a sample of a time if all of these are before that time. Rows of nodes are their
-    ids in the log, rows of edges their event ids.
+    An update of a node's features has no time of its own: ingest places it among the edges by its
+    record's timestamp and its order in its partition. It is in force for a sample of a time if all
+    edges before it are before that time. Where an edge has that very time, the update came before
+    that edge; where none has, it may have come between the sample's time and the next edge. Rows of
+    nodes are their ids in the log, rows of edges their event ids.
     """
 
     def __init__(self, rows: LogRows, schema: GraphSchema) -> None:

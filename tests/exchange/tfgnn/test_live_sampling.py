@@ -193,13 +193,14 @@ def test_events_that_retention_dropped_meanwhile_end_a_stopped_run(tmp_path):
     assert ages[0] == 0 and ages[1] == world.plain(oldest + 1)[0]["user"][b"u0"][0] > 0 and before[0] == 0 < before[1]
 
 
-def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path, processes):
     world = LiveWorld(tmp_path / "in", 2)
     seeds = world.seeds([(f"u{i % 9}".encode(), BEGIN + i) for i in range(6000)], True)
     whole, out = tmp_path / "whole" / "s.tfrecord@60", tmp_path / "out" / "s.tfrecord@60"
     world.run(whole, seeds=seeds)
     command = [sys.executable, "-m", "streamd", "tfgnn", "sample", "--sampling-spec", world.spec, "--seeds", seeds, "--output", out,
-               "--reversed", "--config", tmp_path / "in" / "shop.yaml", "--data-dir", world.settings.data_dir]
+               "--reversed", "--config", tmp_path / "in" / "shop.yaml", "--data-dir", world.settings.data_dir, "--processes", str(processes)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(out.parent.glob("s.*")):
         assert process.poll() is None
