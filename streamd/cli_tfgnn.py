@@ -1,7 +1,7 @@
 """The commands on TensorFlow GNN's formats."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,26 +10,34 @@ from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from streamd.exchange.tfgnn.log_rows import LogRows
+    from streamd.exchange.tfgnn.log_sampled import LogSource
 
 tfgnn_app = typer.Typer(
     help="TensorFlow GNN's formats: schema, import, export, sample, random.", no_args_is_help=True
 )
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
+OF_TABLES = typer.Option(
+    "--graph-schema", help="A GraphSchema of tables, or a folder with one; the log otherwise."
+)
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
 OUTPUT = typer.Option(
     "--output-samples", "--output", help="A TFRecord file, or shards such as samples.tfrecord@10."
 )
 DATA = typer.Option("--data-path", help="Folder of the tables; that of the schema otherwise.")
 SEEDS = typer.Option(
-    "--input-seeds", "--seeds", help="A table with ids and maybe times; every node otherwise."
+    "--input-seeds",
+    "--seeds",
+    help="A table with ids and maybe times, of a log in microseconds; every node otherwise.",
 )
 AGGREGATION = typer.Option(
     "--edge-aggregation-method",
     help="edge: the edges walked along; node: all between the nodes of a sample.",
 )
 SEED = typer.Option("--random-seed", min=0, help="Seed of the draws.")
+PROCESSES = typer.Option(
+    min=1, help="Processes that draw, at most one a shard; the samples are the same for any number."
+)
 RUNNER = typer.Option(
     "--runner",
     help="Run as a pipeline of Apache Beam on this runner, such as DirectRunner; further options "
@@ -142,26 +150,110 @@ def tfgnn_import(
 
 @tfgnn_app.command("export")
 def tfgnn_export(
-    output: Annotated[Path, typer.Argument(help="A new folder for schema and tables.")],
+    output: Annotated[
+        Path,
+        typer.Argument(help="A new folder for schema and tables; with --samples a TFRecord file."),
+    ],
     start: Annotated[str | None, START] = None,
     end: Annotated[str | None, END] = None,
-    format_: Annotated[str, typer.Option("--format", help="tfrecord or csv.")] = "tfrecord",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Of tables: tfrecord, or csv.")
+    ] = None,
     shards: Annotated[
         int | None, typer.Option(min=1, max=99_999, help="Files of each table; one otherwise.")
     ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Write training samples of events by this SamplingSpec, no tables."),
+    ] = None,
+    edge_set: Annotated[
+        str | None, typer.Option(help="Of samples: the edge set of the events.")
+    ] = None,
+    negatives: Annotated[
+        int | None, typer.Option(min=0, max=10_000, help="Of samples: wrong targets an event; 1.")
+    ] = None,
+    edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
+    random_seed: Annotated[int, SEED] = 0,
+    processes: Annotated[int, PROCESSES] = 1,
     reversed_: Annotated[bool, REVERSED] = False,
     numbers: Annotated[bool, NUMBERS] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Write the log as a GraphSchema with unigraph tables, as of a time."""
+    """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
+    if samples is not None:
+        _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
+        with ProgressLine(err, "reading the log", "events") as line:
+            count, kept = _export_samples(
+                _log_source(config, data_dir, start, end, numbers),
+                line,
+                samples,
+                output,
+                edge_set=edge_set,
+                negatives=1 if negatives is None else negatives,
+                with_reverse=reversed_,
+                aggregation=edge_aggregation_method,
+                seed=random_seed,
+                processes=processes,
+            )
+        _tell_samples(count, kept, output)
+        return
+    of_samples = {
+        "--edge-set": edge_set,
+        "--negatives": negatives,
+        "--edge-aggregation-method": edge_aggregation_method != "edge",
+        "--random-seed": random_seed > 0,
+        "--processes": processes > 1,
+    }
+    _refuse_given(of_samples, "needs --samples")
+    _export_tables(
+        output, start, end, format_ or "tfrecord", shards, reversed_, numbers, config, data_dir
+    )
+
+
+def _export_samples(
+    source: "LogSource", line: ProgressLine, spec: Path, output: Path, **asked: Any
+) -> tuple[int, int]:
+    """Write training samples. Returns: their number, and how many were there."""
+    from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
+
+    run = plan_link_run(source.declared, spec, output, **asked)
+    return sample_links(
+        run,
+        source,
+        lambda what, at, of: line.of(what, at, of, "samples" if what == "sampling" else "events"),
+    )
+
+
+def _tell_samples(count: int, kept: int, output: Path) -> None:
+    """Say how many samples there are, and how many of them were there before."""
+    there = f", {kept:,} of them there before" if kept else ""
+    out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
+
+
+def _export_tables(
+    output: Path,
+    start: str | None,
+    end: str | None,
+    format_: str,
+    shards: int | None,
+    reversed_: bool,
+    numbers: bool,
+    config: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Write a log's schema and tables."""
+    from streamd.exchange.tfgnn.log_rows import LogRows
     from streamd.exchange.tfgnn.table_export import FORMATS, TableOptions, export_tables
 
     if format_ not in FORMATS:
         raise SettingsError(f"--format is {format_!r}.", f"one of {', '.join(FORMATS)}.")
     with ProgressLine(err, "reading the log", "nodes") as line:
-        rows, first = _rows_of_log(config, data_dir, start, end, numbers)
-        options = TableOptions(first=first, format=format_, shards=shards, with_reverse=reversed_)
+        source = _log_source(config, data_dir, start, end, numbers)
+        rows = LogRows(source.log, source.declared, source.cut())
+        options = TableOptions(
+            first=source.first, format=format_, shards=shards, with_reverse=reversed_
+        )
         done = export_tables(
             rows, output, options, lambda what, at, of: line.of(what, at, of, what.split()[0])
         )
@@ -172,21 +264,24 @@ def tfgnn_export(
     )
 
 
-def _rows_of_log(
+def _log_source(
     config: Path | None, data_dir: Path | None, start: str | None, end: str | None, numbers: bool
-) -> "tuple[LogRows, int]":
-    """The rows of the log before a time, and the first event at or after another."""
+) -> "LogSource":
+    """The part of the log in a range of times."""
     from streamd.clock import parse_time_us
     from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
-    from streamd.exchange.tfgnn.log_rows import LogRows
+    from streamd.exchange.tfgnn.log_sampled import LogSource
     from streamd.maintenance import open_log
 
     settings = settings_of(config, data_dir)
     log = open_log(settings.data_dir)
     declared = declared_sets(settings, log.state.schema)
-    first = log.first_edge if start is None else log.lower_bound(parse_time_us(start, "--start"))
-    cut = log.num_edges if end is None else log.lower_bound(parse_time_us(end, "--end"))
-    return LogRows(log, as_numbers(declared) if numbers else declared, cut), first
+    return LogSource(
+        log=log,
+        declared=as_numbers(declared) if numbers else declared,
+        start_us=None if start is None else parse_time_us(start, "--start"),
+        end_us=None if end is None else parse_time_us(end, "--end"),
+    )
 
 
 @tfgnn_app.command(
@@ -200,46 +295,73 @@ def _rows_of_log(
 )
 def tfgnn_sample(
     context: typer.Context,
-    graph_schema: Annotated[Path, SCHEMA],
     sampling_spec: Annotated[Path, SPEC],
     output_samples: Annotated[Path, OUTPUT],
+    graph_schema: Annotated[Path | None, OF_TABLES] = None,
     data_path: Annotated[Path | None, DATA] = None,
     input_seeds: Annotated[Path | None, SEEDS] = None,
     edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
     random_seed: Annotated[int, SEED] = 0,
+    processes: Annotated[int, PROCESSES] = 1,
     runner: Annotated[str | None, RUNNER] = None,
+    start: Annotated[str | None, START] = None,
+    end: Annotated[str | None, END] = None,
+    reversed_: Annotated[bool, REVERSED] = False,
+    numbers: Annotated[bool, NUMBERS] = False,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
 ) -> None:
-    """Sample subgraphs from unigraph tables; a run that was stopped goes on."""
+    """Sample subgraphs from the log, or from unigraph tables; a run that was stopped goes on."""
+    from streamd.exchange.tfgnn.log_sampled import plan_log_run, sample_log
     from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 
+    if runner is not None:
+        _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
+    if graph_schema is None:
+        _refuse_given({"--data-path": data_path, "--runner": runner}, "needs --graph-schema")
+    else:
+        of_log = {"--start": start, "--end": end, "--reversed": reversed_, "--numbers": numbers}
+        _refuse_given({**of_log, "--data-dir": data_dir}, "is of a log, not of --graph-schema")
     if context.args and runner is None:
         raise SettingsError(
             f"{context.args[0]} is no option without --runner, as all further ones are Beam's.",
             "leave it out, or name a runner.",
         )
-    run = plan_run(
-        graph_schema,
-        sampling_spec,
-        output_samples,
-        data_path=data_path,
-        seeds=input_seeds,
-        aggregation=edge_aggregation_method,
-        seed=random_seed,
-    )
-    if runner is not None:
-        from streamd.exchange.tfgnn.beam import sample_with_beam
+    asked: dict[str, Any] = {
+        "seeds": input_seeds,
+        "aggregation": edge_aggregation_method,
+        "seed": random_seed,
+        "processes": processes,
+    }
+    with ProgressLine(err, "reading", "rows") as line:
 
-        count, kept = sample_with_beam(run, runner, context.args), 0
-    else:
-        with ProgressLine(err, "reading tables", "rows") as line:
-            count, kept = sample_tables(
-                run,
-                lambda what, at, of: line.of(
-                    what, at, of, "samples" if what == "sampling" else "rows"
-                ),
+        def tell(what: str, at: int, of: int) -> None:
+            line.of(what, at, of, "samples" if what == "sampling" else "rows")
+
+        if graph_schema is None:
+            source = _log_source(config, data_dir, start, end, numbers)
+            run = plan_log_run(
+                source.declared, sampling_spec, output_samples, with_reverse=reversed_, **asked
             )
-    there = f", {kept:,} of them there before" if kept else ""
-    out.print(f"{count:,} samples in {output_samples}{there}", soft_wrap=True, markup=False)
+            count, kept = sample_log(run, source, tell)
+        else:
+            planned = plan_run(
+                graph_schema, sampling_spec, output_samples, data_path=data_path, **asked
+            )
+            if runner is None:
+                count, kept = sample_tables(planned, tell)
+            else:
+                from streamd.exchange.tfgnn.beam import sample_with_beam
+
+                count, kept = sample_with_beam(planned, runner, context.args), 0
+    _tell_samples(count, kept, output_samples)
+
+
+def _refuse_given(options: dict[str, Any], why: str) -> None:
+    """Refuse options that another one rules out. Raises: SettingsError."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise SettingsError(f"{name} {why}.", "leave one of them out.")
 
 
 @tfgnn_app.command("random")

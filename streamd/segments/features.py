@@ -1,6 +1,7 @@
 """The updates of node features, read in log order by who needs only the newest of each node."""
 
 import errno
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -71,10 +72,18 @@ class FeatureFile:
         size = min(max(SLICE_BYTES // width, 1) * width, max(self._num_bytes - at, 0))
         data = os.pread(self._file, size, at) if size else b""
         if len(data) != size:
-            raise DataDirectoryError(
-                f"{FEATURES} is shorter than the journal says.", "restore it from a backup."
-            )
+            raise _too_short()
         return at // width, np.frombuffer(data, self._row)
+
+    def mapped(self) -> NDArray[np.void]:
+        """All rows, mapped: only those that are looked at are read. They stay as they are when the
+        file is replaced. Raises: DataDirectoryError where the file ends too early."""
+        if not self._num_bytes:
+            return np.zeros(0, self._row)
+        if os.fstat(self._file).st_size < self._num_bytes:
+            raise _too_short()
+        data = mmap.mmap(self._file, self._num_bytes, prot=mmap.PROT_READ)
+        return np.frombuffer(data, self._row)
 
     def _behind_hole(self, offset: int) -> int:
         """The first offset from one on that is in no hole: pruned rows take no time to read."""
@@ -128,6 +137,71 @@ class FeatureUpdates:
         self._rows = rows[rows["seq"] > 0]
         self._edge_U = np.ascontiguousarray(self._rows["edge"])
         return len(rows) > 0
+
+
+class FeatureHistory:
+    """Answers which features of a node were in force before an edge. Immutable.
+
+    An update has no event time; its place is the number of edges before it in the log, and it is in
+    force before an edge e where that is at most e. Values are read from the mapped file when they
+    are asked for; in memory an update takes 16 bytes.
+    """
+
+    def __init__(self, file: FeatureFile, cut: int, num_updates: int, first_edge: int) -> None:
+        """file: of the log's reader, which is not refreshed meanwhile. cut: updates behind this
+        edge, and from the update number `num_updates` on, are left out. first_edge: of the log. Of
+        updates before it nobody knows any more how long before: they count from behind that edge on
+        where edges before it were dropped. Raises: DataDirectoryError."""
+        self._rows = file.mapped()
+        node, place, number = [], [], []
+        at = 0
+        while at < num_updates:
+            first, rows = file.rows(at)
+            if not len(rows):
+                break
+            at = first + len(rows)
+            kept = np.flatnonzero((rows["seq"] > 0) & (rows["edge"] <= cut))
+            kept = kept[first + kept < num_updates]
+            node.append(rows["node"][kept])
+            place.append(rows["edge"][kept])
+            number.append(first + kept)
+        none = np.zeros(0, np.int64)
+        node_U, place_U, number_U = (np.concatenate([none, *x]) for x in (node, place, number))
+        if first_edge > 0:
+            place_U[place_U <= first_edge] = first_edge + 1
+
+        # One number a pair of node and place, ascending; updates of one place keep their order.
+        self._place_P, rank_U = np.unique(place_U, return_inverse=True)
+        key_U = node_U * max(len(self._place_P), 1) + rank_U
+        order = np.argsort(key_U, kind="stable")
+        self._key_U = key_U[order]
+        self._number_U = number_U[order]
+
+    def places(self) -> tuple[Int64, Int64]:
+        """The node and the place of each update, int64[U] both, by node."""
+        node_U, rank_U = np.divmod(self._key_U, max(len(self._place_P), 1))
+        return node_U, self._place_P[rank_U]
+
+    def before(self, node_N: Int64, edge_N: Int64) -> Float32:
+        """The features of nodes in force before an edge each, float32[N, dim]; zeros for none."""
+        dim = self._rows.dtype["values"].shape[0]
+        out = np.zeros((len(node_N), dim), np.float32)
+        if not len(self._key_U) or not dim:
+            return out
+        # The newest place at or before the edge, then the newest update of the node at or before
+        # that place.
+        rank_N = np.searchsorted(self._place_P, edge_N, side="right") - 1
+        first_N = node_N * len(self._place_P)
+        at_N = np.searchsorted(self._key_U, first_N + rank_N, side="right") - 1
+        has = (rank_N >= 0) & (at_N >= 0) & (self._key_U[at_N] >= first_N)
+        out[has] = self._rows["values"][self._number_U[at_N[has]]]
+        return out
+
+
+def _too_short() -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{FEATURES} is shorter than the journal says.", "restore it from a backup."
+    )
 
 
 def slices(

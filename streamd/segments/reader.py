@@ -10,7 +10,7 @@ from streamd.errors import TGUFError
 from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
 from streamd.segments.columns import EdgeColumns
 from streamd.segments.deletions import Deletions
-from streamd.segments.features import FeatureFile, FeatureUpdates
+from streamd.segments.features import FeatureFile, FeatureHistory, FeatureUpdates
 from streamd.segments.growing import GrowingArray
 from streamd.segments.journal import NOTHING, LogState
 from streamd.segments.layout import DELETIONS, FEATURES, KEYS, feature_row
@@ -143,6 +143,11 @@ class LogReader:
         """Begin to read the updates of node features, from the log's first one on."""
         return FeatureUpdates(self._features, self.state.schema.node_feature_dim)
 
+    def feature_history(self, cut: int, num_updates: int) -> FeatureHistory:
+        """The updates of node features before the edge `cut`, of the log's first ones. The reader
+        is not refreshed meanwhile."""
+        return FeatureHistory(self._features, cut, num_updates, self.first_edge)
+
     def _take_keys(self) -> None:
         removed = []
         numbers = []
@@ -249,3 +254,7 @@ class LogReader:
     def lower_bound(self, time_us: int) -> int:
         """First event id whose time is not before `time_us`; one past the newest where none is."""
         return self._segments.lower_bound(time_us)
+
+    def lower_bounds(self, time_T: Int64) -> Int64:
+        """`lower_bound` of many times, int64[T]."""
+        return self._segments.bounds(time_T)

@@ -8,14 +8,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from streamd.events import Progress, empty_batch
 from streamd.exchange.tfgnn.adjacency import adjacency
+from streamd.exchange.tfgnn.assembly import Assembler
+from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
 from streamd.exchange.tfgnn.draws import ENDLESS, draw_keys, hash_strings
+from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
+from streamd.exchange.tfgnn.log_graph import load_log_graph
+from streamd.exchange.tfgnn.log_rows import LogRows
+from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.sampling import walk
+from streamd.exchange.tfgnn.sampling import Sampler, walk
 from streamd.exchange.tfgnn.schema import (
     TYPES,
     EdgeSet,
@@ -25,9 +33,13 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
     schema_text,
 )
+from streamd.exchange.tfgnn.seeds import name_samples
 from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
 from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
+from streamd.maintenance import open_log
+from streamd.segments.log import LogWriter
+from streamd.settings import load_settings, schema_of
 from tests.benchmarks.measure import Row, best_seconds
 
 SCALE, DIM, HUB = 20, 128, 10**6
@@ -100,24 +112,104 @@ def hub() -> list[Row]:
     return found
 
 
+class Begun:
+    """Notes when a run begins to sample, after it has read."""
+
+    def __init__(self) -> None:
+        self.began, self.sampling = time.perf_counter(), 0.0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if step == "sampling" and not self.sampling:
+            self.sampling = time.perf_counter()
+
+
+def live(folder: Path, what: str, papers: int) -> list[Row]:
+    """The same graph as a log, which has a time for each edge, and training samples of its events."""
+    settings, data = folder / "settings.yaml", folder / "data"
+    with settings.open("w") as file:
+        subprocess.run([sys.executable, "-m", "streamd", "config", "--from-schema", folder], stdout=file, check=True)
+    subprocess.run([sys.executable, "-m", "streamd", "tfgnn", "import", folder, "--config", settings, "--data-dir", data], check=True,
+                   capture_output=True)
+    log = open_log(data)
+    source = LogSource(log=log, declared=declared_sets(load_settings(settings, {"data_dir": data})[0], log.state.schema))
+    text = (folder / "spec.binpb").read_text().replace('"written"', '"rev_writes"')
+    (folder / "live.pbtxt").write_text(text)
+    (folder / "links.pbtxt").write_text(
+        'symmetric_link_seed_op { op_name: "seed" }' + text[text.index("sampling_ops"):].replace("RANDOM_UNIFORM", "LATEST_K"))
+    # Every paper as of a time of its own, in the second half.
+    rng, times = np.random.default_rng(1), log.time_of(np.array([log.num_edges // 2, log.num_edges - 1]))
+    rows = zip(range(papers), rng.integers(*times, papers).tolist(), strict=True)
+    (folder / "seeds.csv").write_text("\n".join(["id,time", *(f"p{n},{time}" for n, time in rows)]))
+    found = []
+    for name, seeds in (("a log", None), ("a log, each paper as of its own time", folder / "seeds.csv")):
+        out, begun = folder / name.replace(" ", "") / "s.tfrecord@4", Begun()
+        sample_log(plan_log_run(source.declared, folder / "live.pbtxt", out, with_reverse=True, seeds=seeds), source, begun)
+        size = sum(p.stat().st_size for p in out.parent.iterdir()) / 1e6
+        found.append(Row(f"{name}: {what}; {size:,.0f} MB", papers / (time.perf_counter() - begun.sampling), "samples/s"))
+        found.append(Row(f"{name}: reading it before", begun.sampling - begun.began, "s"))
+    recent = LogSource(log=log, declared=source.declared, start_us=int(log.time_of(np.array([log.num_edges - 10_000]))[0]))
+    begun = Begun()
+    plan = plan_link_run(source.declared, folder / "links.pbtxt", folder / "links" / "s.tfrecord", edge_set="writes", negatives=4, with_reverse=True)
+    count, _ = sample_links(plan, recent, begun)
+    found.append(Row("training samples of events, 4 negatives each", count / (time.perf_counter() - begun.sampling), "samples/s"))
+    return found
+
+
+def live_hub(folder: Path) -> list[Row]:
+    """A log with a node of 10^6 edges: read, and one sample at a time drawn and made a record."""
+    sets = {"graph.node_sets": {"n": {}}, "graph.edge_sets": {"e": {"source": "n", "target": "n", "features": {"weight": "number"}}}}
+    settings, rng = load_settings(None, {"data_dir": folder, **sets}, environ={})[0], np.random.default_rng(0)
+    writer = LogWriter(folder, schema_of(settings), 500_000)
+    nodes = num = 50_000
+    for at in range(0, HUB, num):
+        ids = rng.integers(1, nodes, num)
+        new = tuple(range(nodes)) if at == 0 else ()
+        writer.keys.update({key: key for key in new})
+        rows = np.zeros((num, 1), np.float32)
+        rows[:, 0] = rng.random(num)
+        writer.commit(replace(empty_batch(schema_of(settings)), src_E=np.zeros(num, np.int64), dst_E=ids, time_E=at + np.arange(num), msg_ED=rows,
+                              new_keys=new), Progress(), at + num)
+    writer.close()
+    log = open_log(folder)
+    source = LogSource(log=log, declared=declared_sets(settings, log.state.schema))
+    found = []
+    for strategy in ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K"):
+        spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="n"), sampling_ops=(
+            SamplingOp(op_name="hop", input_op_names=("seed",), edge_set_name="e", sample_size=16, strategy=strategy),))
+        begin, schema = time.perf_counter(), graph_schema(source.declared)
+        graph = load_log_graph(LogRows(log, source.declared, source.cut()), schema, (["n"], ["e"]), others={})
+        sampler, assembler = Sampler(graph, schema, spec, seed=0, timed_seeds=True), Assembler(graph, schema, "n", True)
+        made = name_samples([b"0"], [HUB // 2])
+
+        def draw(sampler=sampler, assembler=assembler, made=made):
+            return list(assembler.records(sampler.sample(made)))
+
+        assert draw()
+        if strategy == "TOP_K":
+            found.append(Row("a log of 10^6 edges at a node: read and sorted", time.perf_counter() - begin, "s"))
+        found.append(Row(f"16 of its edges as of its middle, {strategy}, as a record", best_seconds(draw) * 1e3, "ms"))
+    return found
+
+
 def run() -> list[Row]:
     found = hub()
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        found += live_hub(Path(name) / "log")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
         papers, edges = make(folder)
         what = f"{papers:,} papers, {edges:,} edges, 6 operations, every paper a seed"
         out = folder / "memory" / "s.tfrecord@4"
-        began, begun = time.perf_counter(), []
-
-        def note(step, done, total):
-            if step == "sampling" and not begun:
-                begun.append(time.perf_counter())
-
-        sample_tables(plan_run(folder / "graph.pbtxt", folder / "spec.binpb", out), note)
-        seconds = time.perf_counter() - begun[0]
+        begun = Begun()
+        sample_tables(plan_run(folder / "graph.pbtxt", folder / "spec.binpb", out), begun)
+        seconds = time.perf_counter() - begun.sampling
         size = sum(p.stat().st_size for p in out.parent.iterdir()) / 1e6
         found.append(Row(f"in memory: {what}; {size:,.0f} MB", papers / seconds, "samples/s"))
-        found.append(Row("in memory: reading the tables before", begun[0] - began, "s"))
+        found.append(Row("in memory: reading the tables before", begun.sampling - begun.began, "s"))
+        begun = Begun()
+        sample_tables(plan_run(folder / "graph.pbtxt", folder / "spec.binpb", folder / "both" / "s.tfrecord@4", processes=2), begun)
+        found.append(Row("in memory, two processes", papers / (time.perf_counter() - begun.sampling), "samples/s"))
+        found += live(folder, what, papers)
         if Path(f"{sys.prefix}-contract-beam/bin/python").exists():
             for label, options in (("one process", []), ("two processes", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"])):
                 other = folder / label / "s.tfrecord@4"

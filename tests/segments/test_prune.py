@@ -338,3 +338,31 @@ def test_nothing_is_dropped_or_compacted_while_a_pruning_is_under_way(writer, re
     edge(writer)
     house.compact()
     assert len(rewrites) == 2 and rewrites[1] > 1000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_answers_for_any_edge_what_was_in_force_before_it(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(features, "SLICE_BYTES", 5 * ROW.itemsize)
+    rng = np.random.default_rng(seed)
+    writer = LogWriter(tmp_path, SCHEMA, SEGMENT)
+    grow(writer, 60, 80, rng)
+    rows, count = stored_rows(tmp_path), 70
+    cut = int(rng.integers(30, 60))
+    history = LogReader.open(tmp_path).feature_history(cut, count)
+    nodes, edges = np.repeat(np.arange(NODES), 62), np.tile(np.arange(62), NODES)
+    want = [in_force(rows[:count], min(edge, cut))[node] for node, edge in zip(nodes.tolist(), edges.tolist(), strict=True)]
+    assert (history.before(nodes, edges) == np.array(want)).all()
+    first = rows[:count][rows[:count]["edge"] <= cut]
+    assert sorted(zip(*(x.tolist() for x in history.places()), strict=True)) == sorted(zip(first["node"].tolist(), first["edge"].tolist(), strict=True))
+    # It stays as it is when updates come and others are pruned; a new one says the same of edges behind the log's first.
+    grow(writer, 5, 30, rng)
+    writer.drop_before(20)
+    prune_all(writer)
+    assert (history.before(nodes, edges) == np.array(want)).all()
+    late = edges > writer.state.first_edge
+    again = LogReader.open(tmp_path).feature_history(cut, count)
+    assert (again.before(nodes[late], edges[late]) == np.array(want)[late]).all()
+    # How long before it an update came that lies at the first edge or before, nobody knows.
+    assert not again.before(nodes[~late], edges[~late]).any()
+    writer.close()
+    assert not LogReader.open(tmp_path).feature_history(cut, 0).before(nodes, edges).any()

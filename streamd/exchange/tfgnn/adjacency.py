@@ -8,6 +8,7 @@ a log. Nodes are numbered by their ids in the order of their bytes, and the edge
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -92,13 +93,41 @@ class Adjacency:
         return np.lexsort((-places, -self.weight_E, self.source_E))
 
 
+class FeatureReader(Protocol):
+    """Reads features that a graph does not hold."""
+
+    def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
+        """The features of nodes of a set in force before a time each."""
+
+    def of_edges(self, name: str, row_E: Array) -> Values:
+        """The features of edges of a set."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """The node sets and edge sets that a sampler walks on. latent: node sets without a table."""
+    """The node sets and edge sets that a sampler walks on.
+
+    latent: node sets without a table. reader: of features, where nodes and edges hold none.
+    """
 
     node_sets: Mapping[str, NodeTable]
     edge_sets: Mapping[str, Adjacency]
     latent: frozenset[str] = frozenset()
+    reader: FeatureReader | None = None
+
+    def node_features(self, name: str, node_N: Array, until_N: Array) -> Values:
+        """The features of some nodes of a set, before a time each where they change."""
+        table = self.node_sets[name]
+        if self.reader is not None:
+            return self.reader.of_nodes(name, table.row_N[node_N], until_N)
+        return take(table.features, table.row_N[node_N])
+
+    def edge_features(self, name: str, edge_E: Array) -> Values:
+        """The features of some edges of a set."""
+        edges = self.edge_sets[name]
+        if self.reader is not None:
+            return self.reader.of_edges(name, edges.row_E[edge_E])
+        return take(edges.features, edges.row_E[edge_E])
 
 
 def edge_order(
@@ -140,12 +169,18 @@ def adjacency(
     *,
     time_E: Array | None = None,
     weight_E: Array | None = None,
+    row_E: Array | None = None,
     features: Values,
     types: Features,
+    read: Callable[[Array], Values] | None = None,
     where: str,
 ) -> Adjacency:
-    """Edges in any order, by their source. types: of their features. Raises: TFGNNError for a
-    weight that is negative or no finite number."""
+    """Edges in any order, by their source.
+
+    row_E: rows of their features, int64; their places otherwise. types: of the features that tell
+    edges apart which are the same in all else. read: gives rows of features that are not held.
+    Raises: TFGNNError for a weight that is negative or no finite number.
+    """
     if weight_E is not None:
         wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))
         if len(wrong):
@@ -155,7 +190,9 @@ def adjacency(
             )
 
     def contents(edges: list[int]) -> list[bytes]:
-        return row_bytes(take(features, np.array(edges, np.int64)), types, len(edges), where)
+        rows = np.array(edges, np.int64) if row_E is None else row_E[edges]
+        values = take(features, rows) if read is None else read(rows)
+        return row_bytes(values, types, len(edges), where)
 
     order = edge_order(source_E, target_E, time_E, weight_E, contents if types else None)
     source_E = source_E[order]
@@ -163,7 +200,7 @@ def adjacency(
         start_N=np.searchsorted(source_E, np.arange(num_sources + 1)),
         source_E=source_E,
         target_E=target_E[order],
-        row_E=order,
+        row_E=order if row_E is None else row_E[order],
         time_E=None if time_E is None else time_E[order],
         weight_E=None if weight_E is None else weight_E[order],
         features=features,

@@ -8,7 +8,7 @@ import numpy as np
 from streamd.exchange.tfgnn.adjacency import Graph
 from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.sampling import NONE, Found
+from streamd.exchange.tfgnn.sampling import NONE, Found, Pairs
 from streamd.exchange.tfgnn.schema import (
     TYPES,
     Context,
@@ -26,7 +26,6 @@ from streamd.exchange.tfgnn.tensor import (
     Value,
     Values,
     no_rows,
-    take,
 )
 
 ID = "#id"
@@ -42,6 +41,13 @@ def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> Gra
     context = {"sample_id": TEXT, "seed_id": TEXT}
     if timed_seeds:
         context["seed_time"] = TIME
+    return schema_of_samples(schema, context, (seed_set,))
+
+
+def schema_of_samples(
+    schema: GraphSchema, context: Mapping[str, Feature], roots: tuple[str, ...]
+) -> GraphSchema:
+    """The same with features of the context and node sets of seeds as given."""
     node_sets = {}
     for name, one in schema.node_sets.items():
         features = {ID: TEXT} if is_latent(one) else {}
@@ -53,7 +59,7 @@ def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> Gra
         edge_sets={
             name: replace(one, metadata=None, context=()) for name, one in schema.edge_sets.items()
         },
-        info=OriginInfo(graph_type="SUBGRAPH", root_sets=(seed_set,)),
+        info=OriginInfo(graph_type="SUBGRAPH", root_sets=roots),
     )
 
 
@@ -78,80 +84,105 @@ class Assembler:
 
     def records(self, found: Found) -> Iterator[bytes]:
         """Yield the record of each sample, in their order."""
-        num = len(found.seeds.seed_ids)
-        names = found.seeds.sample_ids
+        seeds, names = found.seeds, found.seeds.sample_ids
         number = self._graph.node_sets[self._seed_set].number
-        seed_S = np.array([number.get(id, -1) for id in found.seeds.seed_ids], np.int64)
+        seed_S = np.array([number.get(id, -1) for id in seeds.seed_ids], np.int64)
+        first = {self._seed_set: seed_S}
+        body = Body(self._graph, self.schema, found.nodes, found.edges, seeds.until_S, first)
 
-        nodes, places = {}, {}
-        for name, node_set in self.schema.node_sets.items():
-            sample_N, node_N = found.nodes.get(name, (NONE, NONE))
-            if name == self._seed_set:
-                order = np.lexsort((node_N, node_N != seed_S[sample_N], sample_N))
-                sample_N, node_N = sample_N[order], node_N[order]
-            bounds = np.searchsorted(sample_N, np.arange(num + 1))
-            places[name] = _Places(sample_N, node_N, bounds)
-            nodes[name] = bounds, _split(self._node_features(name, node_set, node_N), bounds)
-        edges = {}
-        for name, edge_set in self.schema.edge_sets.items():
-            edges[name] = self._edges(name, edge_set, found, places, num)
-
-        context: dict[str, Array] = {"sample_id": _texts(names)}
-        context["seed_id"] = _texts(found.seeds.seed_ids)
+        context: dict[str, Array] = {"sample_id": texts(names), "seed_id": texts(seeds.seed_ids)}
         if self._timed:
-            context["seed_time"] = found.seeds.until_S
-        for s in range(num):
+            context["seed_time"] = seeds.until_S
+        for s, name in enumerate(names):
             graph = GraphTensor(
                 context={name: value[s : s + 1] for name, value in context.items()},
-                node_sets={
-                    name: Nodes(sizes_C=np.diff(bounds[s : s + 2]), features=parts[s])
-                    for name, (bounds, parts) in nodes.items()
-                },
-                edge_sets={
-                    name: Edges(
-                        sizes_C=np.diff(bounds[s : s + 2]),
-                        source_E=source[bounds[s] : bounds[s + 1]],
-                        target_E=target[bounds[s] : bounds[s + 1]],
-                        features=parts[s],
-                    )
-                    for name, (bounds, source, target, parts) in edges.items()
-                },
+                node_sets=body.nodes(s),
+                edge_sets=body.edges(s),
             )
-            yield self._codec.encode(graph, f"sample {names[s].decode(errors='replace')!r}")
+            yield self._codec.encode(graph, f"sample {name.decode(errors='replace')!r}")
 
-    def _node_features(self, name: str, node_set: NodeSet, node_N: Array) -> Values:
-        """The features of some nodes."""
+
+class Body:
+    """The nodes and edges of S samples with their features, in the order of a record. Immutable.
+
+    places: where nodes stand in their samples, by node set.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schema: GraphSchema,
+        nodes: Pairs,
+        edges: Pairs,
+        until_S: Array,
+        first: Mapping[str, Array],
+    ) -> None:
+        """schema: whose sets the samples have. first: by node set, the node that comes first in
+        each sample."""
+        self._graph = graph
+        self.places: dict[str, Places] = {}
+        self._nodes = {}
+        samples = np.arange(len(until_S) + 1)
+        for name, node_set in schema.node_sets.items():
+            sample_N, node_N = nodes.get(name, (NONE, NONE))
+            if name in first:
+                order = np.lexsort((node_N, node_N != first[name][sample_N], sample_N))
+                sample_N, node_N = sample_N[order], node_N[order]
+            bounds = np.searchsorted(sample_N, samples)
+            self.places[name] = Places(sample_N, node_N, bounds)
+            features = self._node_features(name, node_set, node_N, until_S[sample_N])
+            self._nodes[name] = bounds, _split(features, bounds)
+        self._edges = {}
+        for name, edge_set in schema.edge_sets.items():
+            self._edges[name] = self._of_set(name, edge_set, edges, samples)
+
+    def nodes(self, sample: int) -> dict[str, Nodes]:
+        """The nodes of a sample."""
+        return {
+            name: Nodes(sizes_C=np.diff(bounds[sample : sample + 2]), features=parts[sample])
+            for name, (bounds, parts) in self._nodes.items()
+        }
+
+    def edges(self, sample: int) -> dict[str, Edges]:
+        """The edges of a sample."""
+        return {
+            name: Edges(
+                sizes_C=np.diff(bounds[sample : sample + 2]),
+                source_E=source[bounds[sample] : bounds[sample + 1]],
+                target_E=target[bounds[sample] : bounds[sample + 1]],
+                features=parts[sample],
+            )
+            for name, (bounds, source, target, parts) in self._edges.items()
+        }
+
+    def _node_features(self, name: str, node_set: NodeSet, node_N: Array, until_N: Array) -> Values:
+        """The features of some nodes, before a time each."""
         if not len(node_N):
             return no_rows(node_set.features)
         table = self._graph.node_sets[name]
         features = {}
         if ID in node_set.features:
-            features[ID] = _texts([table.ids[n] for n in node_N.tolist()])
-        return features | take(table.features, table.row_N[node_N])
+            features[ID] = texts([table.ids[n] for n in node_N.tolist()])
+        return features | dict(self._graph.node_features(name, node_N, until_N))
 
-    def _edges(
-        self,
-        name: str,
-        edge_set: EdgeSet,
-        found: Found,
-        places: "Mapping[str, _Places]",
-        num: int,
+    def _of_set(
+        self, name: str, edge_set: EdgeSet, edges: Pairs, samples: Array
     ) -> tuple[Array, Array, Array, list[Values]]:
         """Where each sample's edges begin, the places of their sources and targets, features."""
-        if name not in found.edges:
-            bounds = np.zeros(num + 1, np.int64)
+        if name not in edges:
+            bounds = np.zeros(len(samples), np.int64)
             return bounds, NONE, NONE, _split(no_rows(edge_set.features), bounds)
         table = self._graph.edge_sets[name]
-        sample_E, edge_E = found.edges[name]
-        source = places[edge_set.source].of(sample_E, table.source_E[edge_E])
-        target = places[edge_set.target].of(sample_E, table.target_E[edge_E])
+        sample_E, edge_E = edges[name]
+        source = self.places[edge_set.source].of(sample_E, table.source_E[edge_E])
+        target = self.places[edge_set.target].of(sample_E, table.target_E[edge_E])
         order = np.lexsort((edge_E, target, source, sample_E))
-        bounds = np.searchsorted(sample_E[order], np.arange(num + 1))
-        features = take(table.features, table.row_E[edge_E[order]])
+        bounds = np.searchsorted(sample_E[order], samples)
+        features = self._graph.edge_features(name, edge_E[order])
         return bounds, source[order], target[order], _split(features, bounds)
 
 
-class _Places:
+class Places:
     """Where nodes stand in their samples."""
 
     def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
@@ -168,7 +199,7 @@ class _Places:
         return places
 
 
-def _texts(values: list[bytes]) -> Array:
+def texts(values: list[bytes]) -> Array:
     """Strings as an array of bytes."""
     array = np.empty(len(values), object)
     array[:] = values

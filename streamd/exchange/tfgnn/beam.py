@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.assembly import is_latent
+from streamd.exchange.tfgnn.assembly import is_latent, sampled_schema
 from streamd.exchange.tfgnn.beam_blocks import TableFile, plain_rows, read_file
 from streamd.exchange.tfgnn.beam_steps import (
     Plan,
@@ -26,7 +26,7 @@ from streamd.exchange.tfgnn.beam_steps import (
     no_samples,
     write_shard,
 )
-from streamd.exchange.tfgnn.sampled import Marker, Run, write_schema
+from streamd.exchange.tfgnn.sampled import Marker, TableRun, write_schema
 from streamd.exchange.tfgnn.sampling import check_columns, check_time, seed_set
 from streamd.exchange.tfgnn.schema import NodeSet, read_schema, schema_file
 from streamd.exchange.tfgnn.shards import find_files
@@ -46,7 +46,7 @@ REFUSED = {
 """Runners that were tried and give wrong answers."""
 
 
-def sample_with_beam(run: Run, runner: str, options: list[str]) -> int:
+def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
     """Sample from tables by a pipeline and wait for it.
 
     runner: the name of Beam's. options: further ones for Beam, as on its command line. Workers
@@ -65,7 +65,7 @@ def sample_with_beam(run: Run, runner: str, options: list[str]) -> int:
             "Apache Beam is not installed.", "pip install 'streamd[beam]', or leave --runner out."
         ) from None
 
-    marker = Marker(run)
+    marker = Marker(run.output, run.state())
     if marker.begin():
         raise TFGNNError(
             f"Some shards of {run.output} are there already.", "remove them, or choose a new name."
@@ -84,7 +84,7 @@ def sample_with_beam(run: Run, runner: str, options: list[str]) -> int:
     try:
         with beam.Pipeline(runner=runner, options=PipelineOptions(options)) as pipeline:
             build(pipeline, run, plan, files)
-        write_schema(run, timed)
+        write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
         count = files.count_seeds()
         marker.end(count)
     finally:
@@ -94,7 +94,7 @@ def sample_with_beam(run: Run, runner: str, options: list[str]) -> int:
     return count
 
 
-def build(pipeline: Any, run: Run, plan: Plan, files: "_Files") -> None:
+def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
     """The steps of the pipeline."""
     import apache_beam as beam
 
@@ -130,7 +130,7 @@ def build(pipeline: Any, run: Run, plan: Plan, files: "_Files") -> None:
 class _Files:
     """The files that a run reads. Immutable."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TableRun) -> None:
         self._run = run
         self.node_sets, self.edge_sets = needed_sets(run.schema, run.spec, run.aggregation)
         if run.seeds is None:

@@ -78,6 +78,16 @@ def draw_keys(seed: int, op_name: str, sample_R: Array, node_R: Array) -> Array:
 
 
 @kernel
+def draw_places(key_S: Array, count_S: Array, out_SK: Array) -> None:
+    """Write K places of each of S draws, uniformly of 0 to count_S - 1, any of them again too; -1
+    where there is none."""
+    for s in range(len(out_SK)):
+        for k in range(out_SK.shape[1]):
+            count = count_S[s]
+            out_SK[s, k] = min(int(_uniform(key_S[s], k) * count), count - 1) if count else -1
+
+
+@kernel
 def sum_weights(start_N: Array, weight_E: Array, sum_E: Array) -> None:
     """Write the sums of the weights of a node's edges up to each; nothing of other nodes counts."""
     for n in range(len(start_N) - 1):

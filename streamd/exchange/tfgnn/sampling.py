@@ -30,16 +30,30 @@ AGGREGATIONS = ("edge", "node")
 """Which edges a sample keeps: those walked along, or all between its nodes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Found:
-    """What some samples hold: places of samples and numbers of nodes and edges, by set.
+Pairs = Mapping[str, tuple[Array, Array]]
+"""Places of samples and numbers of nodes or edges, by set."""
 
-    nodes: sample_N, node_N, each node of a sample once; edges: sample_E, edge_E.
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Starts:
+    """Where S samples begin.
+
+    nodes: each node of a sample once. until_S: int64, the time from which on a sample holds
+    nothing. hash_S: uint64, of what tells each sample from all others.
     """
 
+    nodes: Pairs
+    until_S: Array
+    hash_S: Array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """What the samples of some seeds hold: their nodes and edges, each once."""
+
     seeds: Seeds
-    nodes: Mapping[str, tuple[Array, Array]]
-    edges: Mapping[str, tuple[Array, Array]]
+    nodes: Pairs
+    edges: Pairs
 
 
 def seed_set(spec: SamplingSpec) -> str:
@@ -101,11 +115,13 @@ class Sampler:
         self._spec = spec
         self._seed = seed
         self._aggregation = aggregation
-        self._seed_set = seed_set(spec)
         for op in spec.sampling_ops:
             edges = graph.edge_sets[op.edge_set_name]
             has = edges.weight_E is not None, edges.time_E is not None
             check_columns(op, *has, timed_seeds)
+            # Sorted and summed here, so that processes which begin later share it.
+            if op.strategy in ("TOP_K", "RANDOM_WEIGHTED"):
+                getattr(edges, "top_E" if op.strategy == "TOP_K" else "sum_E")
         if timed_seeds and aggregation == "node":
             for name, edges in graph.edge_sets.items():
                 check_time(name, edges.time_E is not None)
@@ -114,28 +130,41 @@ class Sampler:
 
     def sample(self, seeds: Seeds) -> Found:
         """What the samples of some seeds hold."""
-        number = self._graph.node_sets[self._seed_set].number
+        start = seed_set(self._spec)
+        number = self._graph.node_sets[start].number
         node_S = np.array([number[id] for id in seeds.seed_ids], np.int64)
-        ends = {self._spec.seed_op.op_name: (np.arange(len(node_S)), node_S)}
-        visited: dict[str, list[tuple[Array, Array]]] = {self._seed_set: list(ends.values())}
+        begin = {start: (np.arange(len(node_S)), node_S)}
+        starts = Starts(nodes=begin, until_S=seeds.until_S, hash_S=seeds.hash_S)
+        nodes, edges = self.walk(starts)
+        return Found(seeds=seeds, nodes=nodes, edges=edges)
+
+    def walk(self, starts: Starts) -> tuple[Pairs, Pairs]:
+        """The nodes and edges that some samples hold, each once."""
+        hash_S, until_S = starts.hash_S, starts.until_S
+        ends = {self._spec.seed_op.op_name: dict(starts.nodes)}
+        visited: dict[str, list[tuple[Array, Array]]] = {
+            name: [pairs] for name, pairs in starts.nodes.items()
+        }
         walked: dict[str, list[tuple[Array, Array]]] = {}
-        hash_S = seeds.hash_S
         for op in self._spec.sampling_ops:
             one = self._schema.edge_sets[op.edge_set_name]
             edges = self._graph.edge_sets[op.edge_set_name]
-            sample_R, node_R = self._unique(one.source, [ends[name] for name in op.input_op_names])
+            # Seeds may be of two sets; the operation begins at those of its edges' source.
+            inputs = [ends[name][one.source] for name in op.input_op_names]
+            sample_R, node_R = self._unique(one.source, inputs)
             hash_R = self._graph.node_sets[one.source].hash_N[node_R]
             key_R = draw_keys(self._seed, op.op_name, hash_S[sample_R], hash_R)
-            edge, num_R = walk(op, edges, node_R, seeds.until_S[sample_R], key_R, self._taken)
+            edge, num_R = walk(op, edges, node_R, until_S[sample_R], key_R, self._taken)
             sample = np.repeat(sample_R, num_R)
             walked.setdefault(op.edge_set_name, []).append((sample, edge))
-            ends[op.op_name] = sample, edges.target_E[edge]
-            visited.setdefault(one.target, []).append(ends[op.op_name])
+            pairs = sample, edges.target_E[edge]
+            ends[op.op_name] = {one.target: pairs}
+            visited.setdefault(one.target, []).append(pairs)
 
         nodes = {name: self._unique(name, found) for name, found in visited.items()}
         nodes = {name: self._with_rows(name, *found) for name, found in nodes.items()}
         between = self._between if self._aggregation == "node" else self._of_walk
-        return Found(seeds=seeds, nodes=nodes, edges=between(nodes, walked, seeds.until_S))
+        return nodes, between(nodes, walked, until_S)
 
     def _unique(self, node_set: str, found: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         """Pairs of sample and node, ascending and each once."""
@@ -158,7 +187,7 @@ class Sampler:
 
     def _of_walk(
         self,
-        nodes: Mapping[str, tuple[Array, Array]],
+        nodes: Pairs,
         walked: Mapping[str, list[tuple[Array, Array]]],
         until_S: Array,
     ) -> dict[str, tuple[Array, Array]]:
@@ -177,7 +206,7 @@ class Sampler:
 
     def _between(
         self,
-        nodes: Mapping[str, tuple[Array, Array]],
+        nodes: Pairs,
         walked: Mapping[str, list[tuple[Array, Array]]],
         until_S: Array,
     ) -> dict[str, tuple[Array, Array]]:
@@ -196,7 +225,7 @@ class Sampler:
 
     def _is_in(
         self,
-        nodes: Mapping[str, tuple[Array, Array]],
+        nodes: Pairs,
         node_set: str,
         sample: Array,
         node: Array,

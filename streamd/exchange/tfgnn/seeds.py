@@ -21,6 +21,9 @@ class Seeds:
     nth_S: Array
     until_S: Array
 
+    def __len__(self) -> int:
+        return len(self.seed_ids)
+
     @property
     def sample_ids(self) -> list[bytes]:
         """The names of the samples: of the seed, and `:1` behind it for its second sample."""

@@ -79,7 +79,7 @@ def export_tables(
             node_sets[name] = replace(node_set, metadata=metadata)
             num_nodes += metadata.cardinality or 0
         for name in declared.edge_sets:
-            told = telling(f"edges {name}", max(rows.cut - options.first, 0))
+            told = telling(f"edges {name}", max(rows.cut.edge - options.first, 0))
             table = rows.edge_rows(name, options.first, told)
             metadata = write(f"edges/{name}.{end}", edge_sets[name], table)
             edge_sets[name] = replace(edge_sets[name], metadata=metadata)

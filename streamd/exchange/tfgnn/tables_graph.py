@@ -22,11 +22,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def needed_sets(
-    schema: GraphSchema, spec: SamplingSpec, aggregation: str
+    schema: GraphSchema, spec: SamplingSpec, aggregation: str, starts: Iterable[str] | None = None
 ) -> tuple[list[str], list[str]]:
-    """The node sets and edge sets that sampling looks at."""
+    """The node sets and edge sets that sampling looks at. starts: node sets of the seeds, that of
+    the spec where None."""
     names = {op.edge_set_name for op in spec.sampling_ops}
-    nodes = {seed_set(spec)}
+    nodes = {seed_set(spec)} if starts is None else set(starts)
     for name in names:
         nodes |= {schema.edge_sets[name].source, schema.edge_sets[name].target}
     if aggregation == "node":

@@ -83,25 +83,31 @@ def running(weights):
     return sums
 
 
-def sample(nodes, edges, sets, seed_set, ops, seed_id, *, nth=0, until=None, seed=0, aggregation="edge"):
-    """One sample: ({node set: ids in order}, {edge set: [(source, target, features)] in order})."""
+def sample(nodes, edges, sets, seed_set, ops, seed_id, *, nth=0, until=None, seed=0, aggregation="edge", starts=None, name=None):
+    """One sample: ({node set: ids in order}, {edge set: [(source, target, features)] in order}).
+
+    starts: where it begins, as (set, id), and name: of the sample; those of the seed otherwise.
+    """
+    name_of_sample = b"%d:%s" % (nth, seed_id) if name is None else name
+    starts = {(seed_set, seed_id)} if starts is None else set(starts)
+
     def order(e):
         return e[2] or 0, e[1], e[3] or 0, e[4]
 
     def of(name, node):
         return sorted((e for e in edges[name] if e[0] == node and (until is None or e[2] < until)), key=order)
 
-    ends = {"seed": {seed_id}}
-    visited = Counter({(seed_set, seed_id): 1})
+    ends = {"seed": starts}
+    visited = Counter(starts)
     walked = {}
     for op, inputs, name, size, strategy in ops:
         ends[op] = set()
-        for node in set().union(*(ends[i] for i in inputs)):
-            key = mix(mix(hashed(f"{seed} {op}".encode()) ^ hashed(b"%d:%s" % (nth, seed_id))) ^ hashed(node))
+        for _, node in {pair for i in inputs for pair in ends[i] if pair[0] == sets[name][0]}:
+            key = mix(mix(hashed(f"{seed} {op}".encode()) ^ hashed(name_of_sample)) ^ hashed(node))
             found = of(name, node)
             for place in draw(strategy, size, found, key):
                 walked.setdefault(name, {})[node, place] = found[place]
-                ends[op].add(found[place][1])
+                ends[op].add((sets[name][1], found[place][1]))
                 visited[sets[name][1], found[place][1]] += 1
 
     kept = {name: {id for s, id in visited if s == name and (table is None or id in table)} for name, table in nodes.items()}

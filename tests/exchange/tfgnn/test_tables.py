@@ -15,7 +15,7 @@ from streamd.exchange import produce
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
-from streamd.exchange.tfgnn.log_rows import LogRows
+from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
 from streamd.exchange.tfgnn.schema import read_schema
 from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
 from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
@@ -119,7 +119,7 @@ def nodes_of(log):
 
 def exported(made, log, folder, cut=None, numbers=False, **options):
     declared = declared_sets(made, log.state.schema)
-    rows = LogRows(log, as_numbers(declared) if numbers else declared, log.num_edges if cut is None else cut)
+    rows = LogRows(log, as_numbers(declared) if numbers else declared, LogCut.of(log, log.num_edges if cut is None else cut))
     return export_tables(rows, folder, TableOptions(**options))
 
 
