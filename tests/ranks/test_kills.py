@@ -1,0 +1,138 @@
+"""Ranks of the real trainer, started as users start them, are killed and frozen at any moment: every window is learned, none twice."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from streamd.processes import PYTHON
+from streamd.registry import Registry
+from streamd.settings import as_environment
+from streamd.windows.history import HistoryReader
+from tests.ranks.test_start import is_alive, soon
+from tests.ranks.test_trainer import check_alike
+from tests.ranks.worlds import World
+
+SMALL = {"training__nice": 0, "training__rank_timeout_seconds": 5, "telemetry__log_format": "json"}
+
+
+def children(pid):
+    """Process ids of the children of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+class Learning:
+    """A log that ranks learn, and the agent that starts them."""
+
+    def __init__(self, path, size, wanted):
+        self.world, self.path, self.size, self.wanted = World(path, training__ranks=size, **SMALL).grow(), path, size, wanted
+        self.agent, self.seen = None, set()
+
+    def start(self):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(self.world.settings)
+        with (self.path / "output").open("ab") as output:
+            self.agent = subprocess.Popen((*PYTHON, "-m", "streamd", "run", "--role", "train"), env=env, stdout=output, stderr=output)
+
+    def ranks(self):
+        """Process ids of the ranks, once all are there."""
+        found = soon(lambda: len(found := children(self.agent.pid)) >= self.size and found, "ranks are there")
+        self.seen |= set(found)
+        return found
+
+    def done(self):
+        """Windows that are learned and recorded."""
+        return len(HistoryReader(self.path).refresh())
+
+    def wait_for(self, count):
+        """Wait until so many windows are learned, or all."""
+        soon(lambda: self.done() >= min(count, self.wanted), f"{count} windows are learned", 180)
+
+    def strike(self, victim, number):
+        """Send a signal; a killed agent leaves no rank, and is started again."""
+        if is_alive(victim):
+            os.kill(victim, number)
+        if victim == self.agent.pid:
+            self.agent.wait()
+            soon(lambda: not any(map(is_alive, self.seen)), "no rank outlives its agent")
+            self.start()
+
+    def stop(self):
+        self.seen |= set(children(self.agent.pid))
+        self.agent.send_signal(signal.SIGTERM)
+        assert self.agent.wait(30) == 0
+        assert not any(map(is_alive, self.seen)), "none is left"
+
+    def close(self):
+        for pid in [self.agent.pid, *children(self.agent.pid), *self.seen]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.agent.wait()
+
+
+def learned_in_spite_of(path, alone, size, rng, kills, number=signal.SIGKILL, what="rank"):
+    """Learn a log by ranks, of which one, or their agent, gets a signal so many times. Returns: seconds from each signal to the next
+    learned window."""
+    learning, seconds = Learning(path, size, wanted=len(HistoryReader(alone.path).refresh())), []
+    learning.start()
+    try:
+        for _ in range(kills):
+            ranks = learning.ranks()
+            # Most are struck in the middle of a window, some while they load.
+            if rng.random() < 0.8:
+                learning.wait_for(learning.done() + 1)
+            time.sleep(rng.uniform(0, 0.4))
+            at, begun = learning.done(), time.monotonic()
+            if at == learning.wanted:
+                break
+            learning.strike(learning.agent.pid if what == "agent" else rng.choice(ranks), number)
+            learning.wait_for(at + 1)
+            seconds.append(time.monotonic() - begun)
+        learning.wait_for(learning.wanted)
+        learning.stop()
+    finally:
+        learning.close()
+
+    # Each window once, and what one trainer makes of them.
+    check_alike(path, alone.path)
+    names = Registry(learning.world.settings).names()
+    assert names == Registry(alone.settings).names() and len(set(names)) == len(names)
+    return seconds
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("alone") / "log", training__nice=0).grow()
+    world.learn(1)
+    return world
+
+
+def test_a_window_is_learned_once_although_a_rank_was_killed(tmp_path, alone):
+    assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), kills=1)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KILLS", "100")) // 3 + 1))
+def test_ranks_killed_at_a_hundred_moments(tmp_path, alone, seed):
+    """Three a run, as often as an agent starts its ranks again; more is its supervisor's."""
+    rng = random.Random(seed)
+    seconds = learned_in_spite_of(tmp_path / "log", alone, rng.choice([2, 2, 3]), rng, kills=3)
+    print(f"seed {seed}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "what"), [(signal.SIGSTOP, "rank"), (signal.SIGKILL, "agent")])
+def test_a_frozen_rank_or_a_killed_agent_costs_no_window(tmp_path, alone, number, what):
+    seconds = learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(3), kills=2, number=number, what=what)
+    print(f"{number.name} of a {what}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s")
