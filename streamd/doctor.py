@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamd.errors import KafkaError, StreamdError
-from streamd.processes import PYTHON
+from streamd.processes import PYTHON, place_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -292,6 +292,38 @@ def _device(settings: Settings) -> str:
     )
 
 
+def _ranks(settings: Settings) -> str:
+    """Check that the ranks of this machine have a core or a GPU each, and, under torchrun, a store
+    of their own at each start."""
+    from streamd.gpu import choose_device
+    from streamd.torchrun import UNSHARED_STORE
+
+    training = settings.training
+    if place_of(os.environ) is not None and os.environ.get(UNSHARED_STORE) != "1":
+        raise StreamdError(
+            "torchrun's ranks share their agent's store, where a killed rank leaves what stops the "
+            "next start.",
+            f"set {UNSHARED_STORE}=1 where torchrun is started.",
+        )
+    mesh = training.mesh or (1, training.ranks)
+    if mesh[0] * mesh[1] % training.ranks:
+        raise StreamdError(
+            f"training.mesh has {mesh[0]} x {mesh[1]} ranks, which machines of {training.ranks} do "
+            "not make.",
+            "correct training.mesh or training.ranks.",
+        )
+    if choose_device(settings.device) == "cuda":
+        import torch
+
+        unit, have = "GPUs", torch.cuda.device_count()
+    else:
+        unit, have = "threads on cores", len(os.sched_getaffinity(0)) // training.threads
+    seen = f"{training.ranks} on this machine, {have} {unit} for them"
+    if training.ranks > max(have, 1):
+        raise StreamdError(f"{seen}: they wait for one another.", "lower training.ranks.")
+    return seen
+
+
 def _kernels(_: Settings) -> str:
     """Compile or load the kernels."""
     seconds = warm_up()
@@ -325,6 +357,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "crc32c": _crc32c,
     "model": _model,
     "device": _device,
+    "ranks": _ranks,
     "kernels": _kernels,
     "roles": _roles,
 }

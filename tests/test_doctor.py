@@ -1,5 +1,6 @@
 """What `streamd doctor` says stops a run, and what does not."""
 
+import os
 import resource
 import socket
 import time
@@ -98,3 +99,23 @@ def test_the_schema_registry_is_asked_where_a_source_needs_it(tmp_path):
     check = run_check("schema registry", s)
     registry.stop()
     assert not check.good and "refuses our credentials" in check.seen
+
+
+def test_more_ranks_than_cores_and_a_mesh_that_they_do_not_make_are_bad(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert run_check("ranks", settings(tmp_path, training__threads=8)).good, "one rank may have more threads than there are cores"
+    assert run_check("ranks", settings(tmp_path, training__ranks=4, training__mesh=[2, 2])).good
+    check = run_check("ranks", settings(tmp_path, training__ranks=3, training__threads=2))
+    assert not check.good and "lower training.ranks" in check.seen and "2 threads on cores" in check.seen
+    check = run_check("ranks", settings(tmp_path, training__ranks=2, training__mesh=[1, 3]))
+    assert not check.good and "1 x 3 ranks" in check.seen
+
+
+def test_ranks_of_torchrun_that_share_its_store_are_bad(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    check = run_check("ranks", settings(tmp_path))
+    assert not check.good and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in check.seen
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert run_check("ranks", settings(tmp_path)).good
