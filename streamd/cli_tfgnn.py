@@ -312,9 +312,6 @@ def tfgnn_sample(
     data_dir: DataOption = None,
 ) -> None:
     """Sample subgraphs from the log, or from unigraph tables; a run that was stopped goes on."""
-    from streamd.exchange.tfgnn.log_sampled import plan_log_run, sample_log
-    from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-
     if runner is not None:
         _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
     if graph_schema is None:
@@ -338,13 +335,18 @@ def tfgnn_sample(
         def tell(what: str, at: int, of: int) -> None:
             line.of(what, at, of, "samples" if what == "sampling" else "rows")
 
+        # Workers of Beam have no more than tables need.
         if graph_schema is None:
+            from streamd.exchange.tfgnn.log_sampled import plan_log_run, sample_log
+
             source = _log_source(config, data_dir, start, end, numbers)
             run = plan_log_run(
                 source.declared, sampling_spec, output_samples, with_reverse=reversed_, **asked
             )
             count, kept = sample_log(run, source, tell)
         else:
+            from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
+
             planned = plan_run(
                 graph_schema, sampling_spec, output_samples, data_path=data_path, **asked
             )

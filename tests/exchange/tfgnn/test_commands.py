@@ -1,5 +1,7 @@
 """`streamd tfgnn`: its options, as ours and as TensorFlow GNN's sampler writes them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from streamd.errors import SettingsError, TFGNNError
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.schema import read_schema
+from tests.exchange.tfgnn.sampled_world import World
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -49,3 +52,13 @@ def test_a_thousand_random_graphs_are_written(tmp_path):
     assert code == 0 and "1,000 graphs" in text
     graphs = list(Codec(read_schema(GOLDEN / "unigraph_csv")).read(tmp_path / "g.tfrecord@3"))
     assert len(graphs) == 1000 and len({g.node_sets["paper"].num for g in graphs}) > 3
+
+
+def test_tables_are_sampled_without_what_only_a_stream_needs(tmp_path):
+    """Workers of Beam are installed without a Kafka client."""
+    world = World(tmp_path / "in", 1)
+    command = [str(w) for w in ("tfgnn", "sample", "--graph_schema", world.path, "--sampling_spec", world.path / "spec" / "spec.pbtxt",
+                                "--output_samples", tmp_path / "out" / "s.tfrecord")]
+    code = f"import sys; sys.modules['kafka'] = None; from streamd.cli import app; app({command!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
