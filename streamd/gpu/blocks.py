@@ -131,13 +131,12 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E, set_E)
-        # Of each store the ends of its own events: a set's node table ends with its last node.
+        # Of each store its own events' ends: a set's node table ends with its last node.
         touched: dict[int, Int64] = {}
         for (number, _), mirror in self._mirrors.items():
             if number not in touched:
                 own = slice(None) if number == ALL_SETS else set_E == number
-                ends = src_E[own], dst_E[own]
-                touched[number] = self._touched.nodes(*ends, self._host.num_nodes)
+                touched[number] = self._touched.nodes(src_E[own], dst_E[own], self._host.num_nodes)
             self._send(mirror, touched[number])
         # Node table and directories grow too, and cannot do without the device.
         if self.placement == "resident" and self.device_bytes > self._budget:
@@ -286,8 +285,7 @@ class DeviceGraph:
         what is offloaded."""
 
         # Where the kernel writes.
-        shape = (len(root_R), draw.fanout)
-        device = root_R.device
+        shape, device = (len(root_R), draw.fanout), root_R.device
         found = Neighbors(
             torch.empty(shape, dtype=torch.int64, device=device),
             torch.empty(shape, dtype=torch.int64, device=device),
