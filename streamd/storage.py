@@ -48,9 +48,9 @@ class Disk:
         """Open a file that children do not inherit. Returns: its descriptor."""
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
-    def allocate(self, fd: int, num_bytes: int) -> None:
+    def allocate(self, fd: int, num_bytes: int, offset: int = 0) -> None:
         """Reserve real blocks, so that a full disk shows here and not in a later write."""
-        os.posix_fallocate(fd, 0, num_bytes)
+        os.posix_fallocate(fd, offset, num_bytes)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """Write all bytes at an offset."""
