@@ -102,6 +102,12 @@ DISK = Disk()
 """The disk of production."""
 
 
+def stored_bytes(path: Path) -> int:
+    """Bytes that a file takes on the disk, or a folder and the files in it."""
+    parts = [path, *path.iterdir()] if path.is_dir() else [path]
+    return sum(part.stat().st_blocks for part in parts) * BLOCK_BYTES
+
+
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write a file so that it is there whole or not at all, also after power loss. What fails
     leaves nothing behind."""
