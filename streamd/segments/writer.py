@@ -19,8 +19,8 @@ from streamd.storage import DISK, Disk
 EARLIEST = -(2**63)
 """Time of the last row of a file without rows: no int64 is before it."""
 RESERVED_ROWS = 65_536
-"""Edges that a sparse file reserves blocks for at a time: 1.5 MiB and their features. A sync that
-allocates them too takes five times as long."""
+"""Most edges that a sparse file reserves blocks for at a time: 1.5 MiB and their features. A sync
+that allocates them too takes five times as long."""
 
 
 class TGUFWriter:
@@ -248,7 +248,9 @@ class TGUFWriter:
         first = self._reserved
         if rows <= first:
             return
-        self._reserved = min(max(rows, first + RESERVED_ROWS), self.edge_capacity)
+        # At most as many as there are: of many sets most may have few edges.
+        ahead = first + min(first, RESERVED_ROWS)
+        self._reserved = min(max(rows, ahead), self.edge_capacity)
         for name in ("src", "dst", "time", "msg"):
             section = self.sections[name]
             if size := (self._reserved - first) * section.row_bytes:
