@@ -48,9 +48,9 @@ class Disk:
         """Open a file that children do not inherit. Returns: its descriptor."""
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
-    def allocate(self, fd: int, num_bytes: int) -> None:
+    def allocate(self, fd: int, num_bytes: int, offset: int = 0) -> None:
         """Reserve real blocks, so that a full disk shows here and not in a later write."""
-        os.posix_fallocate(fd, 0, num_bytes)
+        os.posix_fallocate(fd, offset, num_bytes)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """Write all bytes at an offset."""
@@ -100,6 +100,12 @@ class Disk:
 
 DISK = Disk()
 """The disk of production."""
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes that a file takes on the disk, or a folder and the files in it."""
+    parts = [path, *path.iterdir()] if path.is_dir() else [path]
+    return sum(part.stat().st_blocks for part in parts) * BLOCK_BYTES
 
 
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:

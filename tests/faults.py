@@ -73,10 +73,10 @@ class FaultyDisk(Disk):
             self._entries.append((path.parent, lambda: path.unlink(missing_ok=True)))
         return fd
 
-    def allocate(self, fd, num_bytes):
+    def allocate(self, fd, num_bytes, offset=0):
         self._step()
         self._remember(self._paths[fd], 0, 0)
-        super().allocate(fd, num_bytes)
+        super().allocate(fd, num_bytes, offset)
 
     def write(self, fd, data, offset):
         self._step(writes=True)

@@ -155,7 +155,7 @@ def _is_kept(log: LogReader, a: int, b: int, options: ExportOptions) -> Bools:
     """Whether each of the edges [a, b) is exported: bool[b - a]."""
     kept = ~log.hidden(a, b)
     if options.edge_set is not None:
-        kept &= log.edge_sets_of(np.arange(a, b)) == options.edge_set
+        kept &= log.edge_sets(a, b) == options.edge_set
     return kept
 
 

@@ -131,9 +131,13 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E, set_E)
-        touched = self._touched.nodes(src_E, dst_E, self._host.num_nodes)
-        for mirror in self._mirrors.values():
-            self._send(mirror, touched)
+        # Of each store its own events' ends: a set's node table ends with its last node.
+        touched: dict[int, Int64] = {}
+        for (number, _), mirror in self._mirrors.items():
+            if number not in touched:
+                own = slice(None) if number == ALL_SETS else set_E == number
+                touched[number] = self._touched.nodes(src_E[own], dst_E[own], self._host.num_nodes)
+            self._send(mirror, touched[number])
         # Node table and directories grow too, and cannot do without the device.
         if self.placement == "resident" and self.device_bytes > self._budget:
             self._give_way()
@@ -281,8 +285,7 @@ class DeviceGraph:
         what is offloaded."""
 
         # Where the kernel writes.
-        shape = (len(root_R), draw.fanout)
-        device = root_R.device
+        shape, device = (len(root_R), draw.fanout), root_R.device
         found = Neighbors(
             torch.empty(shape, dtype=torch.int64, device=device),
             torch.empty(shape, dtype=torch.int64, device=device),
@@ -303,7 +306,7 @@ class DeviceGraph:
             since_R.data_ptr(),
             before_R.data_ptr(),
             len(root_R),
-            self._host.num_nodes,
+            mirror.store.num_nodes,
             self.first_event,
             int(draw.replace),
             draw.seed,
@@ -322,7 +325,7 @@ class DeviceGraph:
         return found, missing_R
 
     def _send(self, mirror: Mirror, touched: Int64) -> None:
-        """Bring a mirror up to what the host has of some nodes."""
+        """Bring a mirror up to what the host has of some nodes of its store."""
         if not len(touched):
             return
 
@@ -348,7 +351,7 @@ class DeviceGraph:
         given with a node that has no entry of it."""
         for mirror in self._mirrors.values():
             g = mirror.store.arrays
-            nodes = np.unique(node_X)
+            nodes = np.unique(node_X[node_X < mirror.store.num_nodes])
             if self.placement == "resident":
                 entry_at = entries_of(g, node_X, event_X)
                 self._put(mirror, "entries", int(g.used[0]), entry_at, g.entries[entry_at])

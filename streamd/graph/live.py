@@ -78,7 +78,7 @@ class LiveGraph:
         if until_event <= first:
             return
         src, dst, time = self.log.edges(first, until_event)
-        self.graph.insert(src, dst, self.log.edge_sets_of(np.arange(first, until_event)))
+        self.graph.insert(src, dst, self.log.edge_sets(first, until_event))
 
         # Events that the log already hides go in as hidden.
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
@@ -128,7 +128,7 @@ class LiveGraph:
 
     def _next_sets(self, count: int) -> Int64:
         """Edge sets of the next events that the facts take in."""
-        return self.log.edge_sets_of(np.arange(self.edge, self.edge + count))
+        return self.log.edge_sets(self.edge, self.edge + count)
 
     def advance_scoring(
         self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64

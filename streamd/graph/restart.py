@@ -4,8 +4,6 @@ on."""
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from streamd.graph.live import LiveGraph, save_facts, take_stored
 from streamd.graph.set_facts import SetFacts
 from streamd.roles import FACTS, folder_of, take_over
@@ -62,7 +60,7 @@ class RestartPoint:
             for s in log.state.segments
             if s.first_edge < edge and begin < s.first_edge + s.num_edges
         ]
-        parts = [(*log.edges(a, b), log.edge_sets_of(np.arange(a, b))) for a, b in ranges]
+        parts = [(*log.edges(a, b), log.edge_sets(a, b)) for a, b in ranges]
         facts = self._live.facts.fresh(first_edge)
 
         def store() -> None:

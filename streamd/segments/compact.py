@@ -98,7 +98,7 @@ def _dead(
     """Mark the edges and labels that are deleted but not overwritten yet: bool[num_edges],
     bool[num_labels]."""
     files = SegmentFiles(log.data_dir, state, log.schema)
-    src, dst = (files.between(name, 0, state.num_edges) for name in ("src", "dst"))
+    src, dst, _ = files.edges(0, state.num_edges)
     hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
     if not state.num_labels:
         return hidden, np.zeros(0, np.bool_)
@@ -117,7 +117,7 @@ def _copy(
         # Rows and times stay, so that event ids and order do: only ends and features are
         # overwritten.
         rows = np.arange(state.num_edges)
-        src, dst, time = (old.between(name, 0, len(rows)) for name in ("src", "dst", "time"))
+        src, dst, time = old.edges(0, len(rows))
         msg = old.features(rows, schema)
         first_feature = schema.num_edge_sets if schema.num_edge_sets > 1 else 0
         msg[dead_E, first_feature:] = 0

@@ -17,7 +17,7 @@ from streamd.segments.prune import Pruner
 from streamd.segments.reader import LogReader
 from streamd.segments.tguf import open_tguf
 from streamd.settings import RetentionSettings
-from streamd.storage import BLOCK_BYTES
+from streamd.storage import stored_bytes
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -132,7 +132,7 @@ class Housekeeper:
         held: the oldest event id that a role still needs.
         """
         sizes = {
-            s.first_edge: (self._writer.data_dir / s.path).stat().st_blocks * BLOCK_BYTES
+            s.first_edge: stored_bytes(self._writer.data_dir / s.path)
             for s in self._writer.state.segments
         }
         total = sum(sizes.values())

@@ -98,14 +98,19 @@ class MappedSegments:
             raise IndexError(
                 f"edges [{first}, {end}) are not in the log [{self.first_edge}, {self.num_edges})"
             )
-        parts = list(self._pieces(first, end))
-        columns = []
-        for name in ("src", "dst", "time"):
-            pieces = [file.between(name, a, b) for file, a, b in parts]
-            columns.append(
-                pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.int64), *pieces])
-            )
-        return columns[0], columns[1], columns[2]
+        parts = [file.edges(a, b) for file, a, b in self._pieces(first, end)]
+        if len(parts) == 1:
+            return parts[0]
+        empty = (np.zeros(0, np.int64),) * 3
+        src, dst, time = (np.concatenate(pieces) for pieces in zip(empty, *parts, strict=True))
+        return src, dst, time
+
+    def edge_sets(self, first: int, end: int) -> Int64:
+        """Number of the edge set of each of the edges [first, end): int64[end - first]."""
+        if self._schema.num_edge_sets == 1:
+            return np.zeros(end - first, np.int64)
+        parts = [file.edge_sets(a, b) for file, a, b in self._pieces(first, end)]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def _pieces(self, first: int, end: int) -> Iterator[tuple[SegmentFiles, int, int]]:
         """Yield the pieces (file, from row, to row) that cover the event ids [first, end)."""

@@ -246,6 +246,10 @@ class LogReader:
             return np.zeros(nodes.shape, np.int64)
         return self._node_sets.values[nodes].astype(np.int64)
 
+    def edge_sets(self, first: int, end: int) -> Int64:
+        """Number of the edge set of each of the edges [first, end), int64[end - first]."""
+        return self._segments.edge_sets(first, end)
+
     def edge_sets_of(self, event_ids: Int64) -> Int64:
         """Number of the edge set of each event id, int64 of the same shape; ids before the log's
         first edge get any value."""

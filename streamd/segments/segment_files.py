@@ -82,11 +82,29 @@ class SegmentFiles:
             out[inside] = file.column(name)[at]
         return out
 
-    def between(self, name: str, a: int, b: int) -> Int64:
-        """The column src, dst or time of the rows [a, b): a view where there is one file."""
+    def edges(self, a: int, b: int) -> tuple[Int64, Int64, Int64]:
+        """src, dst and time of the rows [a, b), int64[b - a] each; views where it is one file."""
         if not len(self.order):
-            return self.per_set[0].column(name, b)[a:]
-        return self.gather(name, np.arange(a, b))
+            src, dst, time = (self.per_set[0].column(name, b)[a:] for name in EDGE_COLUMNS[:3])
+            return src, dst, time
+        src, dst, time = (np.empty(b - a, np.int64) for _ in range(3))
+        set_E = self.edge_sets(a, b).astype(np.uint8)
+        for number, file in enumerate(self.per_set):
+            # The rows of a set follow one another in its file: a slice of it, found by the first.
+            own = np.flatnonzero(set_E == number)
+            if not len(own):
+                continue
+            first = int(self.order[a + own[0]]) & ROW_BITS
+            for name, out in (("src", src), ("dst", dst), ("time", time)):
+                out[own] = file.column(name, first + len(own))[first:]
+        return src, dst, time
+
+    def edge_sets(self, a: int, b: int) -> Int64:
+        """Edge set of each of the rows [a, b): int64[b - a]."""
+        if not len(self.order):
+            return np.zeros(b - a, np.int64)
+        numbers: Int64 = np.asarray(self.order[a:b]) >> SET_SHIFT
+        return numbers
 
     def features(self, rows: Int64, schema: Schema) -> Float32:
         """Rows of edge features as a schema, which may have grown since, has them: float32[...,
@@ -117,7 +135,7 @@ class SegmentFiles:
 
     def newest_us(self, state: SegmentState) -> int:
         """Event time of the last edge of a segment that has one."""
-        return int(self.between("time", state.num_edges - 1, state.num_edges)[0])
+        return int(self.edges(state.num_edges - 1, state.num_edges)[2][0])
 
     def label_columns(self, count: int) -> tuple[Int64, Int64, Float32]:
         """Node, time and target of the first `count` labels, which is not 0."""

@@ -21,7 +21,7 @@ class SetsWriter:
     """Appends rows of all edge sets, each to the file of its set. Owner: the log writer.
 
     It has what the log writer needs of a `TGUFWriter`. The files have room for all events of the
-    segment each; blocks that are not written take no room on the disk.
+    segment each, and reserve blocks on the disk as events come.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SetsWriter:
             room = TGUFSchema(1, 0, label_capacity, schema.label_dim)
             self._labels = TGUFWriter(folder / LABELS, room, disk, sparse=True)
         self._order = disk.open(folder / ORDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        disk.truncate(self._order, 8 * capacity)
+        disk.allocate(self._order, 8 * capacity)
         disk.sync(self._order)
         disk.sync_folder(folder)
 
@@ -64,7 +64,7 @@ class SetsWriter:
         label_capacity = capacity if schema.label_dim else 0
         self._start(folder, schema, capacity, label_capacity, disk)
         self._sets = [
-            TGUFWriter.reopen(folder / f"{name}.tguf", rows, 0, capacity, 0, disk)
+            TGUFWriter.reopen(folder / f"{name}.tguf", rows, 0, capacity, 0, disk, sparse=True)
             for name, rows in zip(schema.edge_set_names, rows_per_set, strict=True)
         ]
         self._labels = None

@@ -122,17 +122,18 @@ class Contest:
 
     def score_window(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
-    ) -> Float32 | None:
+    ) -> tuple[Int64, Float32] | None:
         """Move the incumbent over a window that was scored, and compare the learner's version with
         it; arguments as in `Incumbent.compare`.
 
-        Returns: the incumbent's logits, float32[E, 101]; None where there is no incumbent.
+        Returns: edge sets of the events that it has scored meanwhile, int64[E], and its logits of
+        them, float32[E, 101]; None where there is no incumbent.
         """
         if self.incumbent is None:
             return None
-        ours_EC, incumbent_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
-        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(incumbent_EC))
-        return incumbent_EC
+        both_E, ours_EC, theirs_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
+        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(theirs_EC))
+        return self._log.edge_sets_of(both_E), theirs_EC
 
     def judge(self) -> Verdict:
         """Decide, once enough events were compared and before the window is learned; each verdict

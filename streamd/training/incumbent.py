@@ -73,14 +73,14 @@ class Incumbent:
 
     def compare(
         self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
-    ) -> tuple[Float32, Float32]:
+    ) -> tuple[Int64, Float32, Float32]:
         """Move to the end of a window of the other model, and pair the scores of both.
 
         event_E: int64 ids of the events that the other model scored in the window, ascending.
         logits_EC: the other model's logits of them, float32[E, 101].
         on_chunk: called after each chunk, so that the heartbeat goes on.
-        Returns: the other model's logits and the incumbent's, float32[E, 101] each, of the events
-        that both have scored since the last call.
+        Returns: ids of the events that both have scored since the last call, int64[E], and the
+        other model's and the incumbent's logits of them, float32[E, 101] each.
         """
         # Score the incumbent's own windows that begin before the other's ends.
         events = [np.zeros(0, np.int64)]
@@ -106,9 +106,11 @@ class Incumbent:
             np.concatenate([self._theirs[0], event_E]),
             np.concatenate([self._theirs[1], logits_EC]),
         )
-        _, own_at, at = np.intersect1d(ours[0], theirs[0], assume_unique=True, return_indices=True)
+        both, own_at, at = np.intersect1d(
+            ours[0], theirs[0], assume_unique=True, return_indices=True
+        )
 
         # Keep what the other side has yet to score.
         done = min(ours[0].max(initial=-1), theirs[0].max(initial=-1))
         self._ours, self._theirs = ((e[e > done], x[e > done]) for e, x in (ours, theirs))
-        return theirs[1][at], ours[1][own_at]
+        return both, theirs[1][at], ours[1][own_at]

@@ -107,20 +107,29 @@ class Tally:
         return whole
 
     def measured(
-        self, incumbent_EC: Float32 | None, labels: Sequence[LabelScores], label_task: str
+        self,
+        incumbent: tuple[Int64, Float32] | None,
+        labels: Sequence[LabelScores],
+        label_task: str,
     ) -> ScoredWindow:
         """Measures of all models, baselines and labels.
 
-        incumbent_EC: the incumbent's scores of the events that it scored meanwhile.
-        label_task: as `label_measures`.
+        incumbent: edge sets of the events that the incumbent scored meanwhile, int64[E], and its
+        scores of them, float32[E, 101]. Its windows may be others: of an edge set without an event
+        in this window it is not told. label_task: as `label_measures`.
         """
         known_E = np.concatenate([np.zeros(0, np.bool_), *self._known])
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
         table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
         set_E = np.concatenate(self._set_of)
         edge_sets = scores_of_sets(all_scores, known_E, set_E, self._schema.edge_set_names)
-        if incumbent_EC is not None and len(incumbent_EC):
+        if incumbent is not None and len(incumbent[1]):
+            own_E, incumbent_EC = incumbent
             table["incumbent"] = measures(incumbent_EC)
+            for name, one in edge_sets.items():
+                own = own_E == self._schema.edge_set_names.index(name)
+                if own.any():
+                    one.scores["incumbent"] = measures(incumbent_EC[own])
         node_sets = {}
         if labels:
             all_labels = LabelScores.joined(labels)

@@ -234,15 +234,15 @@ class Trainer:
             self.contest.compare(tally.live_EC, shadow_EC)
 
         # The incumbent, whose windows have a width of their own.
-        incumbent_EC = None
+        incumbent = None
         if len(tally) and step.version:
-            incumbent_EC = self.contest.score_window(
+            incumbent = self.contest.score_window(
                 tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
             )
         labels = self.learner.label_scores[num_labelled:]
         if labels:
             labels = [LabelScores.joined(labels).gathered(self._ranks)]
-        return tally.measured(incumbent_EC, labels, self._settings.model.labels)
+        return tally.measured(incumbent, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
         """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event

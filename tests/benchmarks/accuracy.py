@@ -3,7 +3,7 @@
 `python -m tests.benchmarks.accuracy STREAM [--name tgn] [--stale 200] [--seeds 0,1,2] [--set model.dim=100 ...]` prints one
 line of JSON per seed. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
 `--without met,gap` hides the facts whose names hold one of these words. `--sets` makes each type of mathoverflow's events an edge
-set of its own, where else the type is a feature.
+set of its own, where else the type is a feature; either way its scores are told by type too.
 """
 
 import argparse
@@ -13,7 +13,9 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
 from streamd.schema import EdgeSet, Schema
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
-from streamd.training.recorder import Recorder
+from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
 
@@ -71,13 +73,44 @@ def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, **val
         log = LogReader.open(path)
         begun = time.perf_counter()
         run, out, edge = Regimes(settings, log, regimes, cut, 10, stale), [], 0
+        by_type = told_by_type(run, features) if name == "mathoverflow" else nullcontext()
         while (window := next_window(log, edge, width * 1_000_000)) is not None:
-            scored = run.window(window)
+            with by_type:
+                scored = run.window(window)
             if scored is not None:
                 out.append(scored)
             edge = window.end_edge
             print(f"\r{name} edge {edge} of {len(src)}, {time.perf_counter() - begun:.0f} s", end="", file=sys.stderr)
         return out, cut, len(src), time.perf_counter() - begun
+
+
+def told_by_type(run: Regimes, features: np.ndarray):
+    """A context in which `run` tells mathoverflow's scores by type as if types were edge sets, also where the log has one set.
+
+    features: one-hot of each event's type, float32[E, 3].
+    """
+    type_E, own = features.argmax(1), Chunk.edge_set_E.fget
+
+    def types(chunk: Chunk) -> np.ndarray:
+        count = len(chunk.scored_facts)
+        found = type_E[chunk.first_edge : chunk.first_edge + count]
+        # Where types are sets, what the log says of each event must be this too.
+        assert len(found) == count and (not several or (found == own(chunk)).all())
+        return found
+
+    several, run._edge_sets = len(run._edge_sets) > 1, MATHOVERFLOW
+    return patch.object(Chunk, "edge_set_E", property(types))
+
+
+def means_of_types(windows: list[RegimeWindow]) -> dict[str, dict[str, tuple[int, float, float]]]:
+    """Type -> regime or rule -> events, and event-weighted means over windows of MRR and AP. Popularity is left out."""
+    out = {}
+    for name in dict.fromkeys(name for w in windows for name in w.edge_sets):
+        own = [w.edge_sets[name] for w in windows if name in w.edge_sets]
+        weight = [s.num_scored for s in own]
+        out[name] = {model: (sum(weight), *(round(float(np.average([s.scores[model][m] for s in own], weights=weight)), 4) for m in ("mrr", "ap")))
+                     for model in own[0].scores if not model.startswith("popularity")}
+    return out
 
 
 def hide_facts(words: list[str]) -> list[str]:
@@ -139,6 +172,7 @@ def main() -> None:
         print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "without": without, "sets": asked.sets,
                           "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
+                          "types": means_of_types(windows),
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
 
 

@@ -13,6 +13,7 @@ from streamd.gpu import pages as page_locks
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.mirror import Mirror
 from streamd.graph import BlockGraph, Draw
+from streamd.graph.draws import ALL_SETS
 from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
 from streamd.telemetry import metrics
 from tests.builders import stream
@@ -35,8 +36,16 @@ class DeviceGraphMachine(machine.GraphMachine):
         self.graph.place(placement)
 
 
+class DeviceSetsMachine(DeviceGraphMachine):
+    """The same with three edge sets, each with stores of its own."""
+
+    num_sets = 3
+
+
 TestDeviceGraphMachine = DeviceGraphMachine.TestCase
 TestDeviceGraphMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestDeviceSetsMachine = DeviceSetsMachine.TestCase
+TestDeviceSetsMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 def on_device(device, placement="resident", budget_bytes=2**62, **values):
@@ -78,6 +87,46 @@ def test_device_and_host_answer_alike_down_to_the_draws(device, placement):
                     same(uniform(cpu, roots, cutoff, k, 7, replace, since, direction),
                          uniform(gpu, roots, cutoff, k, 7, replace, since, direction))
     assert (placement == "hybrid") == (gpu.entry_bytes == 0)
+
+
+@pytest.mark.parametrize("placement", ["resident", "hybrid"])
+def test_edge_sets_between_nodes_of_several_kinds_are_drawn_from_alike_on_device_and_host(device, placement):
+    """Two edge sets of three have nodes of their own, one comes late; a set's node table ends where its own nodes do.
+
+    user 0..39 --views--> page 40..69,  user --buys--> shop 2000..2019,  page --links--> page (from event 3000)
+    """
+    rng = np.random.default_rng(4)
+    sets = np.where(np.arange(6000) < 3000, rng.integers(0, 2, 6000), rng.integers(0, 3, 6000))
+    src = np.where(sets == 2, rng.integers(40, 70, 6000), rng.integers(0, 40, 6000))
+    dst = np.where(sets == 1, rng.integers(2000, 2020, 6000), rng.integers(40, 70, 6000))
+    gone = np.zeros(6000, bool)
+    directions = ("out", "in", "both")
+    cpu, gpu = twins(device, placement, max_block_entries=8, directions=directions,
+                     of_sets=[(number, d) for number in range(3) for d in directions],
+                     read_back=lambda a, b: (src[a:b], dst[a:b], gone[a:b]), sets_of=lambda a, b: sets[a:b])
+    roots = np.array([-1, *range(75), *range(1999, 2022), 50_000])
+    found = 0
+    for at in range(0, 6000, 1500):
+        for graph in (cpu, gpu):
+            graph.insert(src[at:at + 1500], dst[at:at + 1500], sets[at:at + 1500])
+            if at == 1500:
+                edges, nodes = np.arange(0, 3000, 7), np.array([3, 45, 2003])
+                graph.hide(src[edges], dst[edges], edges)
+                graph.hide_nodes(nodes)
+                gone[edges] = True
+                gone[:3000] |= np.isin(src[:3000], nodes) | np.isin(dst[:3000], nodes)
+        if at == 3000:
+            gpu.offload(2000)
+        for number in (ALL_SETS, 0, 1, 2):
+            for direction in directions:
+                for strategy in ("recent", "uniform"):
+                    draw = Draw(direction=direction, edge_set=number, fanout=6, strategy=strategy, seed=at)
+                    same(want := cpu.sample(roots, 0, at + 1500, draw), gpu.sample(roots, 0, at + 1500, draw))
+                    found += number == 2 and int(want.mask.sum())
+        hop = tuple(Draw(edge_set=n, fanout=3) for n in range(3))
+        a, b = (graph.sample_neighborhood(Roots(roots, 0, at + 1500), [hop, hop], distinct_nodes) for graph in (cpu, gpu))
+        np.testing.assert_array_equal(a.node_M, b.node_M)
+    assert found
 
 
 @pytest.mark.parametrize("strategy", ["recent", "uniform"])

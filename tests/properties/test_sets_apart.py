@@ -97,7 +97,13 @@ def same(one, other, sets):
         np.testing.assert_array_equal(a, b)
     hidden = one.log.hidden(0, n)
     np.testing.assert_array_equal(hidden, other.log.hidden(0, n))
-    assert other.log.edge_sets_of(ids).tolist() == sets
+    assert other.log.edge_sets_of(ids).tolist() == sets and one.log.edge_sets(0, n).tolist() == [0] * n
+    for first in range(n):
+        # A range that begins within a segment, and ends within another.
+        end = first + (n - first) // 2
+        assert other.log.edge_sets(first, end).tolist() == sets[first:end]
+        for a, b in zip(one.log.edges(first, end), other.log.edges(first, end), strict=True):
+            assert a.tolist() == b.tolist()
     schema, rows = other.log.state.schema, other.log.features_of(ids)
     own = np.array([rows[i, schema.edge_columns(s).start] for i, s in enumerate(sets)])
     np.testing.assert_array_equal(own[~hidden], one.log.features_of(ids)[~hidden, 0])

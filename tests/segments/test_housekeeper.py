@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
 from streamd.settings import RetentionSettings
 from streamd.telemetry import metrics
-from tests.builders import SECOND, batch
+from tests.builders import SECOND, SETS, batch, sets_stream, write_sets_log
 
 SCHEMA = Schema(2, 0, 0)
 SEGMENT = 10
@@ -67,6 +68,17 @@ def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(
     newest, = journal_files(writer.data_dir / "journal")
     assert any(line["segments"] == [[40, 5, 0, 10, 0, [5]]] for _, line in read_lines(newest) if line and "segments" in line)
     assert writer.state.first_edge == 40 and metric("log_bytes") == (writer.data_dir / writer.state.segments[0].path).stat().st_blocks * 512
+
+
+def test_what_is_kept_of_several_edge_sets_counts_the_files_of_each(tmp_path):
+    src, dst, time, sets = sets_stream()
+    write_sets_log(tmp_path, src, dst, time, sets, watermark=int(time[-1]), segment_edges=250)
+    with closing(LogWriter(tmp_path, SETS, 250)) as log:
+        folders = [tmp_path / s.path for s in log.state.segments]
+        sizes = [sum(file.stat().st_blocks for file in (folder, *folder.iterdir())) * 512 for folder in folders]
+        assert len(sizes) > 2 and min(sizes[:-1]) > 8 * 4096, "three files and the order, not the folder alone"
+        keeper(log, max_bytes=sum(sizes) - 1).step()
+        assert not folders[0].exists() and folders[1].exists() and metric("log_bytes") == sum(sizes[1:])
 
 
 def test_what_a_role_still_needs_is_not_dropped_but_reported(writer):

@@ -1,6 +1,8 @@
 """Learning from a log of several kinds of nodes and edges."""
 
 import io
+import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from rich.console import Console
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.report import write_report
+from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
@@ -128,6 +131,24 @@ def learn(trainer, limit=99):
     while len(done) < limit and (due := trainer.due()):
         done.append(trainer.process(due[0]))
     return done
+
+
+def test_the_incumbents_scores_of_each_set_are_what_its_own_trainer_would_have_scored(tmp_path):
+    left, right = tmp_path / "left", tmp_path / "right"
+    src, dst, time, sets = sets_stream()
+    write_sets_log(left, src, dst, time, sets, watermark=int(time[700]))
+    learn(trainer_of(left))
+    shutil.copytree(left, right)
+    other = trainer_of(right, model__name="pair", registry__gate_events=10**6)
+    other.bootstrap()
+    for path in (left, right):
+        with closing(LogWriter(path, SETS)) as writer:
+            writer.commit(empty_batch(SETS), Progress(), 100 * HOUR)
+    own, beside = learn(trainer_of(left), 1)[0], learn(trainer_of(right, model__name="pair", registry__gate_events=10**6), 1)[0]
+    assert own.first_edge == beside.first_edge and set(own.edge_sets) == set(SETS.edge_set_names)
+    for edge_set, scored in own.edge_sets.items():
+        live = scored.scores["live"]
+        assert beside.edge_sets[edge_set].scores["incumbent"] == {name: live[name] for name in ("mrr", "hits10", "ap", "auc")}
 
 
 @pytest.mark.parametrize("name", ["tgn", "pair"])

@@ -123,7 +123,7 @@ class LogRows:
         for a, b in parts_of(max(first, log.first_edge), self.cut.edge):
             kept = ~log.hidden(a, b)
             if not is_only:
-                kept &= log.edge_sets_of(np.arange(a, b)) == number
+                kept &= log.edge_sets(a, b) == number
             at = np.flatnonzero(kept)
             src, dst, time = log.edges(a, b)
             yield a + at, src[at], dst[at], time[at]
