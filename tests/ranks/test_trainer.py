@@ -163,3 +163,17 @@ def test_ranks_on_several_machines_read_each_its_own_log_and_share_checkpoints(t
     assert not (tmp_path / "far/models").exists() and not (tmp_path / "far/train").exists()
     near, far = read_holds(together.path)["train"], read_holds(tmp_path / "far")["train"]
     assert near == far, "what a restart needs is kept on every machine"
+
+
+def test_ranks_learn_beside_a_champion_of_other_settings(tmp_path):
+    for name, size in (("one", 1), ("some", 2)):
+        world = World(tmp_path / name)
+        world.grow(400)
+        world.learn(1)
+        wider = world.settings.model.model_copy(update={"dim": 16})
+        world.settings = world.settings.model_copy(update={"model": wider})
+        world.learn(size)
+        world.grow()
+        world.learn(size)
+    assert any("incumbent" in r.scores for r in records(tmp_path / "some"))
+    check_alike(tmp_path / "some", tmp_path / "one")
