@@ -97,7 +97,7 @@ def started(size: int, *args: str) -> list[dict]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.benchmarks.ranks", *args], env={**env, "RANK": str(rank)},
+    ranks = [subprocess.Popen([sys.executable, "-m", "tests.benchmarks.ranks", *args], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                               stdout=subprocess.PIPE, text=True) for rank in range(size)]
     outputs = [rank.communicate(timeout=1200)[0] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks)
