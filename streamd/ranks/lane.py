@@ -77,7 +77,11 @@ def asking(call: Callable[[], R]) -> R:
 
 
 def counts_from(lane: Lane, sent: Sequence[int]) -> list[int]:
-    """How many rows each rank sends to this one. sent: how many this one sends to each."""
+    """How many rows each rank sends to this one. sent: how many this one sends to each.
+
+    Counts travel ahead of the rows, not in one buffer with them, because all_to_all_single must be
+    told the splits of both sides before it receives.
+    """
     ones = [1] * lane.size
     found: list[int] = lane.all_to_all(torch.tensor(sent), ones, ones).tolist()
     return found
