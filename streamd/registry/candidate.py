@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
 from streamd.storage import StoredFile
 from streamd.windows import Window
@@ -50,6 +51,11 @@ class Candidate:
     schema: Schema
     scores: Scores
     learned: TrainResult
+
+    def judged(self) -> Decision:
+        """What the gate says of it, before anything of it is written."""
+        went = self.learned
+        return decide(went.finite, went.tail_before, went.tail_after, went.num_tail)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS
 from streamd.registry.candidate import Candidate, PublishResult
-from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
@@ -71,9 +70,8 @@ class Registry:
         incumbent: a champion with other settings, which goes on serving until this version is
         proven; None where there is no such champion.
         """
-        learned = candidate.learned
         # A refused candidate is not written: nobody could serve or continue it.
-        decision = decide(learned.finite, learned.tail_before, learned.tail_after, learned.num_tail)
+        decision = candidate.judged()
         if not decision.promote:
             logger.warning(
                 "version_refused", window=candidate.window.end_us, reason=decision.reason

@@ -182,12 +182,12 @@ class Ledger:
         serving; None where there is none."""
         if self._ranks.size == 1:
             return self._versions.publish(candidate, incumbent)
-        # Every rank writes its rows; then the first names them all in the manifest.
-        files = candidate.memory()
-        result = None
-        if self._ranks.is_first:
-            whole = replace(candidate, memory=lambda: files)
-            result = self._versions.publish(whole, incumbent)
+        # Every rank writes its rows, of a version that the gate lets through; then the first names
+        # them all in the manifest.
+        if self._ranks.tell(candidate.judged().promote):
+            files = candidate.memory()
+            candidate = replace(candidate, memory=lambda: files)
+        result = self._versions.publish(candidate, incumbent) if self._ranks.is_first else None
         return PublishResult(*self._ranks.tell(result and astuple(result)))
 
     def store_memory(self, memory: Memory) -> tuple[StoredFile, ...]:

@@ -8,9 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from streamd.registry import Registry
+from streamd.registry.candidate import Candidate
+from streamd.registry.gate import Decision
 from streamd.segments.holds import read_holds
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
+from streamd.training import contest
+from streamd.training.ledger import Ledger
 from streamd.windows.history import HistoryReader
 from tests.builders import SETS
 from tests.ranks.worlds import World, one_at_a_time
@@ -178,3 +182,62 @@ def test_ranks_learn_beside_a_champion_of_other_settings(tmp_path):
         world.learn(size)
     assert any("incumbent" in r.scores for r in records(tmp_path / "some"))
     check_alike(tmp_path / "some", tmp_path / "one")
+
+
+def registry_of(world):
+    registry = Registry(world.settings)
+    return registry.names(), [(m.action, m.champion, m.shadow) for m in registry.journal.moves()]
+
+
+def memory_of(world):
+    registry = Registry(world.settings)
+    return LoadedVersion.restored(registry.load(registry.champion()), SETS).memory.tensors()
+
+
+def check_same_memory(world, other):
+    ours, theirs = memory_of(world), memory_of(other)
+    assert torch.equal(ours["last_us"], theirs["last_us"]) and torch.equal(ours["pending_node"], theirs["pending_node"])
+    torch.testing.assert_close(ours["state"], theirs["state"], rtol=0.1, atol=0.05)
+
+
+def test_a_version_that_the_gate_refuses_is_refused_on_every_rank_and_no_rank_writes_its_memory(tmp_path, monkeypatch):
+    judged, store, refused_at, stored = Candidate.judged, Ledger.store_memory, set(), []
+
+    def refuse_one(self):
+        refused = self.edge in refused_at
+        return Decision(False, "as the test says") if refused else judged(self)
+
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    plain = World(tmp_path / "plain").grow()
+    plain.learn(1)
+    edges = [int(name.split("-")[1]) for name in Registry(plain.settings).names()]
+    refused_at.add(edges[-2])
+    monkeypatch.setattr(Candidate, "judged", refuse_one)
+    monkeypatch.setattr(Ledger, "store_memory", lambda self, memory: stored.append(self) or store(self, memory))
+    one, = alone.learn(1, state_of)
+    num_alone = len(stored)
+    parts = together.learn(2, state_of)
+    assert len(stored) - num_alone == 2 * num_alone, "each rank writes what one trainer does, nothing of the refused"
+    assert "as the test says" in [r.reason for r in records(together.path)]
+    assert registry_of(together) == registry_of(alone) != registry_of(plain)
+    assert {p["version"] for p in parts} == {one["version"]}
+    check_alike(together.path, alone.path)
+    check_same_memory(together, alone)
+
+
+def test_ranks_roll_back_as_one_trainer_does(tmp_path, monkeypatch):
+    judge = contest.judge
+
+    def judge_worse(compared, gate_events):
+        decision, why = judge(compared, gate_events)
+        return ("worse", "as the test says") if compared.num_events >= 300 else (decision, why)
+
+    monkeypatch.setattr(contest, "judge", judge_worse)
+    alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    one, = alone.learn(1, state_of)
+    parts = together.learn(2, state_of)
+    assert any(action == "rollback" for action, _, _ in registry_of(together)[1])
+    assert registry_of(together) == registry_of(alone)
+    assert {p["version"] for p in parts} == {one["version"]}
+    check_alike(together.path, alone.path)
+    check_same_memory(together, alone)
