@@ -146,3 +146,35 @@ def test_no_step_of_static_training_waits_for_the_device(tmp_path):
         with pytest.raises(DataDependentOutputException, match="local_scalar_dense"):
             made._epoch(1)
     assert done == [(number, 2) for number in (1, 2)] and not waiting.found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [one_set, labelled_sets])
+def test_cuda_too_knows_of_no_step_that_waits(tmp_path, make, monkeypatch):
+    """Where torch raises an error at each wait that it knows of; inputs are prepared apart, and may wait."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    monkeypatch.undo()  # real tensors are sent
+    s = make(tmp_path).model_copy(update={"device": "cuda"})
+    log = LogReader.open(tmp_path)
+    learner, recorder, done = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), []
+
+    def epochs(num_epochs, steps, prepare):
+        ready = list(map(prepare, steps))
+
+        def strict():
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield from ready
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            done.append(len(ready))
+
+        yield from (strict() for _ in range(num_epochs))
+
+    learner.transfer.epochs = epochs
+    window = next_window(log, 0, HOUR)
+    for chunk in recorder.chunks(window):
+        learner.score(chunk)
+    learner.learn(window.first_edge)
+    assert done and min(done) > 1
