@@ -55,7 +55,7 @@ class LabelRules:
         around = labels.around
         node_L = around.node_M[around.hops[0].root_U[labels.node_L]].tolist()
         target_LT = labels.target_LT.numpy()
-        set_L = labels.set_L.numpy()
+        set_L = labels.set_L
         mean_LT = np.zeros(target_LT.shape, np.float32)
         for number, count in self._count.items():
             mean_LT[set_L == number] = self._sum[number] / count

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from streamd.telemetry import metrics
 
+HOST = torch.device("cpu")
+
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device; the tensor itself where that is the host. To a GPU it goes

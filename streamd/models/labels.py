@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
 from streamd.events import Float32, Int64
+from streamd.gpu.copies import to_device
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.models.inputs import LinkInputs, link_inputs
@@ -24,13 +25,13 @@ HIDDEN = 64
 @dataclass(frozen=True)
 class LabelInputs:
     """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64
-    places among them; set_L: int64, their node sets; facts_LF: float32, the node's facts about
-    itself, of which its age, degree and popularity say something; history_LT: float32, the mean of
-    its last labels before; target_LT: float32."""
+    places among them; set_L: their node sets, which stay on the host; facts_LF: float32, the node's
+    facts about itself, of which its age, degree and popularity say something; history_LT: float32,
+    the mean of its last labels before; target_LT: float32."""
 
     around: LinkInputs
     node_L: Tensor
-    set_L: Tensor
+    set_L: Int64
     facts_LF: Tensor
     history_LT: Tensor
     target_LT: Tensor
@@ -61,7 +62,7 @@ def label_inputs(
     return LabelInputs(
         empty,
         torch.from_numpy(node_L),
-        torch.from_numpy(set_U[node_L]),
+        set_U[node_L],
         torch.from_numpy(facts[node_L]),
         torch.from_numpy(live.labels.means(nodes_U, set_U, query_us)[node_L]),
         torch.from_numpy(np.ascontiguousarray(target_LT)),
@@ -147,49 +148,53 @@ class LabelHeads(LabelHead):
             LabelHead(settings, label_dim, embedding_dim, num_facts) for _ in range(num_sets - 1)
         )
 
-    def _each(self, set_L: Tensor) -> Iterator[tuple[LabelHead, Tensor]]:
-        """Yield the head of each node set that has labels, and their places."""
+    def _each(self, set_L: Int64, device: torch.device) -> Iterator[tuple[LabelHead, Tensor]]:
+        """Yield the head of each node set that has labels, and their places on a device: found on
+        the host, which would have to wait for the device's answer."""
         for number, head in enumerate((self, *self.others)):
-            at = (set_L == number).nonzero()[:, 0]
-            if len(at):
-                yield head, at
+            place = np.flatnonzero(set_L == number)
+            if len(place):
+                yield head, to_device(place, device)
 
-    def outputs(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor, set_L: Tensor) -> Tensor:
+    def outputs(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor, set_L: Int64) -> Tensor:
         """`forward` of each label's head: float32[L, T]. set_L: int64, its node set."""
         if not self.others:
             out: Tensor = self(z_LD, facts_LF, history_LT)
             return out
         out = torch.zeros_like(history_LT)
-        for head, at in self._each(set_L):
+        for head, at in self._each(set_L, out.device):
             out = out.index_copy(0, at, head(z_LD[at], facts_LF[at], history_LT[at]))
         return out
 
-    def losses(self, out_LT: Tensor, target_LT: Tensor, set_L: Tensor) -> Tensor:
+    def losses(self, out_LT: Tensor, target_LT: Tensor, set_L: Int64) -> Tensor:
         """`loss` over all labels."""
         if not self.others:
             return self.loss(out_LT, target_LT)
-        parts = [head.loss(out_LT[at], target_LT[at]) * len(at) for head, at in self._each(set_L)]
+        parts = [
+            head.loss(out_LT[at], target_LT[at]) * len(at)
+            for head, at in self._each(set_L, out_LT.device)
+        ]
         return torch.stack(parts).sum() / len(set_L)
 
-    def predictions(self, out_LT: Tensor, set_L: Tensor) -> Tensor:
+    def predictions(self, out_LT: Tensor, set_L: Int64) -> Tensor:
         """`predict` by each label's head: float32[L, T]."""
         if not self.others:
             return self.predict(out_LT)
         out = torch.zeros_like(out_LT)
-        for head, at in self._each(set_L):
+        for head, at in self._each(set_L, out.device):
             out[at] = head.predict(out_LT[at])
         return out
 
-    def constants(self, set_L: Tensor) -> Tensor:
+    def constants(self, set_L: Int64) -> Tensor:
         """`constant` of each label's node set: float32[L, T]."""
         if not self.others:
             return self.constant(len(set_L))
         out = self.target_stats.mean.new_zeros((len(set_L), self.label_dim)).float()
-        for head, at in self._each(set_L):
+        for head, at in self._each(set_L, out.device):
             out[at] = head.constant(len(at))
         return out
 
-    def observe(self, target_LT: Tensor, set_L: Tensor) -> None:
+    def observe(self, target_LT: Tensor, set_L: Int64) -> None:
         """Update the running statistics of each set's targets."""
-        for head, at in self._each(set_L):
+        for head, at in self._each(set_L, target_LT.device):
             head.target_stats.update(target_LT[at])

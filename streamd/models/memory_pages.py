@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Bools, Int64
-from streamd.gpu.copies import to_device
+from streamd.gpu.copies import HOST, to_device
 from streamd.graph.arena import Arena
 from streamd.graph.ownership import OwnedNodes
 
@@ -24,7 +24,6 @@ table, which every copy of a memory takes whole."""
 RESERVED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Address space reserved for a pool on the host: this machine's memory, so that rows never move.
 Only what is written takes memory."""
-HOST = torch.device("cpu")
 FIRST_PAGES = 1024
 """Pages of a pool on a GPU at first: there, the arrays double where they are full."""
 

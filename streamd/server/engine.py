@@ -16,6 +16,7 @@ import structlog
 import torch
 
 from streamd.errors import StreamdError
+from streamd.gpu import memory_for
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
@@ -160,6 +161,7 @@ class Engine:
         """Seconds until the next step where nothing wakes the engine before."""
         return POLL_SECONDS if self._commits is None else WATCHED_SECONDS
 
+    @memory_for("following the log")
     def _step(self, view: ServerGraph) -> bool:
         """Do one slice of all work but answering. Returns: whether events were taken in or a
         version catches up, so that the next step should follow at once."""
@@ -310,6 +312,7 @@ class Engine:
                 self._searches.begin(searches, moments, batch.deadline, batch.done)
         self._answer_now(self._view, [b for b in taken if not b.searches])
 
+    @memory_for("a search of all nodes")
     def _search(self) -> None:
         """Do one slice of the searches of all nodes."""
         try:
@@ -345,6 +348,7 @@ class Engine:
             logger.exception("answer_failed", error=str(error))
             return error
 
+    @memory_for("answers")
     def _compute(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
         """Answer by the version that serves, or by the rule where its answers are not finite."""
         try:

@@ -293,7 +293,6 @@ class LoadedVersion:
             inputs,
             around=self._inputs_to_device(inputs.around),
             node_L=inputs.node_L.to(self.model.device),
-            set_L=inputs.set_L.to(self.model.device),
             facts_LF=inputs.facts_LF.to(self.model.device),
             history_LT=inputs.history_LT.to(self.model.device),
         )

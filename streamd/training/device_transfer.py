@@ -12,7 +12,7 @@ from torch import Tensor
 
 from streamd.events import Float32
 from streamd.gpu.cache import FeatureCache
-from streamd.gpu.copies import send
+from streamd.gpu.copies import HOST, send
 from streamd.models import LinkInputs, LinkModel, Memory
 from streamd.models.inputs import HopInputs
 from streamd.models.labels import LabelInputs
@@ -54,24 +54,19 @@ class DeviceTransfer:
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
         """The inputs on the device."""
-        return inputs if self.device.type == "cpu" else inputs.to(self.send, self._edge_rows)
+        return inputs if self.device == HOST else inputs.to(self.send, self._edge_rows)
 
     def labels(self, labels: LabelInputs) -> LabelInputs:
-        """The label inputs on the device."""
-        if self.device.type == "cpu":
+        """The label inputs on the device, but for the node sets."""
+        if self.device == HOST:
             return labels
         return LabelInputs(
-            self.inputs(labels.around),
-            *map(
-                self.send,
-                (
-                    labels.node_L,
-                    labels.set_L,
-                    labels.facts_LF,
-                    labels.history_LT,
-                    labels.target_LT,
-                ),
-            ),
+            around=self.inputs(labels.around),
+            node_L=self.send(labels.node_L),
+            set_L=labels.set_L,
+            facts_LF=self.send(labels.facts_LF),
+            history_LT=self.send(labels.history_LT),
+            target_LT=self.send(labels.target_LT),
         )
 
     def send(self, tensor: Tensor) -> Tensor:

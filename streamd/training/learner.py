@@ -152,10 +152,12 @@ class Learner:
             return
         labels = self.transfer.labels(chunk.labels)
         state_MD = self.memory.gather(labels.around.node_M, updated_PD)
-        heads, set_L = self.model.label_head, labels.set_L
+        heads = self.model.label_head
+        set_L = labels.set_L
         predicted_LT = heads.predictions(self.model.labels(labels, state_MD), set_L)
-        told = predicted_LT, heads.constants(set_L), chunk.labels.target_LT, set_L
-        self.label_scores.append(LabelScores(*(column.cpu().numpy() for column in told)))
+        told = predicted_LT, heads.constants(set_L), chunk.labels.target_LT
+        predicted, constant, target = (column.cpu().numpy() for column in told)
+        self.label_scores.append(LabelScores(predicted, constant, target, set_L))
 
     def epochs_of(self, num_events: int) -> int:
         """Passes over a window of so many events: `training.epochs`, or as many as make
@@ -329,10 +331,8 @@ class Learner:
                 self.model.observe(seen.inputs, edges, self.ranks)
         for labels in self._labels:
             if labels is not None and self.model.label_head is not None:
-                target_LT, set_L = (
-                    torch.cat(self.ranks.gather_tensor(column))
-                    for column in (labels.inputs.target_LT, labels.inputs.set_L)
-                )
+                target_LT = torch.cat(self.ranks.gather_tensor(labels.inputs.target_LT))
+                set_L = self.ranks.gather(labels.inputs.set_L)
                 self.model.label_head.observe(target_LT, set_L)
 
     def _held_out(self, num_events: int) -> list[Tensor]:

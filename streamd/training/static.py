@@ -178,7 +178,8 @@ class StaticTraining:
 
         # Steps, each with a number of its own over all epochs: the seed of its negatives.
         self.model.train()
-        total = 0.0
+        # On the device: to read a loss is to wait for it.
+        total = torch.zeros((), dtype=torch.float64, device=self._transfer.device)
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
         for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepared), 1):
             with self._transfer.autocast():
@@ -187,10 +188,10 @@ class StaticTraining:
             self._optimizer.zero_grad()
             (loss / inputs.num_events).backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
-            total += float(loss.detach())
+            total += loss.detach()
             self._progress(f"epoch {number}", done, len(steps), "steps")
         self.model.eval()
-        return total / len(order)
+        return float(total) / len(order)
 
     def _asked_sets(self, event: Int64, num_candidates: int) -> Float32:
         """In place of facts: one-hot of the edge set of each event, float32[E, C, sets]; nothing

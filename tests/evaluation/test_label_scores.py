@@ -2,7 +2,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.label_scores import AVERAGE, MEAN, LabelRules
@@ -61,7 +60,7 @@ def test_each_node_set_has_rules_and_measures_of_its_own(labels_of):
     rules = LabelRules(["even", "odd"])
     for nodes, targets in (([2, 4, 3], [2, 4, 30]), ([2, 6, 5], [5, 3, 40])):
         rules.begin()
-        rules.add(dataclasses.replace(labels_of(nodes, targets), set_L=torch.tensor(nodes) % 2))
+        rules.add(dataclasses.replace(labels_of(nodes, targets), set_L=np.array(nodes) % 2))
     count, table, sets = rules.measured("regression", {})
     assert count == 3 and table[AVERAGE]["mae"] == pytest.approx(13 / 3) and table[MEAN]["mae"] == pytest.approx(4)
     assert {name: s.num_scored for name, s in sets.items()} == {"even": 2, "odd": 1}

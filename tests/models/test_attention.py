@@ -30,3 +30,13 @@ def test_gradients_of_attention_are_right():
     query, entry = torch.randn(3, 3, dtype=torch.double, requires_grad=True), torch.randn(3, 2, 4, dtype=torch.double, requires_grad=True)
     mask = torch.tensor([[True, True], [True, False], [False, False]])
     assert torch.autograd.gradcheck(lambda q, e: layer(q, [e], mask), (query, entry))
+
+
+def test_more_roots_than_a_gpus_grid_is_high_are_attended_like_few(on):
+    """A grid has at most 65,535 blocks in its second and third dimension, where kernels may have the batch."""
+    torch.manual_seed(2)
+    layer = NeighborAttention(2, 4, 2, 1).to(on)
+    query, entry = torch.randn(70_000, 2, device=on), torch.randn(70_000, 2, 4, device=on)
+    mask = torch.rand(70_000, 2, device=on) < 0.6
+    many, few = layer(query, [entry], mask), layer(query[-5000:], [entry[-5000:]], mask[-5000:])
+    torch.testing.assert_close(many[-5000:], few)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -43,7 +44,7 @@ def test_a_head_of_an_older_release_answers_as_before_and_its_optimizer_goes_on(
 def test_each_node_set_has_a_head_of_its_own(task, dim):
     torch.manual_seed(0)
     heads = LabelHeads(ModelSettings(labels=task), dim, 4, NUM_FACTS, 3)
-    set_L, target = torch.tensor([2, 0, 0, 2, 0, 2]), torch.rand(6, dim)
+    set_L, target = np.array([2, 0, 0, 2, 0, 2]), torch.rand(6, dim)
     z, facts, history = torch.rand(6, 4), torch.rand(6, NUM_FACTS), torch.rand(6, dim)
     heads.observe(target, set_L)
     out = heads.outputs(z, facts, history, set_L)

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from streamd.clock import SystemClock
+from streamd.errors import DeviceMemoryError
 from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.server.engine import Engine
 from streamd.server.loaded_version import LoadedVersion
+from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.negatives import SCORED
@@ -360,3 +363,17 @@ def test_an_error_nobody_foresaw_while_a_version_is_loaded_ends_the_server_rathe
     wait(lambda: world.failures)
     assert not world.engine.status.ready and "the engine failed" in world.client.get("/readyz").json()["why"]
     world.stop()
+
+
+def test_where_a_gpu_lacks_memory_the_error_says_what_to_do(world, monkeypatch):
+    def short(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    world.start()
+    with monkeypatch.context() as without, pytest.raises(DeviceMemoryError, match=r"no memory for answers: CUDA out of memory.*gpu.placement"):
+        without.setattr(Engine, "_computed", short)
+        ask(world)
+    assert ask(world), "the next may find room"
+    monkeypatch.setattr(ServerGraph, "follow", short)
+    wait(lambda: world.failures)
+    assert re.search(r"the engine failed: .* no memory for following the log.*set device: cpu", world.client.get("/readyz").json()["why"])

@@ -4,7 +4,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from streamd.errors import DeviceMemoryError
 from streamd.events import Schema
@@ -84,57 +83,6 @@ def test_the_residual_starts_as_the_pair_network(tmp_path):
     logits = learner.score(chunk)
     want = learner.model.pair_logits(torch.from_numpy(chunk.scored_facts)).detach().numpy()
     np.testing.assert_allclose(logits, want, atol=1e-6)
-
-
-class Reads(TorchDispatchMode):
-    """Counts what would make the host wait for a GPU: values read, and shapes that depend on values."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "unique_", "is_nonzero", "equal.")
-
-    def __init__(self):
-        super().__init__()
-        self.found = collections.Counter()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        name = str(op).removeprefix("aten.")
-        masks = args[1] if name.startswith(("index.", "index_put", "_index_put")) else ()
-        if name.startswith(self.WAITING) or any(m is not None and m.dtype in (torch.bool, torch.uint8) for m in masks):
-            self.found[name] += 1
-        return op(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
-def test_no_training_step_waits_for_the_device(tmp_path, name):
-    s, log = world(tmp_path, model__name=name, training__epochs=2)
-    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
-    prepared, step, seen = learner._prepared, learner.optimizer.step, collections.Counter()
-
-    def host_work(work):
-        def unseen(*args):
-            with _disable_current_modes():
-                return work(*args)
-
-        return unseen
-
-    # A carrier's thread prepares inputs on the host; the optimizer's counts of steps are on the host.
-    learner._prepared, learner.optimizer.step = host_work(prepared), host_work(step)
-    for window in list(windows(log))[:3]:
-        learner.begin()
-        for chunk in recorder.chunks(window):
-            learner.score(chunk)
-        passes = learner._passes
-
-        def watched(*args, passes=passes):
-            with Reads() as reads:
-                loss = passes(*args)
-            seen.update(reads.found)
-            return loss
-
-        learner._passes = watched
-        learner.learn(window.first_edge)
-        learner._passes = passes
-        assert len(learner._edges) > 1
-    assert seen == {"_local_scalar_dense.default": 3 * 2}, "the loss of each epoch"
 
 
 def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
