@@ -17,6 +17,7 @@ from tests.benchmarks import (
     ingest_sets,
     labels,
     ranks,
+    ranks_model,
     restart_sets,
     sampling,
     sampling_sets,
@@ -28,7 +29,8 @@ from tests.benchmarks import (
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
-       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, "ranks": ranks.run, **gpu.PARTS}
+       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
+       "ranks-model": ranks_model.run, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

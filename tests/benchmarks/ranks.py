@@ -1,7 +1,7 @@
 """Learning on one and on two ranks of this machine, a thread each: wall time, what it goes to, and how evenly work is spread.
 
-`python -m tests.benchmarks ranks`. Every figure is of the same events, learned in windows as the trainer does; the graph before
-them is made first and not timed. Beyond two ranks only counts are given: two cores say nothing of their time.
+`python -m tests.benchmarks ranks`, or a part of it by name, as `ranks-gdelt-tgat`. Every figure of a model is of the same events,
+learned in windows as the trainer does; the graph before them is made first and not timed. What more than two ranks take is modelled (`ranks_model`): two cores say nothing of their time.
 """
 
 import json
@@ -11,6 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +27,11 @@ from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, write_edges
 from tests.builders import settings
 
-WARM, EDGES, WINDOW = 200_000, 12_000, 2_000
-"""Events of the graph before, events that are learned, and events of a window."""
+WARM, WINDOW = 200_000, 4_000
+"""Events of the graph before, and events of a window: as many as the largest chunk, which a window's end would cut short. The
+first window is not timed: it loads kernels and caches."""
+EDGES = {"tgn": 12_000, "tgat": 4_000}
+"""Events that are timed, by model: TGAT takes more than twice as long for one, and has no memory to fill."""
 FEATURES = {"reddit": 172, "gdelt": 0}
 """Widths of edge features, as of the data sets that the presets are named after; GDELT has none here."""
 
@@ -46,8 +52,41 @@ class TimedLane:
         return out
 
 
-def worker(folder: str, name: str, chunk: int) -> None:
-    """One rank: learn the windows, and print what it took as JSON."""
+class Learning:
+    """A learner and a recorder at the first event after the graph before."""
+
+    def __init__(self, folder: str, name: str, chunk: int, ranks):
+        log = LogReader.open(Path(folder), keep_keys=False)
+        s = settings(Path(folder), stream__edge_feature_dim=log.state.schema.edge_feature_dim, model__name=name, model__dim=100,
+                     model__time_dim=100, model__neighbors=10, model__memory_chunk=chunk, model__max_pairs=2_000_000, training__epochs=1,
+                     training__replay_events=0, training__tail_share=0.0, windows__max_events=10**6)
+        self.learner, self.recorder = Learner(s, log, ReplayStore(None, 1, 0, ranks=ranks), ranks), Recorder(s, log, ranks)
+        self.recorder.rebuild(WARM)
+        self.learner.start_at(WARM)
+        self._times = log.edges(0, log.num_edges)[2]
+
+    def learn(self, first: int, end: int, ahead=prefetch, on_chunk=lambda: None) -> list:
+        """Score and learn a window of events [first, end). ahead: how chunks are recorded. on_chunk: called after each chunk
+        that was scored, and after each that was learned. Returns: the logits of this rank's events, chunk by chunk."""
+        self.learner.begin()
+        self.learner.on_progress = lambda done, total: on_chunk()
+        kept = []
+        window = Window(int(self._times[first]), int(self._times[end - 1]) + 1, first, end)
+        for chunk in ahead(self.recorder.chunks(window)):
+            kept.append(self.learner.score(chunk))
+            on_chunk()
+        self.learner.learn(first)
+        return kept
+
+
+def mrr_of(ranks, logits: list) -> float:
+    from streamd.training.scores import ranks as rank_of
+
+    return float((1 / rank_of(ranks.gather(np.concatenate(logits)))).mean())
+
+
+def worker(folder: str, name: str, chunk: int, edges: int) -> None:
+    """One rank: learn the events, and print what it took as JSON."""
     import torch
 
     from streamd.ranks import Ranks
@@ -57,47 +96,31 @@ def worker(folder: str, name: str, chunk: int) -> None:
     timed = ranks
     if ranks.size > 1:
         timed = Ranks(*(TimedLane(lane) for lane in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
-    log = LogReader.open(Path(folder), keep_keys=False)
-    s = settings(Path(folder), stream__edge_feature_dim=log.state.schema.edge_feature_dim, model__name=name, model__dim=100,
-                 model__time_dim=100, model__neighbors=10, model__memory_chunk=chunk, model__max_pairs=2_000_000, training__epochs=1,
-                 training__replay_events=0, training__tail_share=0.0, windows__max_events=10**6)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0, ranks=timed), timed), Recorder(s, log, timed)
-    recorder.rebuild(WARM)
-    learner.start_at(WARM)
-    times = log.edges(0, log.num_edges)[2]
-
-    def learn(first, end):
-        window = Window(int(times[first]), int(times[end - 1]) + 1, first, end)
-        learner.begin()
-        kept = [learner.score(chunk) for chunk in prefetch(recorder.chunks(window))]
-        learner.learn(first)
-        return kept
-
-    from streamd.training.scores import ranks as rank_of
+    learning = Learning(folder, name, chunk, timed)
 
     # The first window loads kernels and caches.
-    learn(WARM, WARM + WINDOW)
+    learning.learn(WARM, WARM + WINDOW)
     timed.all(True)
     lanes = [lane for lane in (timed.recording, timed.learning, timed.rows) if isinstance(lane, TimedLane)]
     for lane in lanes:
         lane.calls, lane.bytes = [], 0
     begun, cpu = time.perf_counter(), time.process_time()
-    logits = [learn(a, a + WINDOW) for a in range(WARM + WINDOW, WARM + WINDOW + EDGES, WINDOW)]
+    begins = range(WARM + WINDOW, WARM + WINDOW + edges, WINDOW)
+    logits = [part for first in begins for part in learning.learn(first, first + WINDOW)]
     timed.all(True)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    scores = timed.gather(np.concatenate([x for window in logits for x in window]))
-    told = {"seconds": seconds, "cpu": cpu, "mrr": float((1 / rank_of(scores)).mean()), "bytes": sum(lane.bytes for lane in lanes),
-            "graph": recorder.live.graph.num_bytes, "memory": learner.memory.rows.pool.num_bytes,
-            "calls": [lane.calls for lane in lanes]}
+    told = {"seconds": seconds, "cpu": cpu, "bytes": sum(lane.bytes for lane in lanes), "graph": learning.recorder.live.graph.num_bytes,
+            "memory": learning.learner.memory.rows.pool.num_bytes, "calls": [list(lane.calls) for lane in lanes],
+            "mrr": mrr_of(timed, logits)}
     print("TOLD", json.dumps(told), flush=True)
 
 
-def started(size: int, *args: str) -> list[dict]:
-    """What each of so many ranks told."""
+def started(size: int, *args: str, module: str = "tests.benchmarks.ranks") -> list[dict]:
+    """What each of so many ranks of a module told."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.benchmarks.ranks", *args], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+    ranks = [subprocess.Popen([sys.executable, "-m", module, *args], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                               stdout=subprocess.PIPE, text=True) for rank in range(size)]
     outputs = [rank.communicate(timeout=1200)[0] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks)
@@ -122,44 +145,57 @@ def spread(values) -> float:
     return float(np.std(values) / np.mean(values))
 
 
-def run() -> list[Row]:
-    rows = []
-    for preset, width in FEATURES.items():
-        g = synth.make(preset)
-        middle = len(g["src"]) // 2
-        part = slice(middle - WARM, middle + EDGES + WINDOW)
-        src, dst = g["src"][part], g["dst"][part]
-        when = np.maximum.accumulate((g["t"][part] * 1e6).astype(np.int64)) + np.arange(len(src))
-        msg = np.random.default_rng(0).normal(size=(len(src), width)).astype(np.float32)
-        with tempfile.TemporaryDirectory() as folder:
-            write_edges(Path(folder), list(range(g["num_nodes"])), src, dst, when, msg, int(when[-1]) + 10**12)
-            for name in ("tgn", "tgat"):
-                rows += of_model(folder, preset, name)
-        rows += evenness(preset, g)
-    return rows
+@contextmanager
+def log_of(preset: str) -> Iterator[str]:
+    """The folder of a log from the middle of a preset's stream."""
+    g = synth.make(preset)
+    middle = len(g["src"]) // 2
+    part = slice(middle - WARM, middle + WINDOW + max(EDGES.values()))
+    src, dst = g["src"][part], g["dst"][part]
+    when = np.maximum.accumulate((g["t"][part] * 1e6).astype(np.int64)) + np.arange(len(src))
+    msg = np.random.default_rng(0).normal(size=(len(src), FEATURES[preset])).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        write_edges(Path(folder), list(range(g["num_nodes"])), src, dst, when, msg, int(when[-1]) + 10**12)
+        yield folder
+
+
+def measured(preset: str, name: str) -> list[Row]:
+    with log_of(preset) as folder:
+        return of_model(folder, preset, name)
+
+
+def entries() -> list[Row]:
+    return [row for preset in FEATURES for row in evenness(preset, synth.make(preset))]
 
 
 def of_model(folder: str, preset: str, name: str) -> list[Row]:
-    what = f"{preset}, {name}"
-    rows = []
+    what, edges = f"{preset}, {name}", EDGES[name]
+    rows, alone = [], {}
     for chunk in (600, 4000):
-        one, two = started(1, folder, name, str(chunk)), started(2, folder, name, str(chunk))
-        alone, together = one[0]["seconds"], max(t["seconds"] for t in two)
+        one, two = (started(size, folder, name, str(chunk), str(edges)) for size in (1, 2))
+        alone[chunk] = one[0]
+        together = max(t["seconds"] for t in two)
         label = f"{what}, chunks of {chunk}"
-        rows.append(Row(f"{label}: two ranks", EDGES / together, "events/s", EDGES / alone, "one rank"))
-        rows.append(Row(f"{label}: share of linear", 100 * alone / (2 * together), "%"))
+        rows.append(Row(f"{label}: two ranks", edges / together, "events/s", edges / one[0]["seconds"], "one rank"))
+        rows.append(Row(f"{label}: share of linear", 100 * one[0]["seconds"] / (2 * together), "%"))
         rows += [Row(f"{label}: {phase}", 100 * share, "% of wall time") for phase, share in shares(two).items()]
-        rows.append(Row(f"{label}: sent per trained event", sum(t["bytes"] for t in two) / EDGES / 1e3, "kB"))
+        rows.append(Row(f"{label}: sent per trained event", sum(t["bytes"] for t in two) / edges / 1e3, "kB"))
         rows.append(Row(f"{label}: CPU time, variation over ranks", 100 * spread([t["cpu"] for t in two]), "%"))
+        # A busy machine shows here: a rank that has its core to itself has about a second of CPU time for each second.
+        rows.append(Row(f"{label}: CPU time of the fuller rank", 100 * max(t["cpu"] for t in two) / together, "% of wall time",
+                        100 * one[0]["cpu"] / one[0]["seconds"], "one rank"))
         rows.append(Row(f"{label}: MRR", 1000 * two[0]["mrr"], "thousandths", 1000 * one[0]["mrr"], "one rank"))
     # Weak scaling: as many events a rank as one has in its chunks.
-    one, two = started(1, folder, name, "600"), started(2, folder, name, "1200")
+    one, two = alone[600], started(2, folder, name, "1200", str(edges))
     rows.append(Row(f"{what}, chunks of 600 a rank: two ranks, share of linear",
-                    100 * one[0]["seconds"] / (2 * max(t["seconds"] for t in two)), "%"))
-    rows.append(Row(f"{what}, chunks of 600 a rank: MRR", 1000 * two[0]["mrr"], "thousandths", 1000 * one[0]["mrr"], "one rank"))
-    rows.append(Row(f"{what}: graph of a rank of two", max(t["graph"] for t in two) / 1e6, "MB", one[0]["graph"] / 1e6, "one rank"))
-    rows.append(Row(f"{what}: memory rows of a rank of two", max(t["memory"] for t in two) / 1e6, "MB", one[0]["memory"] / 1e6, "one rank"))
+                    100 * one["seconds"] / (2 * max(t["seconds"] for t in two)), "%"))
+    rows.append(Row(f"{what}, chunks of 600 a rank: MRR", 1000 * two[0]["mrr"], "thousandths", 1000 * one["mrr"], "one rank"))
+    rows.append(Row(f"{what}: graph of a rank of two", max(t["graph"] for t in two) / 1e6, "MB", one["graph"] / 1e6, "one rank"))
+    rows.append(Row(f"{what}: memory rows of a rank of two", max(t["memory"] for t in two) / 1e6, "MB", one["memory"] / 1e6, "one rank"))
     return rows
+
+
+PARTS = {"ranks-entries": entries, **{f"ranks-{preset}-{name}": partial(measured, preset, name) for preset in FEATURES for name in EDGES}}
 
 
 def evenness(preset: str, g: dict) -> list[Row]:
@@ -202,4 +238,4 @@ def held_by(rank: int, size: int, g: dict) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    worker(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,229 @@
+"""What more ranks would take than this machine has cores: modelled, not measured.
+
+`python -m tests.benchmarks ranks-model`. The ranks are threads of one process that take turns, so that each has a core to itself
+while it works; what a rank computes is its thread's CPU time between two exchanges. A chunk takes as long as its slowest rank
+computes; a round takes a latency, and as long as the largest rank's bytes need. Recording and learning run one after the other, as
+they do where a rank has one core. Two ranks are modelled and measured, the same events by the same program; only where the two
+differ by a quarter of the measured at most are more ranks modelled.
+"""
+
+import statistics
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.ranks import Ranks
+from tests.benchmarks.measure import Row
+from tests.benchmarks.ranks import WARM, WINDOW, Learning, log_of, mrr_of, spread, started
+from tests.ranks import threads
+
+EDGES = WINDOW
+"""Events that are learned: one chunk of 4,000, or seven of 600."""
+SIZES = (4, 8, 16)
+"""Ranks beyond two. Each modelled rank holds the pair facts, and computes again what every rank computes."""
+ROUNDS = 3
+"""Measurements of two ranks, of which the median counts."""
+NEAR = 0.25
+"""Most that the model may be away from two measured ranks, as a share of what was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """latency: seconds of a round that moves next to nothing. bandwidth: bytes a second of one rank."""
+
+    name: str
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What ranks did. seconds_RC: CPU time of each rank in each chunk. bytes_RN: of each rank in each round, what it sent to
+    others or received from them, whichever is more."""
+
+    seconds_RC: np.ndarray
+    bytes_RN: np.ndarray
+
+    def over(self, link: Link) -> float:
+        """Seconds that it takes over a link."""
+        rounds = self.bytes_RN.shape[1] * link.latency + self.bytes_RN.max(0).sum() / link.bandwidth
+        return float(self.seconds_RC.max(0).sum() + rounds)
+
+    @property
+    def unevenness(self) -> float:
+        """The slowest rank's compute over the mean, on average over the chunks."""
+        return float((self.seconds_RC.max(0) / self.seconds_RC.mean(0)).mean())
+
+
+def beyond_loopback(loopback: Link) -> tuple[Link, ...]:
+    """Links between machines, by assumption: what a round costs the processes on loopback, plus 20 or 10 microseconds of cards and
+    switch; and the line's full rate, which gloo may not reach."""
+    return (Link("25 GbE", loopback.latency + 20e-6, 25e9 / 8), Link("100 GbE", loopback.latency + 10e-6, 100e9 / 8))
+
+
+class Turns:
+    """One rank works at a time: a rank has the turn but while it waits for the others."""
+
+    def __init__(self):
+        self._turn = threading.Lock()
+
+    def begin(self):
+        self._turn.acquire()
+
+    def end(self):
+        self._turn.release()
+
+
+class NotedLane:
+    """A lane that gives the turn away while it waits, and leaves what it costs to exchange out of the rank's compute."""
+
+    def __init__(self, lane, noted):
+        self._lane, self._noted, self.rank, self.size = lane, noted, lane.rank, lane.size
+
+    def all_to_all(self, rows, sent, received):
+        self._noted.pause()
+        try:
+            out = self._lane.all_to_all(rows, sent, received)
+        finally:
+            self._noted.resume()
+        row = rows.element_size() * int(np.prod(rows.shape[1:]))
+        moved = max(sum(counts) - counts[self.rank] for counts in (sent, received))
+        self._noted.bytes.append(row * moved)
+        return out
+
+
+class Noted:
+    """What one rank, a thread, did since `start`."""
+
+    def __init__(self, turns):
+        self._turns, self.seconds, self.bytes, self._sum, self._since = turns, [], [], 0.0, 0.0
+        self.sampled = 0
+        self.resume()
+
+    def pause(self):
+        self._sum += time.thread_time() - self._since
+        self._turns.end()
+
+    def resume(self):
+        self._turns.begin()
+        self._since = time.thread_time()
+
+    def start(self):
+        self.seconds, self.bytes, self._sum, self._since, self.sampled = [], [], 0.0, time.thread_time(), 0
+
+    def chunk(self):
+        """A chunk ends here."""
+        now = time.thread_time()
+        self.seconds.append(self._sum + now - self._since)
+        self._sum, self._since = 0.0, now
+
+
+def counted(graph, noted) -> None:
+    """Count the edges that a rank's own part of the graph samples."""
+    own = getattr(graph, "_own", graph)
+    sample = own.sample
+
+    def counting(*args):
+        found = sample(*args)
+        noted.sampled += int(found.mask.sum())
+        return found
+
+    own.sample = counting
+
+
+def work_of(folder: str, name: str, chunk: int, size: int) -> tuple[Work, list[int], float]:
+    """Learn with so many ranks in turns. Returns: what they did, the edges that each sampled of its own nodes, and the MRR."""
+    turns = Turns()
+
+    def one(ranks):
+        noted = Noted(turns)
+        try:
+            if size > 1:
+                ranks = Ranks(*(NotedLane(lane, noted) for lane in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
+            learning = Learning(folder, name, chunk, ranks)
+            counted(learning.recorder.live.graph, noted)
+            learning.learn(WARM, WARM + WINDOW, ahead=iter)
+            noted.start()
+            logits = learning.learn(WARM + WINDOW, WARM + WINDOW + EDGES, ahead=iter, on_chunk=noted.chunk)
+            # Memory's last move, after the last chunk that is learned.
+            noted.chunk()
+            did = noted.seconds, noted.bytes, noted.sampled
+            return *did, mrr_of(ranks, logits)
+        finally:
+            turns.end()
+
+    told = threads.run(size, one, seconds=280)
+    seconds, bytes_, sampled, mrr = zip(*told, strict=True)
+    return Work(np.array(seconds), np.array([list(b) for b in bytes_], float)), list(sampled), mrr[0]
+
+
+def ping() -> None:
+    """One of two ranks: measure the latency and the bandwidth of a round, and print them as JSON."""
+    import json
+
+    import torch
+
+    ranks = Ranks.join(60)
+    lane, seconds = ranks.learning, {}
+    for count, rounds in ((1, 300), (1_000_000, 15)):
+        rows, each = torch.zeros(2 * count, dtype=torch.int64), []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            lane.all_to_all(rows, [count] * 2, [count] * 2)
+            each.append(time.perf_counter() - begun)
+        seconds[count] = statistics.median(each)
+    latency = seconds[1]
+    print("TOLD", json.dumps({"latency": latency, "bandwidth": 8e6 / (seconds[1_000_000] - latency)}), flush=True)
+
+
+def run() -> list[Row]:
+    told = started(2, "ping", module="tests.benchmarks.ranks_model")
+    loopback = Link("loopback", max(t["latency"] for t in told), min(t["bandwidth"] for t in told))
+    links = (loopback, *beyond_loopback(loopback))
+    rows = []
+    for link in links:
+        rows.append(Row(f"{link.name}: latency of a round", link.latency * 1e6, "us"))
+        rows.append(Row(f"{link.name}: bandwidth", link.bandwidth / 1e9, "GB/s"))
+    with log_of("gdelt") as folder:
+        for chunk in (600, 4000):
+            rows += of_chunks(folder, "gdelt", "tgn", chunk, links)
+    return rows
+
+
+def of_chunks(folder: str, preset: str, name: str, chunk: int, links: tuple[Link, ...]) -> list[Row]:
+    """links: loopback first."""
+    label = f"{preset}, {name}, chunks of {chunk}"
+    alone, _, mrr = work_of(folder, name, chunk, 1)
+    one = alone.over(links[0])
+    rows = []
+    for size in (2, *SIZES):
+        work, sampled, same = work_of(folder, name, chunk, size)
+        if size == 2:
+            times = [started(2, folder, name, str(chunk), str(EDGES)) for _ in range(ROUNDS)]
+            wall = statistics.median(max(t["seconds"] for t in two) for two in times)
+            busy = statistics.median(max(t["cpu"] for t in two) for two in times)
+            rows.append(Row(f"{label}: two ranks, modelled", work.over(links[0]), "s", wall, "measured"))
+            rows.append(Row(f"{label}: the fuller rank's compute, modelled", work.seconds_RC.sum(1).max(), "s", busy, "measured CPU time"))
+        rows += of_size(f"{label}: {size} ranks, modelled", work, sampled, one, links)
+        rows.append(Row(f"{label}: {size} ranks, modelled: MRR", 1000 * same, "thousandths", 1000 * mrr, "one rank"))
+        if size == 2 and abs(work.over(links[0]) - wall) > NEAR * wall:
+            break
+    return rows
+
+
+def of_size(label: str, work: Work, sampled: list[int], one: float, links: tuple[Link, ...]) -> list[Row]:
+    size = len(sampled)
+    rows = [Row(f"{label}: share of linear, {link.name}", 100 * one / (size * work.over(link)), "%") for link in links]
+    rows.append(Row(f"{label}: slowest rank's compute over the mean, of a chunk", work.unevenness, "times"))
+    for what, values in (("compute", work.seconds_RC.sum(1)), ("sampled edges", sampled), ("bytes", work.bytes_RN.sum(1))):
+        rows.append(Row(f"{label}: {what}, variation over ranks", 100 * spread(values), "%"))
+    return rows
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "ping":
+        raise SystemExit("usage: python -m tests.benchmarks.ranks_model ping")
+    ping()
