@@ -8,6 +8,7 @@ take 4 ms.
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -324,8 +325,9 @@ class Engine:
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(len(self._queue))
         metrics.waiting_requests.set(len(self._waiting))
-        if self._complete.until is not None:
-            metrics.complete_until.set(self._complete.until)
+        metrics.complete_until.set(
+            math.nan if self._seen.complete_until is None else self._seen.complete_until
+        )
         metrics.memory_bytes.set(self._served.memory.rows.pool.num_bytes if self._served else 0)
         self._beat.touch(
             "ready" if status.ready else "rebuilding",

@@ -78,6 +78,8 @@ CASES = {
     "StreamdAnswersSlow": ("1m", 20, {ALL: "0+100x20", FAST: "0+98x20"} | dict.fromkeys(SLOW, "0+100x20"),
                            {ALL: "0+1000x20", FAST: "0+995x20"} | dict.fromkeys(SLOW, "0+1000x20"), {},
                            "One in a hundred scores takes longer than 92.5ms."),
+    "StreamdAnswersOld": ("1m", 12, {"serve streamd_complete_until_timestamp_seconds": "1x20"},
+                          {"serve streamd_complete_until_timestamp_seconds": "0+60x20"}, {}),
     "StreamdServerBehind": ("1m", 8, {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "1x9"},
                             {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "100001x9"}, {},
                             "Answers do not know the newest 200k events."),

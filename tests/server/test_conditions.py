@@ -12,7 +12,13 @@ from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.roles import HEARTBEAT, make_folder
 from streamd.segments.journal import LogState
 from streamd.segments.log import LogWriter
-from streamd.server.conditions import MAX_TOKENS, BadCondition, CommitToken, RecordToken, read_conditions
+from streamd.server.conditions import (
+    MAX_TOKENS,
+    BadCondition,
+    CommitToken,
+    RecordToken,
+    read_conditions,
+)
 from streamd.server.lag import MAX_PENDING, Completeness
 from tests.builders import HOUR, SECOND, batch, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -270,7 +276,7 @@ def lag_of(answer):
 
 def test_without_word_of_ingest_nobody_knows_how_old_an_answer_is(world):
     assert "streamd-lag-seconds" not in ask(world).headers
-    assert "streamd_complete_until_timestamp_seconds " not in world.client.get("/metrics").text
+    assert "\nstreamd_complete_until_timestamp_seconds " not in world.client.get("/metrics").text
     told = problem(world, {"streamd-max-lag": "3600"}, 503)
     assert told["type"] == "urn:streamd:answer-too-old" and "not know" in told["detail"]
 
