@@ -140,10 +140,11 @@ class Engine:
         Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached,
         TooOld.
         """
-        if not self.status.ready or self._view is None:
+        if not self.status.ready:
             raise NotReady(self.status.why)
         deadline = time.monotonic() + self._settings.server.deadline_seconds
         if conditions.after:
+            assert self._view is not None, "it is ready"
             state = self._view.included
             for token in conditions.after:
                 token.check(state, self._settings.kafka.topics)
