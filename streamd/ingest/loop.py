@@ -23,6 +23,7 @@ from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.silence import SilenceDetector
 from streamd.ingest.suspects import Suspects
+from streamd.ingest.unread import unread
 from streamd.ingest.watch import missing_topic
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -491,10 +492,7 @@ class IngestLoop:
 
     def _touch_heartbeat(self, source: KafkaSource) -> None:
         """Touch the heartbeat, with the state of the log and the records not yet read."""
-        lag = sum(
-            max(0, source.end(i) - self._merger.position(i).offset)
-            for i in range(len(source.partitions))
-        )
-        state = {"edges": self._log.num_edges, "watermark": self._log.watermark, "lag": lag}
+        read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
+        state = {**read, **unread(source, self._merger, self._clock)}
         refused = {"dead_letters": self._letters.num_letters}
         self._beat.touch("running", **state, **refused, clamped=int(metrics.clamped_total()))

@@ -83,8 +83,8 @@ class BrokerWatch:
         self._offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self._admin: Any = None
         self._well = True
-        self.answered_at = 0.0
-        """When the broker last answered, in monotonic seconds."""
+        self.answered_at = time.monotonic()
+        """When the broker last answered, in monotonic seconds; at first, with what is `known`."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)

@@ -18,6 +18,7 @@ from streamd.server.requests import (
     Recommend,
     Request,
     Score,
+    Seen,
 )
 from streamd.server.server_graph import ServerGraph
 
@@ -27,12 +28,14 @@ class Moment:
     """What an answer is computed from.
 
     view: the server's graph. served: the version with its memory at that time, None for the rule.
-    as_of_us: time of the query in microseconds, after every event in the graph.
+    as_of_us: time of the query in microseconds, after every event in the graph. seen: what the
+    graph had then.
     """
 
     view: ServerGraph
     served: LoadedVersion | None
     as_of_us: int
+    seen: Seen
 
     def answer(self, source: int, **results: Any) -> Answer:
         """Make an answer from what all answers say and from `results`. source: id, or UNKNOWN."""
@@ -45,6 +48,7 @@ class Moment:
             edge=view.edge,
             as_of_us=self.as_of_us,
             newest_us=view.newest_us,
+            seen=self.seen,
             memory_edge=served.memory.edge if served else view.edge,
             src_known=is_known,
             **results,
@@ -52,7 +56,7 @@ class Moment:
 
 
 def moments_of(
-    view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request]
+    view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request], seen: Seen
 ) -> list[Moment]:
     """The moment of each request: its own time, or now.
 
@@ -62,7 +66,8 @@ def moments_of(
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
     # Requests of one time share a moment, and so a pass.
     by_time = {
-        t: Moment(view, served and served.ahead(view.log, view.edge, t), t) for t in set(as_of)
+        t: Moment(view, served and served.ahead(view.log, view.edge, t), t, seen)
+        for t in set(as_of)
     }
     return [by_time[t] for t in as_of]
 

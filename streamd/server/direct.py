@@ -10,13 +10,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from streamd.server.state import require_key, state_of
+from streamd.server.state import conditions_of, require_key, state_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class DirectRoute(APIRoute):
-    """A route of the form `async def route(body: SomeModel, state: State, ...) -> Response`.
+    """A route of the form `async def route(body: SomeModel, state: State, asked: Asked, ...) ->
+    Response`.
 
     Its other arguments are texts of the path, and `require_key` is its only dependency. In the
     API's description and in what it refuses it is like any other route.
@@ -31,7 +32,9 @@ class DirectRoute(APIRoute):
         async def handle(request: Request) -> Response:
             await require_key(request)
             body = await self.read(request, model)
-            response: Response = await route(body, await state_of(request), **request.path_params)
+            state = await state_of(request)
+            asked = await conditions_of(request)
+            response: Response = await route(body, state, asked, **request.path_params)
             return response
 
         return handle

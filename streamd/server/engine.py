@@ -8,6 +8,7 @@ take 4 ms.
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +25,25 @@ from streamd.schema import Schema
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.commit_watch import CommitWatch
+from streamd.server.conditions import NONE, Conditions
 from streamd.server.freshness import EventRate, Freshness
+from streamd.server.lag import Completeness
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
-from streamd.server.requests import Answer, NotFinite, NotReady, Recommend, Request
+from streamd.server.requests import (
+    Answer,
+    NotFinite,
+    NotReady,
+    Recommend,
+    Request,
+    Seen,
+    TooOld,
+)
 from streamd.server.search import Searches
 from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
+from streamd.server.waiting import Waiting
 from streamd.server.warm_up import warm_up_requests
 from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
@@ -96,11 +108,14 @@ class Engine:
         """None until ingest has made a log."""
         self._served: LoadedVersion | None = None
         """None while the rule answers."""
+        self._seen = Seen()
+        self._complete = Completeness(settings.data_dir)
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
 
         # What is asked, what is measured, and when it last stored something.
         self._queue = RequestQueue(settings.server)
+        self._waiting = Waiting(settings.server.max_queue)
         self._commits: CommitWatch | None = None
         self._searches = Searches(settings.server)
         self._rate = EventRate()
@@ -113,18 +128,32 @@ class Engine:
         self._stopping = True
         self._queue.wake()
 
-    async def ask(self, request: Request) -> Answer:
-        """Queue a request and wait for its answer. Raises: Overloaded, NotReady, TimeoutError."""
-        return (await self.ask_all([request]))[0]
+    async def ask(self, request: Request, conditions: Conditions = NONE) -> Answer:
+        """Queue a request and wait for its answer. Raises: as `ask_all`."""
+        return (await self.ask_all([request], conditions))[0]
 
-    async def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
+    async def ask_all(
+        self, requests: Sequence[Request], conditions: Conditions = NONE
+    ) -> list[Answer]:
         """Queue requests that one version is to answer, and wait for the answers, in order.
 
-        Raises: Overloaded, NotReady, TimeoutError.
+        They are queued once the view has what the conditions name, within the same deadline.
+        Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached,
+        TooOld.
         """
         if not self.status.ready:
             raise NotReady(self.status.why)
-        return await self._queue.answers(requests)
+        deadline = time.monotonic() + self._settings.server.deadline_seconds
+        if conditions.after:
+            assert self._view is not None, "it is ready"
+            state = self._view.included
+            for token in conditions.after:
+                token.check(state, self._settings.kafka.topics)
+            await self._waiting.reach(conditions.after, state, deadline)
+        answers = await self._queue.answers(requests, deadline)
+        if conditions.max_lag_seconds is not None:
+            _check_age(answers[0].seen, conditions.max_lag_seconds)
+        return answers
 
     async def run(self) -> None:
         """Follow log and versions and answer requests, until `stop`."""
@@ -166,8 +195,11 @@ class Engine:
         """Do one slice of all work but answering. Returns: whether events were taken in or a
         version catches up, so that the next step should follow at once."""
         self.status.beat = time.monotonic()
+        # Before the log, so that what is found in it is newer than what ingest said.
+        self._complete.look(time.monotonic())
         num_taken = self._follow_log(view)
         view = self._follow_versions(view)
+        self._show(view)
         self._update_ready(view)
         self._report(view)
         self._keep(view)
@@ -223,6 +255,14 @@ class Engine:
                 self._served.forget_embeddings()
             self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
         return num_taken
+
+    def _show(self, view: ServerGraph) -> None:
+        """Say what answers have seen from now on, and let those go on that waited for it."""
+        included = view.included
+        self._complete.show(included, view.looked_at)
+        self._seen = Seen(included.term, included.seq, self._complete.until)
+        if self._waiting:
+            self._waiting.show(included)
 
     def _follow_versions(self, view: ServerGraph) -> ServerGraph:
         """Move the swap of versions on by a slice. Returns: the graph that answers from now on."""
@@ -287,6 +327,10 @@ class Engine:
         metrics.seen_edges.set(view.edge)
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(len(self._queue))
+        metrics.waiting_requests.set(len(self._waiting))
+        metrics.complete_until.set(
+            math.nan if self._seen.complete_until is None else self._seen.complete_until
+        )
         metrics.memory_bytes.set(self._served.memory.rows.pool.num_bytes if self._served else 0)
         self._beat.touch(
             "ready" if status.ready else "rebuilding",
@@ -308,7 +352,7 @@ class Engine:
         # Searches are spread over many slices; the rest is answered at once.
         for batch in taken:
             if searches := batch.searches:
-                moments = moments_of(self._view, self._served, searches)
+                moments = moments_of(self._view, self._served, searches, self._seen)
                 self._searches.begin(searches, moments, batch.deadline, batch.done)
         self._answer_now(self._view, [b for b in taken if not b.searches])
 
@@ -360,9 +404,20 @@ class Engine:
     def _computed(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:
         """Answer by what serves now; some answers to callers are measured against a search of all
         nodes."""
-        moments = moments_of(view, self._served, requests)
+        moments = moments_of(view, self._served, requests, self._seen)
         answers = answers_of(requests, moments)
         for request, moment, answer in zip(requests, moments, answers, strict=True):
             if self.status.ready and isinstance(request, Recommend):
                 self._searches.measure(request, moment, answer)
         return answers
+
+
+def _check_age(seen: Seen, max_lag_seconds: float) -> None:
+    """Check that an answer is not older than its request allows. Raises: TooOld."""
+    lag_seconds = seen.lag_seconds(time.time())
+    if lag_seconds is None:
+        raise TooOld("the server does not know yet how old its answers are")
+    if lag_seconds > max_lag_seconds:
+        raise TooOld(
+            f"the answer would be {lag_seconds:.1f} s old, and {max_lag_seconds:g} s are allowed"
+        )

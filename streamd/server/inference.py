@@ -17,11 +17,12 @@ from streamd import __version__
 from streamd.events import MICROSECONDS
 from streamd.server import binary
 from streamd.server.compression import compressed, expanded
+from streamd.server.conditions import Conditions, headers_of
 from streamd.server.direct import DirectRoute, Model, is_json, media_type, parsed, whole
 from streamd.server.requests import Answer, Score
 from streamd.server.schemas import INT64
 from streamd.server.sets import PlainKey, in_set
-from streamd.server.state import ServerState, State, require_key
+from streamd.server.state import Asked, ServerState, State, require_key
 
 MODEL = "streamd"
 TAG = "open inference protocol"
@@ -224,25 +225,27 @@ async def version_ready(state: State, name: Name, version: Version) -> JSONRespo
 
 
 @asking.post("/infer", **INFER)
-async def infer(body: InferRequest, state: State, name: Name) -> Response:
+async def infer(body: InferRequest, state: State, asked: Asked, name: Name) -> Response:
     """Scores of N x C pairs."""
-    return await _infer(body, state, name, None)
+    return await _infer(body, state, asked, name, None)
 
 
 @asking.post("/versions/{version}/infer", **INFER)
-async def infer_version(body: InferRequest, state: State, name: Name, version: Version) -> Response:
+async def infer_version(
+    body: InferRequest, state: State, asked: Asked, name: Name, version: Version
+) -> Response:
     """The same by that version: where another serves by now, an error."""
-    return await _infer(body, state, name, version)
+    return await _infer(body, state, asked, name, version)
 
 
 async def _infer(
-    body: InferRequest, state: ServerState, name: str, version: str | None
+    body: InferRequest, state: ServerState, asked: Conditions, name: str, version: str | None
 ) -> Response:
     """Answer an infer request, and count it for the version that answered."""
     served = check(state, name, version)
     begun = time.perf_counter_ns()
     try:
-        answers, columns = await _answers(body, state)
+        answers, columns = await _answers(body, state, asked)
         # A swap may have come between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
@@ -255,7 +258,9 @@ async def _infer(
     return response
 
 
-async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer], int]:
+async def _answers(
+    body: InferRequest, state: ServerState, asked: Conditions
+) -> tuple[list[Answer], int]:
     """Answer the N rows of a request. Returns: the answers, and C, the columns of dst."""
     # Keys, whose shapes must agree.
     tensors = {t.name: t for t in body.inputs}
@@ -290,7 +295,7 @@ async def _answers(body: InferRequest, state: ServerState) -> tuple[list[Answer]
         candidates = tuple(in_set(target, d) for d in dst[i * columns : (i + 1) * columns])
         when = times[i] if times else None
         requests.append(Score(in_set(source, src[i]), candidates, when, edge_set))
-    return await state.engine.ask_all(requests), columns
+    return await state.engine.ask_all(requests, asked), columns
 
 
 def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
@@ -323,11 +328,11 @@ def _response(body: InferRequest, answers: list[Answer], columns: int) -> Respon
     if body.id is not None:
         header["id"] = body.id
     text = msgspec.json.encode(header)
+    headers = headers_of(answers[0].seen)
     if not tensor_bytes:
-        return Response(text, media_type="application/json")
-    return Response(
-        text + tensor_bytes, media_type=OCTETS, headers={binary.JSON_LENGTH: str(len(text))}
-    )
+        return Response(text, media_type="application/json", headers=headers)
+    headers[binary.JSON_LENGTH] = str(len(text))
+    return Response(text + tensor_bytes, media_type=OCTETS, headers=headers)
 
 
 def check(state: ServerState, name: str, version: str | None = None) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from streamd.server.conditions import AFTER, LAG, MAX_LAG, POSITION
 from streamd.server.problems import MEDIA_TYPE
 from streamd.server.schemas import Problem
 
@@ -21,6 +22,36 @@ ERRORS = {
     "422": "what was asked does not fit",
     "429": "too many requests wait; come again",
     "503": "not ready, or too late; come again",
+    "504": "the log did not come to what streamd-after names; come again",
+}
+# Of the operations whose answers the engine computes: what a request may ask of its answer.
+ASKED = [
+    {
+        "name": AFTER,
+        "in": "header",
+        "required": False,
+        "description": "what the answer must have seen: TERM.SEQ of another answer, or "
+        "TOPIC:PARTITION:OFFSET of a record; several are separated by commas",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": MAX_LAG,
+        "in": "header",
+        "required": False,
+        "description": "seconds that the answer may be old",
+        "schema": {"type": "number", "minimum": 0},
+    },
+]
+# Headers of their answers -> what they say.
+TOLD = {
+    POSITION: {
+        "description": "TERM.SEQ of the newest commit that the answer knows",
+        "schema": {"type": "string"},
+    },
+    LAG: {
+        "description": "seconds since the answer knew all that was in Kafka, where that is known",
+        "schema": {"type": "number"},
+    },
 }
 # Their 503 is an answer of their own form, not an error.
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
@@ -58,6 +89,9 @@ def describe(app: FastAPI) -> None:
                 else (MEDIA_TYPE, "Problem")
             )
             for operation in routes.values():
+                if "answers" in operation["tags"] or path.endswith("/infer"):
+                    operation["parameters"] = [*operation.get("parameters", ()), *ASKED]
+                    operation["responses"]["200"]["headers"] = TOLD
                 if path not in OPEN:
                     operation["security"] = [{name: []} for name in KEYS]
                 for status, description in ERRORS.items():

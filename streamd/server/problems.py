@@ -8,22 +8,35 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
-from streamd.server.requests import NotReady, Overloaded
+from streamd.server.conditions import BadCondition
+from streamd.server.requests import NotReached, NotReady, Overloaded, TooOld
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
 """Header of errors that pass within a second or so."""
 
 
+NOT_REACHED = "urn:streamd:position-not-reached"
+"""Type of the problem that a view did not come to what a request must have seen."""
+
+TOO_OLD = "urn:streamd:answer-too-old"
+"""Type of the problem that an answer would be older than its request allows."""
+
+
 def problem(
-    path: str, status: int, detail: str, headers: dict[str, str] | None = None
+    path: str,
+    status: int,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    kind: str = "about:blank",
 ) -> JSONResponse:
-    """Make the answer to a request for `path` that failed."""
+    """Make the answer to a request for `path` that failed. kind: URI of the problem's type, where
+    clients should tell it from others of the same status."""
     if path.startswith("/v2/"):
         return JSONResponse({"error": detail}, status, headers)
     return JSONResponse(
         {
-            "type": "about:blank",
+            "type": kind,
             "title": HTTPStatus(status).phrase,
             "status": status,
             "detail": detail,
@@ -40,6 +53,9 @@ def add_handlers(app: FastAPI) -> None:
         (Overloaded, _overloaded),
         (NotReady, _not_ready),
         (TimeoutError, _too_late),
+        (BadCondition, _bad_condition),
+        (NotReached, _not_reached),
+        (TooOld, _too_old),
         (KafkaError, _no_broker),
         (VersionError, _no_version),
         (StarletteHTTPException, _http),
@@ -63,6 +79,19 @@ async def _too_late(request: Request, _: Exception) -> JSONResponse:
     return problem(
         request.url.path, 503, "the request was not answered within server.deadline_seconds", AGAIN
     )
+
+
+async def _bad_condition(request: Request, error: Exception) -> JSONResponse:
+    return problem(request.url.path, 400, str(error))
+
+
+async def _not_reached(request: Request, error: Exception) -> JSONResponse:
+    detail = f"{error} (server.deadline_seconds)"
+    return problem(request.url.path, 504, detail, AGAIN, NOT_REACHED)
+
+
+async def _too_old(request: Request, error: Exception) -> JSONResponse:
+    return problem(request.url.path, 503, str(error), AGAIN, TOO_OLD)
 
 
 async def _no_broker(request: Request, error: Exception) -> JSONResponse:

@@ -41,8 +41,9 @@ class RequestQueue:
         """Number of requests that wait."""
         return sum(len(w.requests) for w in self._waiting)
 
-    async def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Queue requests as one batch and wait for the answers.
+    async def answers(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
+        """Queue requests as one batch and wait for the answers. deadline: seconds of the monotonic
+        clock.
 
         Raises: Overloaded, TimeoutError, and the error that the engine gives in place of answers.
         """
@@ -61,10 +62,9 @@ class RequestQueue:
 
         # Wait no longer than the deadline, which the engine knows too.
         now = time.monotonic()
-        deadline_seconds = self._settings.deadline_seconds
-        self._waiting.append(PendingBatch(requests, now, now + deadline_seconds, done))
+        self._waiting.append(PendingBatch(requests, now, deadline, done))
         self._wake.set()
-        async with asyncio.timeout(deadline_seconds):
+        async with asyncio.timeout(deadline - now):
             return await future
 
     def take(self) -> list[PendingBatch]:

@@ -14,6 +14,14 @@ class NotReady(Exception):
     """The engine cannot answer yet; the caller answers 503."""
 
 
+class NotReached(Exception):
+    """The log did not come to what a request must have seen; the caller answers 504."""
+
+
+class TooOld(Exception):
+    """An answer is older than its request allows; the caller answers 503."""
+
+
 class NotFinite(Exception):
     """A version's output is not finite; the version must not serve."""
 
@@ -63,13 +71,30 @@ class Label:
 Request = Score | Recommend | Embedding | Label
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the graph had when an answer was begun.
+
+    term, seq: the newest commit that it had whole. complete_until: wall time in seconds up to which
+    it had all that was in Kafka, None where that is not known.
+    """
+
+    term: int = 0
+    seq: int = 0
+    complete_until: float | None = None
+
+    def lag_seconds(self, now: float) -> float | None:
+        """How old it is. now: wall time, seconds."""
+        return None if self.complete_until is None else max(0.0, now - self.complete_until)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The engine's answer to a request, and what it was computed from. Times are in microseconds.
 
     version: its name, or "rule" before there is one. trained_until_us: end of its window.
     edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
-    as_of_us: time of the query. newest_us: time of the newest event.
+    as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
     src_known: whether the source was seen.
     dst, scores, known: of Score and Recommend. embedding: of Embedding, empty without graph layers.
     labels: of Label, None without a label head.
@@ -80,6 +105,7 @@ class Answer:
     edge: int
     as_of_us: int
     newest_us: int
+    seen: Seen
     memory_edge: int
     src_known: bool
     dst: tuple[Key, ...] = ()

@@ -9,6 +9,7 @@ from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.registry import read_manifests
+from streamd.server.conditions import RecordToken, headers_of
 from streamd.server.direct import DirectRoute
 from streamd.server.requests import Answer, Embedding, Label, Recommend, Score
 from streamd.server.schema_response import schema_response
@@ -32,7 +33,7 @@ from streamd.server.schemas import (
     ScoreResponse,
 )
 from streamd.server.sets import PlainKey, in_set, plain
-from streamd.server.state import ServerState, State, require_admin_key, require_key
+from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
 from streamd.server.status import passed_over
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
@@ -48,76 +49,92 @@ NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74
 
 
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
-async def score(body: ScoreRequest, state: State) -> Response:
+async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
     """Score candidate destinations of a source with the model of this moment."""
-    return _json(_scored(state, body.src, await state.engine.ask(_to_score(state, body))))
+    answer = await state.engine.ask(_to_score(state, body), asked)
+    return _json(_scored(state, body.src, answer), answer)
 
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
-async def score_batch(body: ScoreBatch, state: State) -> Response:
+async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    answers = await state.engine.ask_all([_to_score(state, one) for one in body.requests])
-    return _json(
-        [
-            _scored(state, one.src, answer)
-            for one, answer in zip(body.requests, answers, strict=True)
-        ]
-    )
+    answers = await state.engine.ask_all([_to_score(state, one) for one in body.requests], asked)
+    scored = [_scored(state, r.src, a) for r, a in zip(body.requests, answers, strict=True)]
+    return _json(scored, answers[0])
 
 
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
-async def recommend(body: RecommendRequest, state: State) -> Response:
+async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Response:
     """The k likeliest next destinations of a source, best first."""
-    return _json(_scored(state, body.src, await state.engine.ask(_to_recommend(state, body))))
+    answer = await state.engine.ask(_to_recommend(state, body), asked)
+    return _json(_scored(state, body.src, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
-async def recommend_batch(body: RecommendBatch, state: State) -> Response:
+async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    answers = await state.engine.ask_all([_to_recommend(state, one) for one in body.requests])
-    return _json(
-        [
-            _scored(state, one.src, answer)
-            for one, answer in zip(body.requests, answers, strict=True)
-        ]
+    answers = await state.engine.ask_all(
+        [_to_recommend(state, one) for one in body.requests], asked
     )
+    scored = [_scored(state, r.src, a) for r, a in zip(body.requests, answers, strict=True)]
+    return _json(scored, answers[0])
 
 
 @router.get("/embeddings/{node:path}", tags=["answers"])
 async def embedding(
-    node: NodePath, state: State, integer: bool = False, node_set: NodeSetQuery = None
+    node: NodePath,
+    state: State,
+    asked: Asked,
+    response: Response,
+    integer: bool = False,
+    node_set: NodeSetQuery = None,
 ) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
     key = in_set(state.sets.node_set(node_set), _key(node, integer))
-    return _embedded(state, key, await state.engine.ask(Embedding(key)))
+    answer = await state.engine.ask(Embedding(key), asked)
+    response.headers.update(headers_of(answer.seen))
+    return _embedded(state, key, answer)
 
 
 @router.post("/embeddings", tags=["answers"])
-async def embeddings(body: NodesRequest, state: State) -> list[EmbeddingResponse]:
+async def embeddings(
+    body: NodesRequest, state: State, asked: Asked, response: Response
+) -> list[EmbeddingResponse]:
     """Embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
     keys = _nodes(state, body)
-    answers = await state.engine.ask_all([Embedding(key) for key in keys])
+    answers = await state.engine.ask_all([Embedding(key) for key in keys], asked)
+    response.headers.update(headers_of(answers[0].seen))
     return [_embedded(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 @router.get("/labels/{node:path}", tags=["answers"])
 async def labels(
-    node: NodePath, state: State, integer: bool = False, node_set: NodeSetQuery = None
+    node: NodePath,
+    state: State,
+    asked: Asked,
+    response: Response,
+    integer: bool = False,
+    node_set: NodeSetQuery = None,
 ) -> LabelsResponse:
     """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
     key = in_set(state.sets.node_set(node_set), _key(node, integer))
-    return _labelled(state, key, await state.engine.ask(Label(key)))
+    answer = await state.engine.ask(Label(key), asked)
+    response.headers.update(headers_of(answer.seen))
+    return _labelled(state, key, answer)
 
 
 @router.post("/labels", tags=["answers"])
-async def labels_of_many(body: NodesRequest, state: State) -> list[LabelsResponse]:
+async def labels_of_many(
+    body: NodesRequest, state: State, asked: Asked, response: Response
+) -> list[LabelsResponse]:
     """What the model predicts of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
     keys = _nodes(state, body)
-    answers = await state.engine.ask_all([Label(key) for key in keys])
+    answers = await state.engine.ask_all([Label(key) for key in keys], asked)
+    response.headers.update(headers_of(answers[0].seen))
     return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
@@ -142,9 +159,14 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         raise HTTPException(422, f"{error.reason}: {error}") from None
     except OverflowError:
         raise HTTPException(422, "bad_json: a number is out of range") from None
+    topic = state.forwarder.topic
+    tokens = [RecordToken(topic, partition, offset) for partition, offset in places]
+    # Ascending, so that the last of each partition stays.
+    newest = dict(sorted(places)).items()
     return EventsResponse(
-        topic=state.forwarder.topic,
-        events=[Produced(partition=p, offset=o) for p, o in places],
+        topic=topic,
+        events=[Produced(partition=t.partition, offset=t.offset, position=str(t)) for t in tokens],
+        after=", ".join(str(RecordToken(topic, p, o)) for p, o in newest),
     )
 
 
@@ -315,5 +337,7 @@ def _scored(state: ServerState, src: PlainKey, answer: Answer) -> dict[str, Any]
     }
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+def _json(content: object, answer: Answer) -> Response:
+    """A response with what one pass of the engine answered. answer: any of its answers."""
+    text = msgspec.json.encode(content)
+    return Response(text, media_type="application/json", headers=headers_of(answer.seen))

@@ -117,15 +117,20 @@ class EventsRequest(Body):
 
 
 class Produced(BaseModel):
-    """Where in the topic an event is."""
+    """Where in the topic an event is. position: the same as `streamd-after` takes it."""
 
     partition: int
     offset: int
+    position: str
 
 
 class EventsResponse(BaseModel):
     topic: str
     events: list[Produced]
+    after: str = Field(
+        description="positions of the last event in each partition: as the header `streamd-after`, "
+        "it makes a request wait until all these events are in its answer"
+    )
 
 
 class Feature(BaseModel):

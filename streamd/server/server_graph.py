@@ -1,11 +1,15 @@
 """The server's own graph, facts and node features, less than a second behind the log."""
 
+import math
+import time
+
 import numpy as np
 
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.set_facts import SetFacts
+from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
@@ -21,7 +25,9 @@ CATCH_UP_EDGES = 250_000
 class ServerGraph:
     """Tails the log in slices and answers what is known of nodes. Owner: the engine.
 
-    newest_us: event time of the newest event taken in, microseconds.
+    newest_us: event time of the newest event taken in, microseconds. included: the log's state at
+    the newest commit that was taken in whole; while a slice of later ones is, it stays.
+    looked_at: monotonic time at which nothing newer than that was committed.
     """
 
     def __init__(
@@ -48,6 +54,8 @@ class ServerGraph:
         self.retention = RetentionHold(settings.data_dir, name, self.live)
         self.candidates = Candidates(self.live, settings.server.max_candidates)
         self.newest_us = 0
+        self.included = LogState(reader.state.schema)
+        self.looked_at = self._refreshed_at = -math.inf
         self._began = False
 
     def suits(self, model: ModelSettings) -> bool:
@@ -88,8 +96,11 @@ class ServerGraph:
         then, while retention may drop their files.
         Returns: number of events, and whether there were deletes.
         """
-        if self.caught_up and not self.log.refresh() and self._began:
-            return 0, False
+        if self.caught_up:
+            self._refreshed_at = time.monotonic()
+            if not self.log.refresh() and self._began:
+                self.looked_at = self._refreshed_at
+                return 0, False
         self._began = True
         deleted = self.live.hide_deleted()
         catch_up = SLICE_EDGES if answering else CATCH_UP_EDGES
@@ -99,6 +110,9 @@ class ServerGraph:
         if took:
             self.newest_us = int(self.log.time_of(np.array([self.edge - 1]))[0])
         self.live.take_features(self.edge)
+        if self.caught_up:
+            self.included = self.log.state
+            self.looked_at = self._refreshed_at
         return took, deleted
 
     def ids(self, keys: list[Key]) -> Int64:

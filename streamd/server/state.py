@@ -7,6 +7,7 @@ from fastapi import Depends, HTTPException, Request
 
 from streamd.registry import Registry
 from streamd.schema import Schema
+from streamd.server.conditions import Conditions, read_conditions
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
 from streamd.server.sets import Sets
@@ -87,6 +88,14 @@ async def state_of(request: Request) -> ServerState:
 
 
 State = Annotated[ServerState, Depends(state_of)]
+
+
+async def conditions_of(request: Request) -> Conditions:
+    """The dependency of routes on what their request asks of the answer. Raises: BadCondition."""
+    return read_conditions(request.headers)
+
+
+Asked = Annotated[Conditions, Depends(conditions_of)]
 
 
 async def require_key(request: Request) -> None:

@@ -274,6 +274,16 @@ engine_seconds = Histogram(
     registry=SERVE,
 )
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine", registry=SERVE)
+waiting_requests = Gauge(
+    "streamd_waiting_requests",
+    "Requests waiting until the server has what their streamd-after names",
+    registry=SERVE,
+)
+complete_until = Gauge(
+    "streamd_complete_until_timestamp_seconds",
+    "Wall time up to which answers know all that was in Kafka",
+    registry=SERVE,
+)
 ready = Gauge(
     "streamd_ready", "1 where the server answers, as `/readyz` says, else 0", registry=SERVE
 )

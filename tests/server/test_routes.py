@@ -193,7 +193,8 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
     monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
     good = {"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}
     told = post(world, "/v1/events", {"events": [good, {"type": "delete", "node": "n:1"}]}, 202)
-    assert told == {"topic": "events", "events": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}]}
+    assert told == {"topic": "events", "after": "events:0:1", "events": [
+        {"partition": 0, "offset": 0, "position": "events:0:0"}, {"partition": 0, "offset": 1, "position": "events:0:1"}]}
     assert sent[0][0] == b"n:1" and json.loads(sent[0][1]) == {"type": "edge", **good} and sent[1][0] == b"n:1"
     for bad in ({"src": "n:1", "dst": "n:2", "time": 1, "features": [1]}, {"src": "n:1"}, {"dst": "x" * 300, "src": 1, "time": 1, "features": [1, 2]}):
         assert "event 1" in post(world, "/v1/events", {"events": [good, bad]}, 422)["detail"]
@@ -204,6 +205,15 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
 
     monkeypatch.setattr(world.state.forwarder, "produce", broken)
     assert "away" in post(world, "/v1/events", {"events": [good]}, 503)["detail"]
+
+
+def test_events_by_rest_say_where_the_newest_of_each_partition_is(world, monkeypatch):
+    places = [(2, 9), (0, 30), (2, 10), (0, 4), (11, 0)]
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: places)
+    good = {"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}
+    told = post(world, "/v1/events", {"events": [good] * 5}, 202)
+    assert [e["position"] for e in told["events"]] == [f"events:{p}:{o}" for p, o in places]
+    assert told["after"] == "events:0:30, events:2:10, events:11:0"
 
 
 def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):

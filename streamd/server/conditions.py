@@ -1,0 +1,152 @@
+"""The conditions of a request: what its answer must have seen, and how old it may be.
+
+They come in headers, since the bodies of the Open Inference Protocol have no place for them.
+"""
+
+import re
+import time
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+
+from streamd.segments.journal import LogState
+from streamd.server.requests import Seen
+
+AFTER = "streamd-after"
+MAX_LAG = "streamd-max-lag"
+POSITION = "streamd-position"
+LAG = "streamd-lag-seconds"
+MAX_TOKENS = 256
+"""Most tokens of one request: more than the partitions that one producer usually writes to."""
+INT64 = 2**63 - 1
+SHOWN_CHARACTERS = 80
+"""Characters of a token that an error repeats."""
+# A seq and an offset have up to 19 digits in 64 bits. Kafka names topics by these characters only.
+COMMIT = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})")
+RECORD = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
+SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+class BadCondition(Exception):
+    """A condition that cannot be read, or that this log can never meet; the caller answers 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitToken:
+    """A commit of the log: the reign of a leader, and the commit's number."""
+
+    term: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.seq}"
+
+    def is_in(self, state: LogState) -> bool:
+        """Whether a state of the log has the commit."""
+        return (state.term, state.seq) >= (self.term, self.seq)
+
+    def check(self, state: LogState, topics: tuple[str, ...]) -> None:
+        """Every commit may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordToken:
+    """A record in Kafka, as its producer knows it from the acknowledgement."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+    def is_in(self, state: LogState) -> bool:
+        """Whether all events of the record are dealt with in a state of the log.
+
+        Only those before the position's offset are: of the record at the offset an event is still
+        missing, and of one behind it that is among `ahead`, further events may be held back.
+        """
+        position = state.progress.positions.get(self.topic, {}).get(self.partition)
+        return position is not None and self.offset < position.offset
+
+    def check(self, state: LogState, topics: tuple[str, ...]) -> None:
+        """Refuse a topic or partition that the log does not read. topics: `kafka.topics`, of which
+        the log may not have read any yet. Raises: BadCondition."""
+        partitions = state.progress.positions.get(self.topic)
+        if partitions is None and self.topic not in topics:
+            raise BadCondition(f"{AFTER}: this log does not read topic {self.topic}")
+        if partitions is not None and self.partition not in partitions:
+            raise BadCondition(
+                f"{AFTER}: this log does not read partition {self.partition} of {self.topic}"
+            )
+
+
+Token = CommitToken | RecordToken
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a request asks of its answer. after: what the answer must have seen. max_lag_seconds:
+    how old it may be, None for any age."""
+
+    after: tuple[Token, ...] = ()
+    max_lag_seconds: float | None = None
+
+
+NONE = Conditions()
+
+
+def read_conditions(headers: Headers) -> Conditions:
+    """Read the conditions in the headers of a request. Raises: BadCondition."""
+    # Most requests have none, and pay for two look-ups only.
+    if AFTER not in headers and MAX_LAG not in headers:
+        return NONE
+    return Conditions(_tokens(headers.getlist(AFTER)), _seconds(headers.getlist(MAX_LAG)))
+
+
+def _tokens(values: list[str]) -> tuple[Token, ...]:
+    """The tokens of all headers of that name, of which each may have several, by commas."""
+    texts = [text.strip(" \t") for value in values for text in value.split(",")]
+    if len(texts) > MAX_TOKENS:
+        raise BadCondition(f"{AFTER} has {len(texts)} tokens, at most {MAX_TOKENS} may be named")
+    return tuple(_token(text) for text in texts)
+
+
+def _token(text: str) -> Token:
+    token: Token
+    if match := COMMIT.fullmatch(text):
+        token = CommitToken(int(match[1]), int(match[2]))
+        largest = max(token.term, token.seq)
+    elif match := RECORD.fullmatch(text):
+        token = RecordToken(match[1], int(match[2]), int(match[3]))
+        largest = token.offset
+    else:
+        raise BadCondition(
+            f"{AFTER}: {_shown(text)} is neither TERM.SEQ, as {POSITION} says it, "
+            "nor TOPIC:PARTITION:OFFSET"
+        )
+    if largest > INT64:
+        raise BadCondition(f"{AFTER}: a number of {_shown(text)} does not fit 64 bits")
+    return token
+
+
+def _seconds(values: list[str]) -> float | None:
+    if not values:
+        return None
+    if len(values) > 1 or not SECONDS.fullmatch(values[0]):
+        raise BadCondition(f"{MAX_LAG}: {_shown(', '.join(values))} is not a number of seconds")
+    return float(values[0])
+
+
+def _shown(text: str) -> str:
+    """A text as an error repeats it: short, and with nothing that a terminal would act on."""
+    return ascii(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
+
+
+def headers_of(seen: Seen) -> dict[str, str]:
+    """The headers that say what an answer has seen, and how old it is where that is known."""
+    headers = {POSITION: f"{seen.term}.{seen.seq}"}
+    lag_seconds = seen.lag_seconds(time.time())
+    if lag_seconds is not None:
+        headers[LAG] = f"{lag_seconds:.3f}"
+    return headers

@@ -1,0 +1,60 @@
+"""Requests wait here until the server's view has what they ask for, beside the engine's queue."""
+
+import asyncio
+import time
+
+from streamd.segments.journal import LogState
+from streamd.server.conditions import Token
+from streamd.server.requests import NotReached, Overloaded
+
+
+class Waiting:
+    """The requests that wait for a commit. Owner: the event loop's thread.
+
+    They are not in the engine's queue meanwhile, so that nobody waits behind them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """limit: most requests that may wait."""
+        self._limit = limit
+        self._waiters: dict[asyncio.Future[None], list[Token]] = {}
+        """What each of them still waits for."""
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    async def reach(self, tokens: tuple[Token, ...], state: LogState, deadline: float) -> None:
+        """Wait until the view has all tokens.
+
+        state: of the log, as the view has it now. deadline: seconds of the monotonic clock.
+        Raises: Overloaded where too many wait; NotReached at the deadline.
+        """
+        left = _left([*tokens], state)
+        if not left:
+            return
+        if len(self._waiters) >= self._limit:
+            raise Overloaded
+
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[future] = left
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await future
+        except TimeoutError:
+            raise NotReached(f"the log did not reach {left[-1]} in time") from None
+        finally:
+            del self._waiters[future]
+
+    def show(self, state: LogState) -> None:
+        """Let those go on whose tokens a newer state of the view has."""
+        for future, left in self._waiters.items():
+            if not future.done() and not _left(left, state):
+                future.set_result(None)
+
+
+def _left(tokens: list[Token], state: LogState) -> list[Token]:
+    """Take tokens from the end of a list while a state has them: what was reached once stays so,
+    and one look at each commit is enough for a request that waits for many. Returns: the list."""
+    while tokens and tokens[-1].is_in(state):
+        tokens.pop()
+    return tokens
