@@ -99,7 +99,7 @@ def store(tmp_path):
 def test_a_log_with_everything_in_it_comes_back_byte_for_byte(tmp_path, store):
     with closing(rich_log(tmp_path / "log")) as log:
         round_trip(tmp_path / "log", store, tmp_path / "back")
-        assert len(log.state.segments) > 3 and log.state.last.num_labels
+        assert len(log.state.segments) == 3 and log.state.last.num_labels
     assert not (tmp_path / "log/roles/backup/snapshot").exists() and "backup" not in read_holds(tmp_path / "log")
     with closing(LogWriter(tmp_path / "back", SCHEMA, 150)) as log:
         before = log.num_edges
@@ -158,13 +158,13 @@ def test_a_log_that_was_restored_and_went_another_way_mixes_nothing(tmp_path, st
     src, dst, time = stream(900)
     with closing(rich_log(tmp_path / "log", 6)) as log:
         old = round_trip(tmp_path / "log", store, tmp_path / "other").manifest.seq
-        grow(log, src, dst, time, 6)
+        grow(log, src, dst, np.maximum(time, log.watermark), 6)
         newest = upload(tmp_path / "log", store).manifest.seq
     with closing(LogWriter(tmp_path / "other", SCHEMA, 150)) as log:
         with pytest.raises(StoreError, match="another log"):
             upload(tmp_path / "other", store)
         while log.state.seq <= newest:
-            grow(log, dst, src, time, log.state.seq)
+            grow(log, dst, src, np.maximum(time, log.watermark), log.state.seq)
         assert old < newest < log.state.seq
         round_trip(tmp_path / "other", store, tmp_path / "back")
 
@@ -352,7 +352,8 @@ def test_a_store_that_fails_now_and_then_gets_everything(tmp_path, away):
     draw = random.Random(1)
     Away.fails = staticmethod(lambda: draw.random() < 0.5)
     rich_log(tmp_path / "log").close()
-    round_trip(tmp_path / "log", away, tmp_path / "back")
+    patient = Store("away://user:sesame@host/x?token=open", timeout_seconds=60, sleep=lambda seconds: None)
+    round_trip(tmp_path / "log", patient, tmp_path / "back")
 
 
 def test_a_store_that_is_away_ends_the_backup_in_time_without_its_credentials_and_the_next_one_goes_on(tmp_path, away):
