@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
-CLIENTS ?= triton kserve openapi registry producers beam
+CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
 
@@ -16,10 +16,10 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/crash
 	$(BIN)/python -m pytest tests/crash
 
-# Clients that others wrote, serializers of a schema registry, Apache Beam's runners; CLIENTS=openapi for that one alone.
+# Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
 	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_producers.py \
-	  tests/contracts/test_beam.py -k "$(TESTS)"
+	  tests/contracts/test_beam.py tests/contracts/test_store.py -k "$(TESTS)"
 
 # The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.
 tgb: $(VENV)/.bench $(VENV)-tgb/.made

@@ -34,6 +34,7 @@ from streamd.cli_options import (
     settings_of,
 )
 from streamd.cli_sources import sources_app
+from streamd.cli_store import backup, restore
 from streamd.cli_tfgnn import tfgnn_app
 from streamd.cli_tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
@@ -325,6 +326,10 @@ def compact(
         done, text = compact_log(settings, wait, line)
     out.print(text, soft_wrap=True)
     raise typer.Exit(0 if done else 1)
+
+
+app.command()(backup)
+app.command()(restore)
 
 
 @letters_app.command("list")

@@ -17,6 +17,7 @@
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
+    |-- StoreError             a store does not answer, or holds something else than it should
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |   `-- NewerSchemaError   it knows sets or features that the log got since it was opened
     |-- DeviceError            the device asked for cannot be used
@@ -119,6 +120,11 @@ class BadEvent(StreamdError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class StoreError(StreamdError):
+    """When a store does not answer in time, or an object in it is not what its manifest says. The
+    operator checks URL, credentials and network, or takes another manifest."""
 
 
 class VersionError(StreamdError):

@@ -1,0 +1,190 @@
+"""Makes a data directory of a manifest in a store, whole or not at all."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from crc32c import crc32c
+
+from streamd.errors import DataDirectoryError, StoreError
+from streamd.segments.journal import LogState
+from streamd.segments.recovery import last_state
+from streamd.segments.verify import verify_log
+from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk
+from streamd.store import manifest as manifests
+from streamd.store.manifest import OBJECT_BYTES, Manifest, StoredFile
+from streamd.store.store import Store
+
+AGAIN = "take another manifest (--seq), or back up again."
+
+
+def choose(store: Store, seq: int | None = None) -> Manifest:
+    """Read the newest manifest, or that of commit `seq`. Raises: StoreError where there is none."""
+    found = manifests.names(store)
+    if seq is not None:
+        found = [name for name in found if name.endswith(f"-{seq:020d}.json")]
+    if not found:
+        which = "" if seq is None else f" of commit {seq}"
+        raise StoreError(f"{store.shown} holds no manifest{which}.", "check the URL and --seq.")
+    return manifests.read(store, found[-1])
+
+
+def restore(
+    store: Store,
+    manifest: Manifest,
+    data_dir: Path,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    check: Callable[[Path], list[str]] = lambda folder: [],
+    disk: Disk = DISK,
+) -> None:
+    """Write the files of a manifest to a data directory that is empty or missing, and check them.
+
+    A scratch folder beside it gets the name at the end, so a killed restore leaves no log.
+
+    Args: progress: called with (bytes written, bytes in all); check: finds what is damaged beside
+    the log, in words.
+    Raises: DataDirectoryError where something is there already, StoreError where an object or what
+    was made of them is not what it should be.
+    """
+    check_free(data_dir)
+    data_dir.parent.mkdir(parents=True, exist_ok=True)
+    scratch = data_dir.with_name(f".{data_dir.name}.restore{SCRATCH}")
+    try:
+        disk.remove_folder(scratch)
+        disk.make_folder(scratch)
+        _write_files(store, manifest, scratch, progress, disk)
+        _verify(store, manifest, scratch, check)
+        disk.replace(scratch, data_dir)
+        disk.sync_folder(data_dir.parent)
+    except OSError as error:
+        disk.remove_folder(scratch)
+        raise DataDirectoryError(
+            f"{data_dir} cannot be written: {error.strerror}.",
+            "free space or mend the volume, and restore again.",
+        ) from error
+    except StoreError:
+        disk.remove_folder(scratch)
+        raise
+
+
+def check_free(data_dir: Path) -> None:
+    """Check that a restore may put a directory here. Raises: DataDirectoryError."""
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        raise DataDirectoryError(
+            f"{data_dir} is not empty.", "restore into a new directory; nothing is overwritten."
+        )
+    if data_dir.is_mount():
+        raise DataDirectoryError(
+            f"{data_dir} is a volume of its own, which no folder can be renamed to.",
+            f"restore into a folder of it, such as {data_dir / 'log'}, and set data_dir to that.",
+        )
+
+
+def _write_files(
+    store: Store,
+    manifest: Manifest,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    disk: Disk,
+) -> None:
+    """Write every file and make it durable, and `published` last."""
+    total = sum(piece.size for file in manifest.files for piece in file.pieces)
+    done = 0
+
+    def written(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done, total)
+
+    folders = {folder}
+    last = LogState.restored(manifest.log).last
+    for file in manifest.files:
+        parent = (folder / file.path).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        folders |= {parent, *(p for p in parent.parents if p.is_relative_to(folder))}
+        # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
+        reserve = last is not None and file.path == last.path
+        _write_file(store, folder / file.path, file, reserve, written, disk)
+
+    published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
+    try:
+        disk.write(published, manifest.seq.to_bytes(8, "little"), 0)
+        disk.sync(published)
+    finally:
+        disk.close(published)
+    for one in sorted(folders):
+        disk.sync_folder(one)
+
+
+def _write_file(
+    store: Store,
+    path: Path,
+    file: StoredFile,
+    reserve: bool,
+    written: Callable[[int], None],
+    disk: Disk,
+) -> None:
+    """Write a file from its pieces. Raises: StoreError naming the object that differs."""
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        disk.truncate(fd, file.size)
+        if reserve:
+            disk.allocate(fd, file.size)
+        end = 0
+        for piece in file.pieces:
+            data = store.get(piece.object, OBJECT_BYTES)
+            if len(data) != piece.size or crc32c(data) != piece.crc:
+                raise StoreError(
+                    f"{piece.object} in {store.shown}, a part of {file.path}, differs from its "
+                    "checksum.",
+                    AGAIN,
+                )
+            at = 0
+            for offset, length in piece.extents:
+                part = memoryview(data)[at : at + length]
+                _write_extent(fd, part, offset, offset < end, disk)
+                end = max(end, offset + length)
+                at += length
+            written(piece.size)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+
+
+def _write_extent(fd: int, data: memoryview, offset: int, over: bool, disk: Disk) -> None:
+    """Write a range of a file; blocks of zeros of large new ranges are left as holes.
+
+    over: whether there may be other bytes in its place.
+    """
+    if over or len(data) <= HOLE_BYTES:
+        disk.write(fd, data, offset)
+        return
+    zeros = bytes(HOLE_BYTES)
+    begin = at = 0
+    while at < len(data):
+        end = min(at + HOLE_BYTES, len(data))
+        if data[at:end] == zeros[: end - at]:
+            if at > begin:
+                disk.write(fd, data[begin:at], offset + begin)
+            begin = end
+        at = end
+    if begin < len(data):
+        disk.write(fd, data[begin:], offset + begin)
+
+
+def _verify(
+    store: Store, manifest: Manifest, folder: Path, check: Callable[[Path], list[str]]
+) -> None:
+    """Check the directory as `streamd verify` does, and that its log is the manifest's. Raises:
+    StoreError."""
+    expected = LogState.restored(manifest.log)
+    found = last_state(folder, expected.schema)
+    damage = [f"{d.path} {d.what}" for d in verify_log(folder)[1]]
+    if found != expected:
+        damage.insert(0, f"the journal ends at commit {found.seq} in another state")
+    damage += check(folder)
+    if damage:
+        raise StoreError(
+            f"What {manifest.name} in {store.shown} makes is damaged: {'; '.join(damage[:10])}.",
+            AGAIN,
+        )

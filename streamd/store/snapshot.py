@@ -1,0 +1,160 @@
+"""A snapshot of a living data directory, by links.
+
+What the daemon drops or replaces afterwards stays readable until the snapshot is removed, so that
+an upload of hours holds up neither retention nor compaction."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamd.errors import StoreError, StreamdError
+from streamd.roles import FOLDER as ROLES_FOLDER
+from streamd.roles import HEARTBEAT, LOCK, ROLES, make_folder
+from streamd.segments.journal import LogState, journal_files, read_lines
+from streamd.segments.recovery import last_state, lock_directory
+from streamd.segments.tail import JournalTail
+from streamd.storage import DISK, link_or_copy
+
+NAME = "backup"
+"""Name of the folder in `roles/` that holds the lock and the links of a backup."""
+LINKS = "snapshot"
+TRIES = 50
+PAUSE_SECONDS = 0.1
+"""A directory is linked in some milliseconds, and the daemon replaces files seldom: a few tries are
+enough, and five seconds of them mean that something else is wrong."""
+LINKED = ".safetensors"
+"""Ending of files that are written once; others may be appended to in place, and are copied."""
+LEARNED = ("models", "train", *(f"{ROLES_FOLDER}/{role}" for role in ROLES))
+"""Folders of what was learned. What a further server keeps of its own is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A data directory after one commit. Owner: `take_snapshot`, which removes it.
+
+    folder: of the links, by the same paths. state: the log's. learned: paths of versions, of the
+    trainer's files and of what roles keep. journals: path of each journal file -> its bytes up to
+    the commit.
+    """
+
+    folder: Path
+    state: LogState
+    learned: list[str]
+    journals: dict[str, int]
+
+
+class _Moved(Exception):
+    """The directory changed while it was linked; the snapshot is taken again."""
+
+
+@contextmanager
+def take_snapshot(data_dir: Path) -> Iterator[Snapshot]:
+    """Yield a snapshot of a data directory after its newest published commit.
+
+    Raises: StreamdError where there is no log, LockedError where another backup runs.
+    """
+    if not (data_dir / "published").exists():
+        raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
+    own = make_folder(data_dir, NAME)
+    lock = lock_directory(own / LOCK, "wait for that backup, or stop it.")
+    try:
+        # A killed backup left its links, which hold disk space of what was dropped since.
+        yield _taken(data_dir, own / LINKS)
+    finally:
+        DISK.remove_folder(own / LINKS)
+        os.close(lock)
+
+
+def _taken(data_dir: Path, folder: Path) -> Snapshot:
+    """Link until nothing was replaced meanwhile."""
+    for _ in range(TRIES):
+        DISK.remove_folder(folder)
+        folder.mkdir()
+        try:
+            # What was learned goes first, so that no version lies beyond the log's state.
+            learned = _link_learned(data_dir, folder)
+            state, journals = _link_log(data_dir, folder)
+            return Snapshot(folder, state, learned, journals)
+        except (FileNotFoundError, _Moved):
+            time.sleep(PAUSE_SECONDS)
+    raise StoreError(
+        f"{data_dir} changed {TRIES} times while its files were listed.", "run the backup again."
+    )
+
+
+def _link_learned(data_dir: Path, folder: Path) -> list[str]:
+    """Link what was learned, as it is at one moment: trainer and server recover from any."""
+    before = _listed(data_dir)
+    for path in before:
+        new = folder / path
+        new.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith(LINKED):
+            link_or_copy(data_dir / path, new)
+        else:
+            shutil.copyfile(data_dir / path, new)
+    if _listed(data_dir) != before:
+        raise _Moved
+    return list(before)
+
+
+def _listed(data_dir: Path) -> dict[str, tuple[int, int, int]]:
+    """The files of what was learned, without half written ones: path -> inode, size, time."""
+    found = {}
+    for top in LEARNED:
+        for path in sorted((data_dir / top).rglob("*")):
+            name = path.relative_to(data_dir)
+            hidden = any(part.startswith(".") for part in name.parts)
+            if hidden or path.name in (HEARTBEAT, LOCK) or not path.is_file():
+                continue
+            status = path.stat()
+            found[str(name)] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _link_log(data_dir: Path, folder: Path) -> tuple[LogState, dict[str, int]]:
+    """Link the log's files as they are after the newest published commit."""
+    tail = JournalTail.open(data_dir)
+    assert tail is not None, "`published` was there"
+    state = tail.state
+    for segment in state.segments:
+        old = data_dir / segment.path
+        for file in sorted(old.iterdir()) if old.is_dir() else [old]:
+            _link(data_dir, folder, file.relative_to(data_dir))
+    for path in state.files:
+        _link(data_dir, folder, Path(path))
+    journals = {}
+    for file in journal_files(data_dir / "journal"):
+        name = file.relative_to(data_dir)
+        _link(data_dir, folder, name)
+        if (end := _end_of(folder / name, state.seq)) is not None:
+            journals[str(name)] = end
+
+    # A replacement is renamed behind its durable line, perhaps before readers are shown it.
+    now = last_state(data_dir, state.schema)
+    segments = {s.first_edge: s.revision for s in now.segments}
+    replaced = any(
+        segments.get(s.first_edge, s.revision) != s.revision for s in state.segments
+    ) or any(now.files[path].revision != file.revision for path, file in state.files.items())
+    if replaced or now.schema != state.schema or not journals:
+        raise _Moved
+    return state, journals
+
+
+def _link(data_dir: Path, folder: Path, path: Path) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    link_or_copy(data_dir / path, folder / path)
+
+
+def _end_of(journal: Path, seq: int) -> int | None:
+    """Bytes of a journal file up to a commit, all where it ends before; None where it begins behind
+    it, or not even its first line is whole."""
+    end = None
+    for at, fields in read_lines(journal):
+        if fields is None or int(fields["seq" if "seq" in fields else "checkpoint"]) > seq:
+            break
+        end = at
+    return end

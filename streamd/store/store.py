@@ -1,0 +1,167 @@
+"""A store keeps objects under a URL: a thin layer over fsspec, which bounds and names failures."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from streamd.errors import StoreError
+from streamd.storage import DISK, replace_durably
+
+T = TypeVar("T")
+TIMEOUT_SECONDS = 60.0
+"""Longest time that one object is tried for: a store that restarts is back by then."""
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 10.0
+"""Pauses between tries grow from the first to the longest, so that a store in trouble gets rest."""
+HIDDEN = "***"
+AWAY = "check the store's URL, credentials and network, then run it again: what is there is kept."
+SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
+"""Errors that another try would only repeat."""
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: without user, password and query, which may be credentials."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+class Store:
+    """Puts, gets, lists and removes objects under a URL. Owner: one thread.
+
+    shown: the URL without credentials, for messages.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """timeout_seconds: longest time that one object is tried for. Raises: StoreError where no
+        file system is known or installed for the URL."""
+        self.shown = without_secrets(url)
+        self._secrets = _secrets_of(url)
+        self._timeout = timeout_seconds
+        self._sleep = sleep
+        try:
+            # Another process may write here too, so that what is listed is never remembered.
+            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise StoreError(
+                f"No store can be opened at {self.shown}: {self._clean(error)}.",
+                "name a URL such as file:///backups or s3://bucket/folder, and install what it "
+                "needs: pip install 'streamd[s3]', [gs] or [azure].",
+            ) from None
+        # Calls of a file system that runs on an event loop may hang; fsspec bounds them itself.
+        self._bound = {"timeout": timeout_seconds} if isinstance(self._fs, AsyncFileSystem) else {}
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all, and check the size that arrived. Raises:
+        StoreError."""
+        path = self._path(name)
+
+        def write() -> None:
+            if isinstance(self._fs, LocalFileSystem):
+                _write_file(Path(path), data)
+            else:
+                self._fs.pipe_file(path, data, **self._bound)
+            arrived = self._fs.info(path, **self._bound)["size"]
+            if arrived != len(data):
+                raise OSError(f"{arrived:,} of {len(data):,} bytes arrived")
+
+        self._try(f"{name} cannot be written to", write)
+
+    def get(self, name: str, most_bytes: int) -> bytes:
+        """Read an object of at most so many bytes. Raises: StoreError where it is larger, or cannot
+        be read."""
+
+        def read() -> bytes:
+            size = self._fs.info(self._path(name), **self._bound)["size"]
+            if size > most_bytes:
+                raise StoreError(
+                    f"{name} in {self.shown} has {size:,} bytes, more than the {most_bytes:,} it "
+                    "may have.",
+                    "take another manifest; this one or its object was changed.",
+                )
+            return bytes(self._fs.cat_file(self._path(name), **self._bound))
+
+        return self._try(f"{name} cannot be read from", read)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Size of each object of a folder, by name. Raises: StoreError."""
+
+        def find() -> dict[str, int]:
+            try:
+                found = self._fs.find(self._path(folder), detail=True, **self._bound)
+            except FileNotFoundError:
+                return {}
+            start = len(self._root.rstrip("/")) + 1
+            return {path[start:]: info["size"] for path, info in found.items()}
+
+        return self._try(f"{folder} cannot be listed in", find)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects, also those that are gone already. Raises: StoreError."""
+
+        def remove(name: str) -> None:
+            try:
+                self._fs.rm_file(self._path(name), **self._bound)
+            except FileNotFoundError:
+                return
+
+        for name in names:
+            self._try(f"{name} cannot be removed from", lambda name=name: remove(name))  # type: ignore[misc]
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _try(self, what: str, act: Callable[[], T]) -> T:
+        """Do something, again after growing pauses where it fails, until the time is up. Raises:
+        StoreError."""
+        begun = time.monotonic()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return act()
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+                late = time.monotonic() - begun + pause > self._timeout
+                if late or isinstance(error, SURE):
+                    # The cause is not chained: its text may hold credentials.
+                    raise StoreError(
+                        f"{what} {self.shown}: {type(error).__name__} {self._clean(error)}.", AWAY
+                    ) from None
+            self._sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _clean(self, error: BaseException) -> str:
+        """The text of an error without the URL's credentials."""
+        text = str(error).rstrip(".")
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+
+def _secrets_of(url: str) -> list[str]:
+    """The parts of a URL that may be credentials, longest first."""
+    parts = urlsplit(url)
+    user_info = parts.netloc.rpartition("@")[0]
+    found = {user_info, *user_info.split(":", 1), parts.query}
+    return sorted(filter(None, found), key=len, reverse=True)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write an object of a local store durably."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_durably(path) as scratch, scratch.open("wb") as file:
+        file.write(data)
+        file.flush()
+        DISK.sync(file.fileno())

@@ -1,0 +1,111 @@
+"""Backs a log up to S3 as moto's server speaks it, behind a proxy that strikes, and restores it.
+
+argv: folder of the packages that streamd needs, log, folder to work in. Prints a line of JSON for each way of striking.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+SITE_PACKAGES, LOG, WORK = sys.argv[1:]
+# What this environment has comes first: its s3fs and botocore belong together.
+sys.path.append(SITE_PACKAGES)
+os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="sesame", AWS_DEFAULT_REGION="us-east-1")
+
+import boto3  # noqa: E402
+import fsspec.config  # noqa: E402
+from moto.server import ThreadedMotoServer  # noqa: E402
+
+from streamd.errors import StoreError  # noqa: E402
+from streamd.store.restore import choose, restore  # noqa: E402
+from streamd.store.store import Store  # noqa: E402
+from streamd.store.upload import remove_unneeded, upload  # noqa: E402
+
+HALF_BYTES = 3_000
+"""Bytes after which a half upload breaks off: within the rows of the test's log."""
+HANG_SECONDS = 3
+
+
+class Proxy(threading.Thread):
+    """Passes connections on to a port, but strikes every third: mode "500" answers so, "half" breaks off, "hang" is silent;
+    "away" refuses all."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.upstream, self.mode, self.count = port, "", 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def run(self):
+        while True:
+            client, _ = self.listener.accept()
+            self.count += 1
+            strikes = self.mode == "away" or self.count % 3 == 0
+            threading.Thread(target=self.serve, args=(client, self.mode if strikes else ""), daemon=True).start()
+
+    def serve(self, client, mode):
+        if mode == "500":
+            client.recv(1 << 16)
+            client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        if mode == "hang":
+            time.sleep(HANG_SECONDS)
+        if mode in ("500", "hang", "away"):
+            client.close()
+            return
+        server = socket.create_connection(("127.0.0.1", self.upstream))
+        most = HALF_BYTES if mode == "half" else 1 << 60
+        threading.Thread(target=self.pump, args=(client, server, most), daemon=True).start()
+        self.pump(server, client, 1 << 60)
+
+    @staticmethod
+    def pump(source, target, most):
+        try:
+            while most > 0 and (data := source.recv(1 << 16)):
+                target.sendall(data[:most])
+                most -= len(data)
+        except OSError:
+            pass
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def refused(url):
+    begun = time.monotonic()
+    try:
+        upload(Path(LOG), Store(url, timeout_seconds=5))
+    except StoreError as error:
+        return {"error": str(error), "seconds": time.monotonic() - begun}
+    return {}
+
+
+moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+moto.start()
+port = moto.get_host_and_port()[1]
+proxy = Proxy(port)
+proxy.start()
+os.environ["AWS_ENDPOINT_URL"] = proxy.address
+fsspec.config.conf["s3"] = {"config_kwargs": {"read_timeout": 1, "connect_timeout": 3}}
+boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").create_bucket(Bucket="bucket")
+
+said = {}
+for proxy.mode in ("", "500", "half", "hang"):
+    store = Store(f"s3://bucket/log-{proxy.mode}")
+    first = upload(Path(LOG), store)
+    again = upload(Path(LOG), store)
+    restore(store, choose(store), Path(WORK) / f"back-{proxy.mode}")
+    swept = remove_unneeded(store, 1)
+    left = len(store.sizes("objects"))
+    said[proxy.mode] = [first.objects, len(first.manifest.objects), left, again.objects, *swept]
+proxy.mode = "away"
+said["away"] = refused("s3://bucket/away")
+proxy.mode = ""
+said["missing"] = refused("s3://no-such-bucket/log")
+print(json.dumps(said), flush=True)
+# The event loop of s3fs keeps connections open, which would hold up the exit.
+os._exit(0)
