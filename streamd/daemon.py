@@ -136,7 +136,9 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     try:
         take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
-        keeper = Housekeeper(writer, settings.retention, letters.purge)
+        keeper = Housekeeper(
+            writer, settings.retention, letters.purge, settings.holds.lease_seconds
+        )
         open_port(
             settings.telemetry.ingest_port,
             settings.server.host,
