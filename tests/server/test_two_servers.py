@@ -71,6 +71,7 @@ def test_a_server_that_returns_after_its_lease_starts_anew_from_the_logs_begin(t
     first, second = two
     second.stop()
     first.stop()
+    first.train(2)
     for name in ("serve", "serve-2"):
         assert not end_lease(second.path, name, 86_400, time.time())
         assert end_lease(second.path, name, 86_400, time.time() + 90_000)
