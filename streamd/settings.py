@@ -282,6 +282,11 @@ def _check_together(s: Settings) -> None:
             "server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither."
         )
 
+    if s.server.workers > 1 and not s.server.port:
+        raise SettingsError(
+            "server.workers share one port, and server.port is 0.", "set server.port to a number."
+        )
+
     # Model and graph: sizes that must fit one another.
     if s.model.dim % s.model.heads:
         raise SettingsError(

@@ -21,6 +21,9 @@ class ServerSettings(Branch):
         "127.0.0.1", description="address to bind; other than loopback needs api_keys"
     )
     port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
+    workers: Positive = Field(
+        1, le=16, description="serve processes that share the port, each with its own graph"
+    )
     # Who may ask; files may be rotated while the server runs.
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="keys accepted in `Authorization: Bearer` or `X-API-Key`"
@@ -72,6 +75,12 @@ class TelemetrySettings(Branch):
     access_log: bool = Field(False, description="a log line per request, but for probes")
     ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
     train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
+    serve_port: Natural = Field(
+        9103,
+        le=65500,
+        description="metrics port of the first of several server.workers, which the others follow; "
+        "0 for none",
+    )
 
 
 def has_keys(server: ServerSettings) -> bool:
