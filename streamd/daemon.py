@@ -34,12 +34,12 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import LOCK, make_folder, take_over
+from streamd.roles import LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
-from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 
@@ -136,7 +136,9 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     try:
         take_over(settings.data_dir, "ingest")
         letters = make_dead_letters(settings)
-        keeper = Housekeeper(writer, settings.retention, letters.purge)
+        keeper = Housekeeper(
+            writer, settings.retention, letters.purge, settings.holds.lease_seconds
+        )
         open_port(
             settings.telemetry.ingest_port,
             settings.server.host,
@@ -312,12 +314,35 @@ def _run_serve(
         os.kill(os.getpid(), signal.SIGTERM)
 
     # Listen before anything is loaded: a port that is taken is an error of the settings.
-    listening = _listen(settings.server.host, settings.server.port)
+    workers = server_names(settings.server.workers)
+    is_shared = len(workers) > 1 and name in workers
+    listening = _listen(settings.server.host, settings.server.port, is_shared)
     lock = lock_name(settings.data_dir, name, stop)
     if lock is None:
         return
-    engine = Engine(settings, registry, Heartbeat(settings.data_dir, "serve", name), end_process)
+    beat = Heartbeat(settings.data_dir, "serve", name)
+    engine = Engine(settings, registry, beat, end_process)
     state = ServerState(settings, engine, registry)
+    if is_shared:
+        # The kernel spreads connections over all that listen, so one that starts stays away until
+        # it can answer. Only the first one says why, where nobody can answer.
+        def may_listen() -> bool:
+            if engine.status.ready:
+                return True
+            others = (read_beat(settings.data_dir, other) for other in workers if other != name)
+            return name == workers[0] and not any(
+                other is not None and other.alive and other.state == "ready" for other in others
+            )
+
+        state.may_listen = may_listen
+        if settings.telemetry.serve_port:
+            open_port(
+                settings.telemetry.serve_port + workers.index(name),
+                settings.server.host,
+                beat,
+                ApiKeys(settings.server).allows,
+                state.refresh_metrics,
+            )
     server = Server(web_config(state))
 
     # A stop makes the server unready first, so that a balancer sends requests elsewhere.
@@ -357,17 +382,21 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
     return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Listen at the server's address. Raises: SettingsError where that cannot be."""
+def _listen(host: str, port: int, is_shared: bool) -> socket.socket:
+    """Listen at the server's address, or only take it where several processes share it and each
+    begins to listen later. Raises: SettingsError where that cannot be."""
     # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on,
     # answers wait 40 ms.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((host, port))
-        listening.listen(2048)
+        if not is_shared:
+            listening.listen(2048)
         return listening
     except OSError as error:
         listening.close()

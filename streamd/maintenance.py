@@ -124,6 +124,7 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
             writer,
             settings.retention.model_copy(update={"max_age_seconds": None, "max_bytes": None}),
             make_dead_letters(settings).purge,
+            settings.holds.lease_seconds,
         ).compact(lambda done, total: line.of(REWRITING, done, total, "segments"))
     finally:
         writer.close()

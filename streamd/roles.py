@@ -9,6 +9,8 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
+WORKER = "serve-worker-"
+"""How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
 """Name under which housekeeping writes its heartbeat, whichever process does it."""
 # What lies in the folder of a role.
@@ -24,6 +26,11 @@ OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Names that are safe as a folder's and as a label of metrics."""
+
+
+def server_names(workers: int) -> tuple[str, ...]:
+    """Names of the servers that share one port, in order; the first is called as the role."""
+    return ("serve", *(f"{WORKER}{number}" for number in range(1, workers)))
 
 
 def folder_of(data_dir: Path, name: str) -> Path:

@@ -17,16 +17,17 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
+from streamd.settings_branch import Branch
 from streamd.settings_lines import line_of, nearest_name
+from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings_sets import Misplaced, check_sets
 from streamd.settings_sources import REGISTRY_FORMATS, check_sources
 from streamd.settings_tree import (
-    LOOPBACK,
     PREFIX,
     BootstrapSettings,
-    Branch,
     GpuSettings,
     GraphSettings,
+    HoldSettings,
     IngestSettings,
     KafkaSettings,
     ModelName,
@@ -34,14 +35,11 @@ from streamd.settings_tree import (
     RegistrySettings,
     RetentionSettings,
     SchemaRegistrySettings,
-    ServerSettings,
     Settings,
     StreamSettings,
-    TelemetrySettings,
     TrainingSettings,
     WindowSettings,
     edge_sets,
-    has_keys,
     leaves,
     node_sets,
     schema_of,
@@ -53,6 +51,7 @@ __all__ = [
     "Branch",
     "GpuSettings",
     "GraphSettings",
+    "HoldSettings",
     "IngestSettings",
     "KafkaSettings",
     "LOOPBACK",
@@ -281,6 +280,11 @@ def _check_together(s: Settings) -> None:
     if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
         raise SettingsError(
             "server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither."
+        )
+
+    if s.server.workers > 1 and not s.server.port:
+        raise SettingsError(
+            "server.workers share one port, and server.port is 0.", "set server.port to a number."
         )
 
     # Model and graph: sizes that must fit one another.

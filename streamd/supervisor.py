@@ -16,7 +16,7 @@ import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import ROLES
+from streamd.roles import ROLES, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings, as_environment, changed, schema_of
@@ -81,11 +81,16 @@ class Supervisor:
         self._hangup = threading.Event()
         self._replaced: set[str] = set()
         """Roles that were told to end because they start again with other settings."""
-        self._roles = roles
+        # Several servers share one port, each under a name of its own.
+        servers = server_names(settings.server.workers)
+        self._roles = tuple(
+            name for role in roles for name in (servers if role == "serve" else (role,))
+        )
+        """Names under which the roles run; a role has its own but for further servers."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, float] = {}
         self._due: dict[str, float] = {}
-        self._failures = dict.fromkeys(roles, 0)
+        self._failures = dict.fromkeys(self._roles, 0)
         self._refused: set[str] = set()
         self._beaten: set[str] = set()
         """Roles that wrote a heartbeat once: they are started again however often they die."""
@@ -154,14 +159,16 @@ class Supervisor:
             self._replaced.add("ingest")
             child.terminate()
 
-    def _start(self, role: str) -> None:
-        """Start a role's process."""
+    def _start(self, name: str) -> None:
+        """Start the process of a role, or of a further server, by its name."""
+        role = name if name in ROLES else "serve"
+        named = () if name == role else ("--name", name)
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
-        self._children[role] = subprocess.Popen(
-            [*PYTHON, "-m", "streamd", "run", "--role", role], env=env
+        self._children[name] = subprocess.Popen(
+            [*PYTHON, "-m", "streamd", "run", "--role", role, *named], env=env
         )
-        self._started[role] = time.monotonic()
-        logger.info("role_started", child=role, pid=self._children[role].pid)
+        self._started[name] = time.monotonic()
+        logger.info("role_started", child=name, pid=self._children[name].pid)
 
     def _watch(self) -> int | None:
         """Look at each role once, and start those that are due.

@@ -1,13 +1,21 @@
 """The restart point of a role: the facts it stored, and the hold that keeps the log from there
 on."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from streamd.graph.live import LiveGraph, save_facts, take_stored
 from streamd.graph.set_facts import SetFacts
 from streamd.roles import FACTS, folder_of, take_over
-from streamd.segments.holds import Hold, asked_to_compact, begin_hold, write_hold
+from streamd.segments.holds import (
+    RENEW_SECONDS,
+    Hold,
+    asked_to_compact,
+    begin_hold,
+    renew_hold,
+    write_hold,
+)
 
 
 class RestartPoint:
@@ -22,6 +30,8 @@ class RestartPoint:
         self._folder = folder_of(data_dir, name) / FACTS
         take_over(data_dir, name)
         begin_hold(data_dir, name, live.log.first_edge)
+        renew_hold(data_dir, name)
+        self._renewed = time.monotonic()
         self._facts_edge = live.edge
         # No hold is like this one, so the first is written.
         self.written = Hold(-1, -1)
@@ -85,3 +95,11 @@ class RestartPoint:
         ):
             write_hold(self._data_dir, self._name, hold)
             self.written = hold
+            self._renewed = time.monotonic()
+        elif time.monotonic() - self._renewed >= RENEW_SECONDS:
+            try:
+                renew_hold(self._data_dir, self._name)
+            except FileNotFoundError:
+                # Somebody removed the folder of a role that runs.
+                write_hold(self._data_dir, self._name, hold)
+            self._renewed = time.monotonic()

@@ -2,22 +2,34 @@
 read it.
 
 `DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its
-events. `DATA/holds/compact` is the request to compact: everything deleted before an event id is to
-be overwritten. Roles that see it store newer state, which no longer holds what was deleted.
+events. A server's hold is a lease: it ends some time after the server does, since a server loses
+nothing but the time to build its graph again.
+
+`DATA/holds/compact` is the request to compact: everything deleted before an event id is to be
+overwritten. Roles that see it store newer state, which no longer holds what was deleted.
 """
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from streamd.errors import CorruptionError
-from streamd.roles import HOLD, OLD_HOLDS, folder_of, make_folder, names_in
+from streamd.errors import CorruptionError, LockedError
+from streamd.roles import FACTS, HOLD, LOCK, MEMORY, OLD_HOLDS, folder_of, make_folder, names_in
+from streamd.segments.recovery import lock_directory
 from streamd.storage import write_durably
 
 REQUEST_FOLDER = "holds"
 COMPACT_REQUEST = "compact"
 """File in REQUEST_FOLDER that holds the event id up to which to compact, in decimal digits."""
+
+
+RENEW_SECONDS = 20.0
+"""Pause between two renewals of a hold, short beside the shortest lease of 60 seconds."""
+WITHOUT_LEASE = ("train",)
+"""Roles whose hold does not run out: what the trainer misses it can never learn."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -41,6 +53,41 @@ def begin_hold(data_dir: Path, name: str, edge: int) -> None:
     """Hold the log from an event id on for a role that is about to read it for the first time."""
     if not (folder_of(data_dir, name) / HOLD).exists():
         write_hold(data_dir, name, Hold(edge, edge))
+
+
+def renew_hold(data_dir: Path, name: str) -> None:
+    """Say that the owner of a hold still runs, by the time of its file. Raises:
+    FileNotFoundError."""
+    # Nothing is synced: a lease that a crash shortens by a renewal is as good.
+    os.utime(folder_of(data_dir, name) / HOLD)
+
+
+def end_lease(data_dir: Path, name: str, lease_seconds: float, now: float) -> bool:
+    """End a role's hold where its lease has run out, and remove the state that it was for, so that
+    the role starts anew from the log's begin when it returns.
+
+    A role that runs keeps its hold whatever the clocks say: it has the lock of its folder.
+    now: wall clock, seconds. Returns: whether the hold is gone. Raises: OSError.
+    """
+    folder = folder_of(data_dir, name)
+    if name in WITHOUT_LEASE:
+        return False
+    try:
+        if now - (folder / HOLD).stat().st_mtime <= lease_seconds:
+            return False
+        lock = lock_directory(folder / LOCK)
+    except (FileNotFoundError, LockedError):
+        # It has no hold of its own yet, or runs.
+        return False
+
+    # The hold goes last: one that a kill leaves is ended again, with what is left of the state.
+    try:
+        for part in (FACTS, MEMORY):
+            shutil.rmtree(folder / part, ignore_errors=True)
+        (folder / HOLD).unlink()
+    finally:
+        os.close(lock)
+    return True
 
 
 def read_holds(data_dir: Path) -> dict[str, Hold]:

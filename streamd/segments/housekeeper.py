@@ -1,6 +1,7 @@
 """Housekeeping of the log between commits: retention drops old segments, pruning the node features
 that lie before them, and compaction overwrites what deletes hide."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -10,7 +11,13 @@ from streamd.errors import CorruptionError
 from streamd.events import Key
 from streamd.roles import COMPACT
 from streamd.segments.compact import Compaction, compaction, deleted_keys
-from streamd.segments.holds import asked_to_compact, compact_done, read_holds
+from streamd.segments.holds import (
+    Hold,
+    asked_to_compact,
+    compact_done,
+    end_lease,
+    read_holds,
+)
 from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
 from streamd.segments.prune import Pruner
@@ -37,17 +44,22 @@ class Housekeeper:
         writer: LogWriter,
         retention: RetentionSettings,
         purge_letters: Callable[[Collection[Key]], None],
+        lease_seconds: float = math.inf,
     ) -> None:
-        """purge_letters: removes the dead letters that mention any of the given keys."""
+        """purge_letters: removes the dead letters that mention any of the given keys.
+        lease_seconds: how long the hold of a server that does not run counts."""
         self._writer = writer
         self._retention = retention
         self._purge_letters = purge_letters
+        self._lease_seconds = lease_seconds
         self._steps: Iterator[Compaction] | None = None
         self._pass: tuple[int, int] | None = None
         self._progress = Compaction()
         self._beat = Heartbeat(writer.data_dir, COMPACT)
         self._counted = 0
         self._blocked = 0
+        self._blocked_until = 0
+        """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
         self._pruner = Pruner(writer)
 
     def step(self) -> None:
@@ -58,8 +70,9 @@ class Housekeeper:
         except CorruptionError as error:
             logger.error("housekeeping_stopped", error=str(error))
             return
-        held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
         request = asked_to_compact(self._writer.data_dir)
+        self._end_leases(holds, request or 0)
+        held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
         if request is not None and not self._pruner.is_busy:
             purged = min((h.purged_before_event for h in holds.values()), default=request)
             self._compact(request, held, purged)
@@ -68,6 +81,34 @@ class Housekeeper:
             self._retain(held)
         if self._steps is None:
             self._pruner.step(STEP_SECONDS)
+
+    def _end_leases(self, holds: dict[str, Hold], request: int) -> None:
+        """End the holds that stand in the way and whose lease has run out, and take them out of
+        `holds`.
+
+        request: event id before which deletes are to become physical, 0 for none.
+        """
+        for name, hold in list(holds.items()):
+            in_the_way = (
+                hold.edge < max(self._blocked_until, request) or hold.purged_before_event < request
+            )
+            if not in_the_way:
+                continue
+            try:
+                ended = end_lease(self._writer.data_dir, name, self._lease_seconds, time.time())
+            except OSError as error:
+                logger.error("lease_not_ended", child=name, error=str(error))
+                continue
+            if ended:
+                del holds[name]
+                metrics.leases_run_out.inc()
+                logger.warning(
+                    "lease_run_out",
+                    child=name,
+                    held_at_edge=hold.edge,
+                    lease_seconds=self._lease_seconds,
+                    meaning="the log no longer waits for it; it starts anew when it returns",
+                )
 
     def _compact(self, request: int, held: int, purged: int) -> None:
         """Work on a request to compact, for about STEP_SECONDS.
@@ -140,12 +181,14 @@ class Housekeeper:
         # Find how many of the oldest segments are due, and which of them a hold keeps.
         blocked = 0
         drop_until = 0
+        self._blocked_until = 0
         for segment in self._writer.state.sealed:
             if not self._is_due(segment, total):
                 break
             total -= sizes[segment.first_edge]
             if blocked or segment.end > held:
                 blocked += sizes[segment.first_edge]
+                self._blocked_until = segment.end
             else:
                 drop_until = segment.end
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -27,6 +27,8 @@ from streamd.telemetry import metrics
 
 STATIC = Path(__file__).parent / "static"
 """The status page and the docs' scripts."""
+LOOK_SECONDS = 0.1
+"""Pause between two looks whether a worker may open the port: short beside a start."""
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -37,6 +39,9 @@ def create_app(state: ServerState) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(state.engine.run(), name="engine")
+        # The port is opened behind this line.
+        while not (state.may_listen() or state.draining):
+            await asyncio.sleep(LOOK_SECONDS)
         yield
         state.engine.stop()
         await asyncio.wait([running])
@@ -91,9 +96,14 @@ def _add_pages(app: FastAPI) -> None:
     )
     def prometheus(state: State, request: Request) -> Response:
         """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
-        # Metrics that are only known when somebody asks.
-        state.refusals()
-        metrics.ready.set(state.ready()[0])
+        # Which worker would answer is chance, so its counters would jump from scrape to scrape.
+        if state.settings.server.workers > 1:
+            raise HTTPException(
+                404,
+                "with several server.workers each exports at a port of its own, from "
+                f"telemetry.serve_port ({state.settings.telemetry.serve_port}) on",
+            )
+        state.refresh_metrics()
 
         # The form and the compression that the scraper accepts.
         encode, kind = choose_encoder(request.headers.get("accept", ""))

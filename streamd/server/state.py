@@ -1,6 +1,7 @@
 """The state that the routes share: settings, engine, registry, Kafka producer and API keys."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
@@ -35,6 +36,9 @@ class ServerState:
         self.page = StatusPage(settings, engine, registry)
         self.forwarder = Forwarder(settings)
         self.inferences = InferenceStatistics()
+        self.may_listen: Callable[[], bool] = lambda: True
+        """Whether the port may be opened: of several workers one that cannot answer yet stays away
+        from it while another can."""
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
@@ -60,6 +64,11 @@ class ServerState:
         for role in OTHER_ROLES:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
+
+    def refresh_metrics(self) -> None:
+        """Set the metrics that are only known when somebody asks."""
+        self.refusals()
+        metrics.ready.set(self.ready()[0])
 
     def rebuild(self) -> dict[str, Any]:
         """Progress while graph, facts and memory are made, empty afterwards.

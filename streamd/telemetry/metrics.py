@@ -163,6 +163,11 @@ retention_blocked = Gauge(
     "Bytes that retention would drop, but a role still needs",
     registry=INGEST,
 )
+leases_run_out = Counter(
+    "streamd_leases_run_out",
+    "Holds of servers that ended because the server had not run for holds.lease_seconds",
+    registry=INGEST,
+)
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
 # Of the trainer: the windows and their scores.

@@ -34,11 +34,17 @@ class _Quiet(WSGIRequestHandler):
         """Log nothing: scrapes and probes would fill the log."""
 
 
-def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | None], bool]) -> None:
+def open_port(
+    port: int,
+    host: str,
+    beat: Heartbeat,
+    allows: Callable[[str | None], bool],
+    refresh: Callable[[], object] = lambda: None,
+) -> None:
     """Answer `/metrics` and `/livez` of a role, from a thread of its own.
 
     Args: port: 0 for none; host: the address that the server listens at too; allows: whether a key
-    opens the metrics.
+    opens the metrics; refresh: brings metrics up to date that are only known when somebody asks.
     Raises: SettingsError where the port is taken.
     """
     if not port:
@@ -65,6 +71,7 @@ def open_port(port: int, host: str, beat: Heartbeat, allows: Callable[[str | Non
                 "401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")]
             )
             return [b"an API key is needed"]
+        refresh()
         page: Iterable[bytes] = measured(environ, start)
         return page
 

@@ -1,5 +1,8 @@
 """Facts are durable before the hold that relies on them moves on."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from streamd.events import DELETION
 from streamd.graph import BlockGraph, restart
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
+from streamd.roles import HOLD, folder_of
 from streamd.segments.holds import Hold, ask_to_compact, read_holds
 from streamd.segments.reader import LogReader
 from streamd.tensors import pack, unpack
@@ -119,3 +123,24 @@ def test_where_the_facts_stored_last_are_lost_they_are_made_from_the_log(tmp_pat
     nodes = np.arange(35)
     asked = [f.compute(nodes, np.full(35, 10**13), np.tile(nodes, (35, 1))) for f in (live.facts.all, again.facts.all)]
     np.testing.assert_array_equal(*asked)
+
+
+def test_the_owner_of_a_hold_renews_it_at_its_start_and_while_it_stands_still(tmp_path, live, monkeypatch):
+    point = point_of(tmp_path, live)
+    point.hold(0, 0)
+    path = folder_of(tmp_path, "train") / HOLD
+    long_ago = time.time() - 1000
+    os.utime(path, (long_ago, long_ago))
+    point.hold(0, 0)
+    assert path.stat().st_mtime == pytest.approx(long_ago), "it was renewed a moment ago"
+    monkeypatch.setattr(restart, "RENEW_SECONDS", 0.0)
+    point.hold(0, 0)
+    assert path.stat().st_mtime > long_ago + 900
+
+    # A hold that somebody removed is written again; a start renews one that is there.
+    path.unlink()
+    point.hold(0, 0)
+    assert read_holds(tmp_path) == {"train": Hold(0, 0)}
+    os.utime(path, (long_ago, long_ago))
+    point_of(tmp_path, live)
+    assert path.stat().st_mtime > long_ago + 900

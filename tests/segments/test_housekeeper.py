@@ -2,17 +2,22 @@
 
 import dataclasses
 import itertools
+import os
+import time
 from contextlib import closing
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.journal import journal_files, read_lines
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
+from streamd.segments.recovery import lock_directory
 from streamd.segments.verify import verify_log
 from streamd.settings import RetentionSettings
 from streamd.telemetry import metrics
@@ -193,3 +198,59 @@ def test_labels_without_an_edge_find_room_in_a_larger_segment_and_a_restart_goes
     early.refresh()
     assert early.num_edges == 18 and [s.first_edge for s in log.state.segments] == [0, 16] and not verify_log(tmp_path)[1]
     log.close()
+
+
+def aged(writer, name, hold, seconds=100):
+    """Give a role a hold that was renewed so long ago, with facts and memory beside it."""
+    write_hold(writer.data_dir, name, hold)
+    folder = folder_of(writer.data_dir, name)
+    for part in (FACTS, MEMORY):
+        (folder / part).mkdir()
+        (folder / part / "state").write_bytes(b"old")
+    renewed = time.time() - seconds
+    os.utime(folder / HOLD, (renewed, renewed))
+    return folder
+
+
+def test_a_server_that_is_gone_for_longer_than_its_lease_blocks_retention_no_longer(writer):
+    gone, counted = aged(writer, "serve-2", Hold(5, 5)), metric("leases_run_out_total")
+    aged(writer, "serve", Hold(40, 40), seconds=1)
+    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: None, lease_seconds=60)
+    house.step()
+    assert writer.state.first_edge == 0 and metric("retention_blocked_bytes") > 0
+    with capture_logs() as said:
+        house.step()
+    assert writer.state.first_edge == 20 and metric("retention_blocked_bytes") == 0
+    assert [(x["child"], x["held_at_edge"]) for x in said if x["event"] == "lease_run_out"] == [("serve-2", 5)]
+    assert metric("leases_run_out_total") == counted + 1 and read_holds(writer.data_dir) == {"serve": Hold(40, 40)}
+    assert not (gone / FACTS).exists() and not (gone / MEMORY).exists() and (gone.parent / "serve" / FACTS).exists()
+
+
+def test_a_lease_that_is_in_nobodys_way_does_not_end(writer):
+    aged(writer, "serve", Hold(5, 5))
+    house = Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=60)
+    house.step()
+    house.step()
+    assert read_holds(writer.data_dir) == {"serve": Hold(5, 5)}
+
+
+def test_neither_a_server_that_runs_nor_the_trainer_loses_its_hold(writer):
+    lock = lock_directory(aged(writer, "serve", Hold(5, 5)) / LOCK)
+    aged(writer, "train", Hold(7, 7))
+    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: None, lease_seconds=60)
+    house.step()
+    house.step()
+    assert read_holds(writer.data_dir) == {"serve": Hold(5, 5), "train": Hold(7, 7)} and writer.state.first_edge == 0
+    os.close(lock)
+    house.step()
+    assert set(read_holds(writer.data_dir)) == {"train"}
+
+
+def test_compaction_does_not_wait_for_a_server_whose_lease_has_run_out(writer):
+    delete_node(writer, 0)
+    gone = aged(writer, "serve", Hold(45, 5))
+    ask_to_compact(writer.data_dir, 45)
+    Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=200).compact()
+    assert asked_to_compact(writer.data_dir) == 45, "its memory may hold what was deleted"
+    Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=60).compact()
+    assert asked_to_compact(writer.data_dir) is None and not (gone / MEMORY).exists()

@@ -1,12 +1,15 @@
 """Two servers on one directory: each has its own hold, facts, memory and heartbeat."""
 
 import shutil
+import time
+from contextlib import closing
 
 import pytest
 
 from streamd.doctor import run_check
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
-from streamd.segments.holds import read_holds
+from streamd.segments.holds import end_lease, read_holds
+from streamd.segments.log import LogWriter
 from streamd.server import retention_hold
 from streamd.server.checkpoint import INDEX
 from streamd.telemetry.heartbeat import read_beat
@@ -62,3 +65,26 @@ def test_a_further_server_that_is_down_still_holds_the_log(two):
     fresh = World.of(second.path, second.settings, "serve-3").start()
     fresh.stop()
     assert set(read_holds(second.path)) == {"serve", "serve-2", "serve-3", "train"}
+
+
+def test_a_server_that_returns_after_its_lease_starts_anew_from_the_logs_begin(two):
+    first, second = two
+    second.stop()
+    first.stop()
+    first.train(2)
+    for name in ("serve", "serve-2"):
+        assert not end_lease(second.path, name, 86_400, time.time())
+        assert end_lease(second.path, name, 86_400, time.time() + 90_000)
+    assert set(read_holds(second.path)) == {"train"} and not (folder_of(second.path, "serve-2") / FACTS).exists()
+    with closing(LogWriter(second.path, SCHEMA, 200)) as writer:
+        writer.drop_before(200)
+
+    # It answers as one that has never run here, and holds the log again.
+    answers = []
+    for name in ("serve-2", "serve-9"):
+        world = World.of(second.path, second.settings, name).start()
+        wait(lambda world=world: world.engine.status.version == world.registry.champion())
+        wait(lambda name=name: read_holds(second.path)[name].edge == 500)
+        answers.append(ask(world)["scores"])
+        world.stop()
+    assert answers[0] == answers[1]
