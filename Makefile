@@ -6,15 +6,29 @@ DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
+# What is imported is compiled then; to compile all that is installed would double the time this takes.
+INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test contract tgb slow fuzz mutants lint bench clean keys image pin-base
+.PHONY: demo demos test contract tgb slow fuzz mutants lint bench clean keys image pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
 
+# The first day of each stream, and of one on the stand-in where the others are on Apache Kafka.
+demos: demo-wikipedia demo-taxi demo-mathoverflow $(if $(KAFKA_HOME),demo-standin)
+
+FIRST_DAY := --days 1 --speed max --exit --port 0
+demo-standin: $(VENV)/.demo
+	env -u KAFKA_HOME $(BIN)/streamd demo --stream wikipedia $(FIRST_DAY)
+
+demo-%: $(VENV)/.demo
+	$(BIN)/streamd demo --stream $* $(FIRST_DAY)
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/crash
-	$(BIN)/python -m pytest tests/crash
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
+demos test contract slow: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
@@ -49,31 +63,31 @@ $(VENV)/bin/python:
 
 # The constraints file pins what CI installs; see CONTRIBUTING.md for installing without it.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip $(INSTALL) -c constraints.txt -e '.[demo]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,arrow]'
+	$(BIN)/python -m pip $(INSTALL) -c constraints.txt -e '.[demo,dev,arrow]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,arrow,bench]'
+	$(BIN)/python -m pip $(INSTALL) -c constraints.txt -e '.[demo,dev,arrow,bench]'
 	touch $@ $(VENV)/.dev $(VENV)/.demo
 
 # The mutation tool has an environment of its own: it only draws and writes code.
 $(VENV)-mutants/bin/cosmic-ray:
 	$(PYTHON) -m venv $(VENV)-mutants
-	$(VENV)-mutants/bin/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.0'
+	$(VENV)-mutants/bin/python -m pip $(INSTALL) 'cosmic-ray==8.7.0'
 
 # Each client has an environment of its own, in which nothing of streamd is.
 $(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps -r $<
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
 $(VENV)-tgb/.made: tests/benchmarks/peers/tgb.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps -r $<
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
 clean:
