@@ -27,8 +27,8 @@ def fix_torch(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    # As `use_deterministic_algorithms(True)`, which also loads torch's compiler: that takes a second
-    # and more, and nothing here is compiled by it.
+    # As `use_deterministic_algorithms(True)`, which also loads torch's compiler: that takes a
+    # second and more, and nothing here is compiled by it.
     torch.set_deterministic_debug_mode("error")
     # No value is read before it is written: to fill tensors first would take a kernel each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
