@@ -228,7 +228,7 @@ def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_th
 
 
 def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(tmp_path, monkeypatch):
-    import streamd.registry.registry as module
+    from streamd.registry import candidate
     from streamd.registry.gate import Decision
 
     write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
@@ -236,7 +236,7 @@ def test_a_refused_version_leaves_the_champion_and_the_trainer_goes_on_from_it(t
     process_all(trainer, 3)
     champion = registry.champion()
     before = {k: v.clone() for k, v in trainer.learner.model.state_dict().items()}
-    monkeypatch.setattr(module, "decide", lambda *_: Decision(False, "no"))
+    monkeypatch.setattr(candidate, "decide", lambda *_: Decision(False, "no"))
     record, = process_all(trainer, 1)
     assert not record.promoted and record.version == champion == registry.champion()
     assert all((v == before[k]).all() for k, v in trainer.learner.model.state_dict().items())
