@@ -6,7 +6,8 @@ DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
-# What is imported is compiled then; to compile all that is installed would double the time this takes.
+# What is imported is compiled then, once; to compile all that is installed would double the time this takes.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo demos test contract tgb slow fuzz mutants lint bench clean keys image pin-base

@@ -207,9 +207,19 @@ def test_a_connection_without_requests_is_closed_after_a_time(wire):
     assert wire.num_open == 0
 
 
-def test_connections_leave_files_to_the_log_and_to_accept_when_few_are_allowed(wire, monkeypatch):
-    with Path(os.devnull).open() as lowest:
-        allowed = lowest.fileno() + protocol.SPARE_FILES + 20
+@pytest.fixture
+def next_file():
+    """The number that the next file gets; all below it are taken, so that each further file gets the one after."""
+    with contextlib.ExitStack() as stack:
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        number = 0
+        while number <= highest:
+            number = stack.enter_context(Path(os.devnull).open()).fileno()
+        yield number + 1
+
+
+def test_connections_leave_files_to_the_log_and_to_accept_when_few_are_allowed(wire, monkeypatch, next_file):
+    allowed = next_file + protocol.SPARE_FILES + 20
     monkeypatch.setattr(protocol, "file_limit", lambda: allowed)
     refused = metrics.connections_refused.labels("files")
     links = []
