@@ -211,7 +211,7 @@ def test_a_connection_without_requests_is_closed_after_a_time(wire):
 def next_file():
     """The number that the next file gets; all below it are taken, so that each further file gets the one after."""
     with contextlib.ExitStack() as stack:
-        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
         number = 0
         while number <= highest:
             number = stack.enter_context(Path(os.devnull).open()).fileno()
