@@ -22,7 +22,7 @@ from tests.ranks import threads
 
 EDGES = WINDOW
 """Events that are learned: one chunk of 4,000, or seven of 600."""
-SIZES = (4, 8, 16)
+SIZES = (4, 8, 16, 32, 64)
 """Ranks beyond two. Each modelled rank holds the pair facts, and computes again what every rank computes."""
 ROUNDS = 3
 """Measurements of two ranks, of which the median counts."""
@@ -42,10 +42,11 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What ranks did. seconds_RC: CPU time of each rank in each chunk. bytes_RN: of each rank in each round, what it sent to
-    others or received from them, whichever is more."""
+    others or received from them, whichever is more. sent_R: bytes that each rank sent to others."""
 
     seconds_RC: np.ndarray
     bytes_RN: np.ndarray
+    sent_R: np.ndarray
 
     def over(self, link: Link) -> float:
         """Seconds that it takes over a link."""
@@ -90,8 +91,9 @@ class NotedLane:
         finally:
             self._noted.resume()
         row = rows.element_size() * int(np.prod(rows.shape[1:]))
-        moved = max(sum(counts) - counts[self.rank] for counts in (sent, received))
-        self._noted.bytes.append(row * moved)
+        away, here = (row * (sum(counts) - counts[self.rank]) for counts in (sent, received))
+        self._noted.bytes.append(max(away, here))
+        self._noted.sent += away
         return out
 
 
@@ -100,7 +102,7 @@ class Noted:
 
     def __init__(self, turns):
         self._turns, self.seconds, self.bytes, self._sum, self._since = turns, [], [], 0.0, 0.0
-        self.sampled = 0
+        self.sampled = self.sent = 0
         self.resume()
 
     def pause(self):
@@ -112,7 +114,8 @@ class Noted:
         self._since = time.thread_time()
 
     def start(self):
-        self.seconds, self.bytes, self._sum, self._since, self.sampled = [], [], 0.0, time.thread_time(), 0
+        self.seconds, self.bytes, self._sum, self._since = [], [], 0.0, time.thread_time()
+        self.sampled = self.sent = 0
 
     def chunk(self):
         """A chunk ends here."""
@@ -150,14 +153,14 @@ def work_of(folder: str, name: str, chunk: int, size: int) -> tuple[Work, list[i
             logits = learning.learn(WARM + WINDOW, WARM + WINDOW + EDGES, ahead=iter, on_chunk=noted.chunk)
             # Memory's last move, after the last chunk that is learned.
             noted.chunk()
-            did = noted.seconds, noted.bytes, noted.sampled
+            did = noted.seconds, noted.bytes, noted.sampled, noted.sent
             return *did, mrr_of(ranks, logits)
         finally:
             turns.end()
 
-    told = threads.run(size, one, seconds=280)
-    seconds, bytes_, sampled, mrr = zip(*told, strict=True)
-    return Work(np.array(seconds), np.array([list(b) for b in bytes_], float)), list(sampled), mrr[0]
+    told = threads.run(size, one, seconds=1200)
+    seconds, bytes_, sampled, sent, mrr = zip(*told, strict=True)
+    return Work(np.array(seconds), np.array([list(b) for b in bytes_], float), np.array(sent, float)), list(sampled), mrr[0]
 
 
 def ping() -> None:
@@ -218,7 +221,7 @@ def of_size(label: str, work: Work, sampled: list[int], one: float, links: tuple
     size = len(sampled)
     rows = [Row(f"{label}: share of linear, {link.name}", 100 * one / (size * work.over(link)), "%") for link in links]
     rows.append(Row(f"{label}: slowest rank's compute over the mean, of a chunk", work.unevenness, "times"))
-    for what, values in (("compute", work.seconds_RC.sum(1)), ("sampled edges", sampled), ("bytes", work.bytes_RN.sum(1))):
+    for what, values in (("compute", work.seconds_RC.sum(1)), ("sampled edges", sampled), ("bytes sent", work.sent_R)):
         rows.append(Row(f"{label}: {what}, variation over ranks", 100 * spread(values), "%"))
     return rows
 
