@@ -11,7 +11,8 @@ from rich.console import Console
 
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
-from streamd.evaluation.report import write_report
+from streamd.evaluation.report import Asked, report_of
+from streamd.evaluation.report_html import as_html
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.maintenance import backtest_file
@@ -221,12 +222,12 @@ def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
     counts = [int(r[1].replace(",", "")) for r in rows]
     assert sum(counts) == result.num_events
     assert np.average([float(r[2]) for r in rows], weights=counts) == pytest.approx(result.mean("live")["mrr"], abs=1e-4)
-    assert "<h2>Edge sets</h2>" in write_report(result, "t", {}) and result.label_set_table() == []
+    assert "<h2>Edge sets</h2>" in as_html(report_of(result, "t", Asked())) and result.label_set_table() == []
 
 
 def test_a_backtest_shows_the_names_of_sets_in_a_terminal(tmp_path):
     s, log = world(tmp_path, model__name="pair")
-    _, of_sets, _ = backtest_file(s, None, Columns(), Plan(), None, lambda *_: None)
+    (_, of_sets, _), _ = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
     narrow = Console(width=80, record=True, file=io.StringIO())
     narrow.print(of_sets)
     lines = narrow.export_text().splitlines()
