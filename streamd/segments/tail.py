@@ -73,7 +73,7 @@ class JournalTail:
         """Check that the directory has the log that was opened: a follower that was too far behind
         puts a newer one in its place."""
         try:
-            now = os.stat(self.data_dir / "published")
+            now = (self.data_dir / "published").stat()
         except FileNotFoundError:
             # It is being put there.
             return
