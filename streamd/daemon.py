@@ -1,4 +1,4 @@
-"""The three roles, each as one process.
+"""The roles, each as one process.
 
 This module alone imports all packages: it puts the parts of each role together.
 """
@@ -34,7 +34,7 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import LOCK, make_folder, server_names, take_over
+from streamd.roles import FOLLOW, LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -91,6 +91,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_serve(settings, name, stop, at_once)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
+        elif role == FOLLOW:
+            _run_follow(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -128,7 +130,18 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     beat = Heartbeat(settings.data_dir, "ingest")
     schema = schema_of(settings)
     size = settings.ingest.segment_edges
-    writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
+
+    def open_log() -> LogWriter | None:
+        if not settings.log.name:
+            return LogWriter(settings.data_dir, schema, size)
+        from streamd.replica.connect import connect_leader
+
+        publisher = connect_leader(settings, beat, stop)
+        if publisher is None:
+            return None
+        return LogWriter(settings.data_dir, schema, size, publisher=publisher)
+
+    writer = _once_unlocked(open_log, beat, stop)
     if writer is None:
         return
 
@@ -151,6 +164,20 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()
+
+
+def _run_follow(settings: Settings, stop: threading.Event) -> None:
+    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.role import FollowLoop
+
+    beat = Heartbeat(settings.data_dir, FOLLOW)
+    open_port(
+        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    collect_garbage_rarely()
+    beat.touch("starting")
+    beat.end_when_stalled()
+    FollowLoop(settings, SystemClock(), beat).run(stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
