@@ -145,7 +145,7 @@ def test_every_file_and_folder_that_is_named_exists(page):
 
 @each_page
 def test_every_module_file_that_is_named_by_its_last_name_exists(page):
-    have = {path.name for room in ("streamd", "tests") for path in (ROOT / room).rglob("*.py")}
+    have = {path.name for room in ("streamd", "tests", "docs/examples") for path in (ROOT / room).rglob("*.py")}
     beside = {"pyg_tgn.py", "baselines.py"}  # of the peers that benchmarks compare with
     assert set(re.findall(r"(?<![\w/])(\w+\.py)\b", PAGES[page])) <= have | beside
 
