@@ -33,7 +33,7 @@ demos test contract slow: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
-	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_producers.py \
+	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_from_your_app.py tests/contracts/test_producers.py \
 	  tests/contracts/test_beam.py tests/contracts/test_store.py -k "$(TESTS)"
 
 # The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.

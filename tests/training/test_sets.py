@@ -15,6 +15,7 @@ from streamd.evaluation.report import Asked, report_of
 from streamd.evaluation.report_html import as_html
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
+from streamd.gpu.device import fix_torch
 from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
@@ -155,7 +156,7 @@ def test_the_incumbents_scores_of_each_set_are_what_its_own_trainer_would_have_s
 @pytest.mark.parametrize("name", ["tgn", "pair"])
 def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_none(tmp_path, name):
     """Facts of each set, memory, replay and statistics come back; segments that were sealed are gone meanwhile."""
-    torch.use_deterministic_algorithms(True)
+    fix_torch(1)
     left, right = tmp_path / "left", tmp_path / "right"
     for path in (left, right):
         write_sets_log(path, *sets_stream(), watermark=100 * HOUR, segment_edges=250)
