@@ -10,7 +10,7 @@ RECORDS ?= 1000000
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test contract tgb slow fuzz mutants lint bench clean keys image pin-base
+.PHONY: demo demos test contract tgb slow fuzz mutants lint bench docs clean keys image pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -52,12 +52,18 @@ mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check streamd tests
+	$(BIN)/ruff check streamd tests docs
 	$(BIN)/ruff format --check --quiet streamd
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks
+
+# The documentation as a site, build/docs/site: every link leads somewhere, and it asks no other server for anything.
+docs: $(VENV)/.dev $(VENV)-docs/.made
+	$(BIN)/python docs/site/prepare.py build/docs
+	cd build/docs && $(abspath $(VENV)-docs)/bin/zensical build --strict --clean
+	STREAMD_SITE=build/docs/site $(BIN)/python -m pytest tests/docs/test_site.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -86,13 +92,19 @@ $(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
+# The site's builder has many packages of its own, and reads the code without importing it.
+$(VENV)-docs/.made: docs/site/requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
+	touch $@
+
 $(VENV)-tgb/.made: tests/benchmarks/peers/tgb.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb $(VENV)-docs build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:

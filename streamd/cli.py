@@ -16,6 +16,7 @@ from rich.text import Text
 
 from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
+from streamd.cli_init import init
 from streamd.cli_models import models_app
 from streamd.cli_options import (
     ConfigOption,
@@ -53,6 +54,9 @@ letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=Tr
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")
+
+
+app.command()(init)
 
 
 @app.command()
