@@ -15,6 +15,7 @@
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
+    |-- ModelsTopicError       a record of the models topic is not what it must be
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- StoreError             a store does not answer, or holds something else than it should
@@ -102,6 +103,11 @@ class KafkaError(StreamdError):
 class DataLossError(KafkaError):
     """When Kafka lost what the log needs next. The operator decides whether to start a new log or
     restore the topic."""
+
+
+class ModelsTopicError(StreamdError):
+    """When a record of the models topic is too large, damaged, or says what cannot be. It is passed
+    over; the operator looks at who writes to that topic."""
 
 
 class SchemaRegistryError(StreamdError):

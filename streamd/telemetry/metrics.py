@@ -18,9 +18,10 @@ from streamd import __version__
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
+FOLLOW = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
-OWNED = {"ingest": (INGEST,), "train": (TRAIN, MODEL), "serve": (SERVE, MODEL)}
+OWNED = {"ingest": (INGEST,), "train": (TRAIN, MODEL), "serve": (SERVE, MODEL), "follow": (FOLLOW,)}
 """Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
 
 
@@ -169,6 +170,18 @@ leases_run_out = Counter(
     registry=INGEST,
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
+
+# Of the models topic: its two ends.
+models_waiting = Gauge(
+    "streamd_models_waiting",
+    "Versions, moves and window records that the models topic does not have yet",
+    registry=TRAIN,
+)
+models_missing = Gauge(
+    "streamd_models_missing",
+    "Versions and moves of the models topic that this machine does not have yet",
+    registry=FOLLOW,
+)
 
 # Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
