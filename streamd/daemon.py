@@ -45,6 +45,7 @@ from streamd.telemetry.port import open_port
 
 if TYPE_CHECKING:
     from streamd.ranks import Ranks
+    from streamd.replica.steps import StepThread
 
 logger = structlog.get_logger()
 Held = TypeVar("Held")
@@ -194,13 +195,57 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         if not stop.is_set():
             # The others stop when the first one says so.
             ranks = _join(settings, place, device)
+            publisher = _publish_models(settings) if is_first and settings.log.name else None
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
                 ranks.end()
+                if publisher is not None:
+                    publisher.close()
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _publish_models(settings: Settings) -> "StepThread":
+    """Send versions, moves and windows to other machines, and do what they ask for, in a thread
+    beside the trainer's."""
+    from streamd.registry import Registry
+    from streamd.replica.models_publisher import ModelsPublisher
+    from streamd.replica.models_topic import KafkaModelsTopic
+    from streamd.replica.steps import StepThread
+    from streamd.store.store import Store
+    from streamd.training.checkpoint import counted_history
+
+    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+
+    def make() -> ModelsPublisher:
+        return ModelsPublisher(
+            kept,
+            Registry(kept),
+            KafkaModelsTopic(kept),
+            Store(kept.log.store),
+            lambda: counted_history(kept.data_dir / "train" / "checkpoints"),
+        )
+
+    return StepThread("models", make)
+
+
+def _follow_models(settings: Settings) -> "list[StepThread]":
+    """Take over what the trainer elsewhere sends, and look what Kafka has, in threads beside the
+    one that follows the log."""
+    from streamd.registry import Registry
+    from streamd.replica.ends import SourceEnds
+    from streamd.replica.models_follower import ModelsFollower
+    from streamd.replica.models_topic import KafkaModelsTopic
+    from streamd.replica.steps import StepThread
+    from streamd.store.store import Store
+
+    def make() -> ModelsFollower:
+        topic = KafkaModelsTopic(settings)
+        return ModelsFollower(settings, Registry(settings), topic, Store(settings.log.store))
+
+    return [StepThread("models", make), StepThread("ends", lambda: SourceEnds(settings))]
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -292,6 +337,7 @@ def _run_serve(
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
+    from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
     # Set up the process: one thread answers, so batches need no locks.
@@ -322,7 +368,12 @@ def _run_serve(
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
     engine = Engine(settings, registry, beat, end_process)
-    state = ServerState(settings, engine, registry)
+    moves: Moves = registry
+    if settings.log.name and settings.log.member == "replica":
+        from streamd.replica.requests import RequestedMoves
+
+        moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
+    state = ServerState(settings, engine, registry, moves)
     if is_shared:
         # The kernel spreads connections over all that listen, so one that starts stays away until
         # it can answer. Only the first one says why, where nobody can answer.

@@ -9,6 +9,8 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
+FOLLOW = "follow"
+"""The role that writes the log where another machine leads."""
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
@@ -21,6 +23,8 @@ MEMORY = "memory"
 OLD_MEMORY = "memory.safetensors"
 HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
+ENDS = "ends.json"
+"""Of the follower: what Kafka has that the log here lacks."""
 OLD_HOLDS = "holds"
 OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""

@@ -12,7 +12,7 @@ import structlog
 from streamd.errors import CorruptionError
 from streamd.replica import models_records as records
 from streamd.replica.models_state import ModelsState
-from streamd.roles import make_folder
+from streamd.roles import FOLLOW, make_folder
 from streamd.segments.holds import (
     Hold,
     ask_to_compact,
@@ -24,10 +24,8 @@ from streamd.segments.holds import (
 from streamd.storage import write_durably
 
 logger = structlog.get_logger()
-FOLLOW = "follow"
-"""Name of the follower's folder in `roles/`."""
 MEMBER = "member"
-"""File in it with the member's name."""
+"""File in the follower's folder with the member's name."""
 
 
 def member_name(data_dir: Path) -> str:

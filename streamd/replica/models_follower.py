@@ -8,6 +8,7 @@ import structlog
 
 from streamd.errors import StoreError, VersionError
 from streamd.registry import Registry
+from streamd.registry.outcome import REFUSED
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
 from streamd.replica.members import Member
@@ -21,9 +22,8 @@ from streamd.telemetry import metrics
 from streamd.windows.history import FILE as HISTORY
 
 logger = structlog.get_logger()
-REFUSED = "refused.json"
-"""File in `models/` with the newest refusals, for servers whose callers wait for one."""
 KEPT_REFUSALS = 100
+"""Newest refusals that servers here are told, whose callers wait for one."""
 
 
 class ModelsFollower:
@@ -49,6 +49,7 @@ class ModelsFollower:
         self._topic = topic
         self._store = store
         self._on_step = on_step
+        self._now = now
         self._settled = -1
         self._refused: dict[str, str] = {}
         self._history = settings.data_dir / HISTORY
@@ -72,6 +73,7 @@ class ModelsFollower:
         self._write_refusals()
         self.member.step(self.state)
         if self.state.number == self._settled:
+            metrics.models_followed.set(self._now())
             return
 
         # Champion first. One that cannot be fetched keeps neither the others nor moves waiting.
@@ -92,6 +94,7 @@ class ModelsFollower:
             raise failed
         if not self._num_missing():
             self._settled = self.state.number
+            metrics.models_followed.set(self._now())
 
     def _fetch(self, version: StoredVersion) -> None:
         """Make a version's folder, unless it is there. Raises: StoreError, OSError."""
@@ -181,6 +184,9 @@ class ModelsFollower:
             write_durably(self._registry.folder / REFUSED, msgspec.json.encode(newest))
             self._refused = dict(self.state.refused)
 
-    def leave(self) -> None:
-        """Say that this machine stops. Raises: KafkaError."""
-        self.member.leave(self.state)
+    def close(self) -> None:
+        """Say that this machine stops, and close the connections. Raises: KafkaError."""
+        try:
+            self.member.leave(self.state)
+        finally:
+            self._topic.close()

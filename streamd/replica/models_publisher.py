@@ -84,6 +84,7 @@ class ModelsPublisher:
         self._go_on_with_compaction()
         here = self._seen()
         if (here, self.state.number) == self._settled:
+            metrics.models_published.set(self._now())
             return
 
         # Versions before the moves that name them. What comes meanwhile is for the next step.
@@ -95,6 +96,7 @@ class ModelsPublisher:
         self._sweep_store()
         metrics.models_waiting.set(self._num_waiting())
         self._settled = here, self.state.number
+        metrics.models_published.set(self._now())
 
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""
@@ -107,6 +109,10 @@ class ModelsPublisher:
                 status = path.stat()
                 seen.append((path.name, status.st_mtime_ns, status.st_size))
         return seen
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._topic.close()
 
     def _append(self, made: Iterable[Callable[[int], records.Known]]) -> None:
         """Append records of the trainer, each made with its number, and take them as all others

@@ -131,6 +131,10 @@ class ModelsState:
                 if asked is not None and waits and event >= asked.event:
                     self.answers.setdefault(request, set()).add(member)
 
+    def is_done(self, request: str) -> bool:
+        """Whether a request was done or refused."""
+        return request in self._done
+
     def compactions(self) -> list[records.Request]:
         """The compaction requests that are not done."""
         return [request for request in self.open.values() if request.action == "compact"]

@@ -177,6 +177,16 @@ models_waiting = Gauge(
     "Versions, moves and window records that the models topic does not have yet",
     registry=TRAIN,
 )
+models_published = Gauge(
+    "streamd_models_published_timestamp_seconds",
+    "When the models topic last had all that the trainer has",
+    registry=TRAIN,
+)
+models_followed = Gauge(
+    "streamd_models_followed_timestamp_seconds",
+    "When this machine last had all of the models topic",
+    registry=FOLLOW,
+)
 models_missing = Gauge(
     "streamd_models_missing",
     "Versions and moves of the models topic that this machine does not have yet",

@@ -439,7 +439,7 @@ def test_a_member_that_does_not_answer_is_left_behind_and_starts_anew(trainer, r
 
 def test_a_member_that_stopped_is_not_waited_for(trainer, replica, log):
     replica.step()
-    replica.follower.leave()
+    replica.follower.close()
     MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
     trainer.settle()
     assert asked_to_compact(trainer.settings.data_dir) == 300
