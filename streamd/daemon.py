@@ -1,4 +1,4 @@
-"""The three roles, each as one process.
+"""The roles, each as one process.
 
 This module alone imports all packages: it puts the parts of each role together.
 """
@@ -34,7 +34,7 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import LOCK, make_folder, server_names, take_over
+from streamd.roles import FOLLOW, LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -45,7 +45,6 @@ from streamd.telemetry.port import open_port
 
 if TYPE_CHECKING:
     from streamd.ranks import Ranks
-    from streamd.replica.steps import StepThread
 
 logger = structlog.get_logger()
 Held = TypeVar("Held")
@@ -92,6 +91,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_serve(settings, name, stop, at_once)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
+        elif role == FOLLOW:
+            _run_follow(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -129,7 +130,18 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     beat = Heartbeat(settings.data_dir, "ingest")
     schema = schema_of(settings)
     size = settings.ingest.segment_edges
-    writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
+
+    def open_log() -> LogWriter | None:
+        if not settings.log.name:
+            return LogWriter(settings.data_dir, schema, size)
+        from streamd.replica.connect import connect_leader
+
+        publisher = connect_leader(settings, beat, stop)
+        if publisher is None:
+            return None
+        return LogWriter(settings.data_dir, schema, size, publisher=publisher)
+
+    writer = _once_unlocked(open_log, beat, stop)
     if writer is None:
         return
 
@@ -152,6 +164,21 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()
+
+
+def _run_follow(settings: Settings, stop: threading.Event) -> None:
+    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.parts import follow_models
+    from streamd.replica.role import FollowLoop
+
+    beat = Heartbeat(settings.data_dir, FOLLOW)
+    open_port(
+        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    collect_garbage_rarely()
+    beat.touch("starting")
+    beat.end_when_stalled()
+    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -195,7 +222,11 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         if not stop.is_set():
             # The others stop when the first one says so.
             ranks = _join(settings, place, device)
-            publisher = _publish_models(settings) if is_first and settings.log.name else None
+            publisher = None
+            if is_first and settings.log.name:
+                from streamd.replica.parts import publish_models
+
+                publisher = publish_models(_kept(settings))
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
@@ -207,45 +238,9 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             os.close(lock)
 
 
-def _publish_models(settings: Settings) -> "StepThread":
-    """Send versions, moves and windows to other machines, and do what they ask for, in a thread
-    beside the trainer's."""
-    from streamd.registry import Registry
-    from streamd.replica.models_publisher import ModelsPublisher
-    from streamd.replica.models_topic import KafkaModelsTopic
-    from streamd.replica.steps import StepThread
-    from streamd.store.store import Store
-    from streamd.training.checkpoint import counted_history
-
-    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
-
-    def make() -> ModelsPublisher:
-        return ModelsPublisher(
-            kept,
-            Registry(kept),
-            KafkaModelsTopic(kept),
-            Store(kept.log.store),
-            lambda: counted_history(kept.data_dir / "train" / "checkpoints"),
-        )
-
-    return StepThread("models", make)
-
-
-def _follow_models(settings: Settings) -> "list[StepThread]":
-    """Take over what the trainer elsewhere sends, and look what Kafka has, in threads beside the
-    one that follows the log."""
-    from streamd.registry import Registry
-    from streamd.replica.ends import SourceEnds
-    from streamd.replica.models_follower import ModelsFollower
-    from streamd.replica.models_topic import KafkaModelsTopic
-    from streamd.replica.steps import StepThread
-    from streamd.store.store import Store
-
-    def make() -> ModelsFollower:
-        topic = KafkaModelsTopic(settings)
-        return ModelsFollower(settings, Registry(settings), topic, Store(settings.log.store))
-
-    return [StepThread("models", make), StepThread("ends", lambda: SourceEnds(settings))]
+def _kept(settings: Settings) -> Settings:
+    """The settings with the directory of what is learned, which may be elsewhere than the log."""
+    return settings.model_copy(update={"data_dir": learning_dir(settings)})
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -285,7 +280,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+    kept = _kept(settings)
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.

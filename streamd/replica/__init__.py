@@ -1,1 +1,3 @@
-"""The log on other machines, and the model versions and moves that go with it."""
+"""The log on other machines: a changelog that the leader writes, and followers that read it.
+
+docs/replicas.md is the picture; only `streamd.daemon` puts the parts together."""

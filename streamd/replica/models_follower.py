@@ -14,6 +14,7 @@ from streamd.replica import models_records as records
 from streamd.replica.members import Member
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
+from streamd.segments.tail import JournalTail
 from streamd.settings import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.store import Store
@@ -24,6 +25,11 @@ from streamd.windows.history import FILE as HISTORY
 logger = structlog.get_logger()
 KEPT_REFUSALS = 100
 """Newest refusals that servers here are told, whose callers wait for one."""
+
+
+class _Place(msgspec.Struct):
+    edge: int
+    seq: int
 
 
 class ModelsFollower:
@@ -145,8 +151,19 @@ class ModelsFollower:
         # What a backup brought along is newer than the topic, which will say the same.
         if here.issuperset(moves) or champion is None or not self._is_here(champion):
             return
+        # Servers refuse for good what has an event that the log does not have.
+        if not self._log_has(champion):
+            return
         self._on_step("move")
         self._registry.journal.replace(moves)
+
+    def _log_has(self, version: StoredVersion) -> bool:
+        """Whether the log here has come to the place that a version was made at."""
+        place = msgspec.json.decode(version.manifest, type=_Place)
+        tail = JournalTail.open(self._settings.data_dir)
+        return tail is not None and (
+            tail.state.seq >= place.seq and tail.state.num_edges >= place.edge
+        )
 
     def _write_history(self) -> None:
         """Make the history a copy of the trainer's: mostly by appending to it."""

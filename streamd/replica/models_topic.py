@@ -8,10 +8,11 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_consumer, make_producer
-from streamd.replica.topics import ensure_topic
+from streamd.ingest.client import make_admin, make_consumer, make_producer
+from streamd.replica.topic import ensure_topic
 from streamd.settings import Settings
 
+SUFFIX = ".models"
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a record's acknowledgement; whether it is in is read from the topic then."""
 READ_SECONDS = 60.0
@@ -37,19 +38,23 @@ class ModelsTopic(Protocol):
 
 def topic_of(settings: Settings) -> str:
     """Name of the models topic."""
-    return f"{settings.log.name}.models"
+    return settings.log.name + SUFFIX
 
 
 class KafkaModelsTopic:
     """The topic in Kafka. Owner: one thread."""
 
     def __init__(self, settings: Settings) -> None:
-        """Make the topic where it is missing. Raises: KafkaError."""
+        """Make the topic where it is missing. Raises: KafkaError, ChangelogError."""
         self._kafka = settings.kafka
         self._partition = TopicPartition(topic_of(settings), 0)
         self._consumer: Any = None
         self._producer: Any = None
-        ensure_topic(settings.kafka, self._partition.topic)
+        admin = make_admin(settings.kafka)
+        try:
+            ensure_topic(admin, settings.kafka, self._partition.topic)
+        finally:
+            admin.close()
 
     def read(self, wait_seconds: float) -> list[bytes | None]:
         """As of `ModelsTopic`."""

@@ -71,6 +71,9 @@ class StepThread:
             self._logged[kind] = now
             logger.error("step_failed", thread=self._name, kind=kind, error=str(error))
 
+    def step(self) -> None:
+        """Nothing: it steps by itself. So the loop that follows the log takes it as a part."""
+
     def close(self) -> None:
         """Stop the thread and wait for it, not for long: it may be in the midst of a file."""
         self._stop.set()

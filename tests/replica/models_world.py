@@ -1,5 +1,6 @@
 """A models topic in memory, and a trainer's registry with versions that are small and real."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from streamd.windows.history import FILE, WindowRecord, append_record
 from tests.builders import settings, stream, write_log
 
 MADE = tempfile.TemporaryDirectory()
+LOG = Path(MADE.name) / "log"
+write_log(LOG, *stream(), segment_edges=600)
 
 
 class MemoryLog:
@@ -89,7 +92,7 @@ class TrainerSide:
         self.settings = settings(folder, registry__keep=3, log__name="t", log__store=url, **more)
         self.log, self.url = log, url
         if not (folder / "published").exists():
-            write_log(folder, *stream())
+            shutil.copytree(LOG, folder)
         self.registry = Registry(self.settings)
         self.counted = self.history_bytes()
         self.now = 1_000_000.0
@@ -121,6 +124,8 @@ class ReplicaSide:
     def __init__(self, folder, log, url, **more):
         self.settings = settings(folder, registry__keep=3, log__name="t", log__store=url, log__member="replica", **more)
         self.log, self.url, self.now = log, url, 1_000_000.0
+        if not (folder / "published").exists():
+            shutil.copytree(LOG, folder)
         self.start()
 
     def start(self, on_step=lambda _: None):
