@@ -114,8 +114,10 @@ class TrainerSide:
         self.counted = self.history_bytes()
         return result.version
 
-    def settle(self):
+    def step(self):
         self.publisher.step()
+
+    settle = step
 
 
 class ReplicaSide:

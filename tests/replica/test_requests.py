@@ -1,6 +1,5 @@
 """What a replica's server and command line ask of the trainer, and how the server answers meanwhile."""
 
-import shutil
 import threading
 
 import pytest
@@ -16,12 +15,8 @@ from streamd.segments.holds import compact_done
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
 from streamd.server.state import ServerState
-from streamd.store.store import Store
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training.checkpoint import counted_history
-from tests.builders import HOUR, stream, write_log
 from tests.replica.models_world import MemoryLog, MemoryTopic, ReplicaSide, TrainerSide
-from tests.server.world import SCHEMA, World, ask, wait
 
 WHY = {"why": "it was better"}
 
@@ -177,41 +172,3 @@ def test_a_thread_goes_on_after_any_error_and_starts_anew_after_one_of_kafka(mon
     assert enough.wait(20)
     thread.close()
     assert len(made) >= 2 and len(closed) >= len(made) - 1
-
-
-def test_a_server_beside_a_follower_serves_the_trainers_versions(tmp_path):
-    """Versions that were learned, a graph and an engine: the replica scores as the trainer's machine does."""
-    log, url = MemoryLog(), f"file://{tmp_path}/store"
-    write_log(tmp_path / "trainer", *stream(300), SCHEMA, watermark=100 * HOUR)
-    shutil.copytree(tmp_path / "trainer", tmp_path / "replica")
-    values = {"log__name": "t", "log__store": url}
-    first = World(tmp_path / "trainer", **values)
-    side = TrainerSide(tmp_path / "trainer", log, url, stream__edge_feature_dim=2)
-    replica = ReplicaSide(tmp_path / "replica", log, url, stream__edge_feature_dim=2)
-    second = World(tmp_path / "replica", **values, log__member="replica")
-    second.state.moves = requested(replica, 30)
-    first.train(2)
-    side.counted = counted_history(tmp_path / "trainer/train/checkpoints")
-    assert side.counted == side.history_bytes() > 0
-    side.settle()
-    replica.step()
-    first.start()
-    second.start()
-    try:
-        wait(lambda: ask(second)["as_of"]["version"] == first.registry.champion())
-        assert ask(second)["scores"] == ask(first)["scores"]
-        pages = [world.client.get("/status.json").json() for world in (first, second)]
-        for key in ("windows", "versions", "moves", "champion", "shadow"):
-            assert pages[0][key] == pages[1][key] and pages[0][key]
-
-        # One request from the replica, and both machines swap.
-        with running(side, replica):
-            older = next(n for n in first.registry.names() if n != first.registry.champion() and first.registry.is_servable(first.registry.manifest(n)))
-            assert second.client.post(f"/v1/models/{older}/promote", json=WHY).status_code == 200
-        for world in (first, second):
-            wait(lambda world=world: ask(world)["as_of"]["version"] == older)
-        assert ask(second)["scores"] == ask(first)["scores"]
-        assert Store(url).sizes("versions")
-    finally:
-        first.stop()
-        second.stop()
