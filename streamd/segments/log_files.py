@@ -163,9 +163,8 @@ class LogFiles:
         if self._segment is not None:
             self._segment.close()
             self._journal.roll(self.state)
-            logger.info(
-                "segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges
-            )
+            edges = first - self._segment_first
+            logger.info("segment_sealed", first_edge=self._segment_first, edges=edges)
         self._segment = new
         self._segment_first = first
         self._segment_revision = 0

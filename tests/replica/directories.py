@@ -26,7 +26,7 @@ def files_of(path, published_only=True):
         place = path / segment.path
         for file in sorted(place.iterdir()) if place.is_dir() else [place]:
             out[str(file.relative_to(path))] = file.read_bytes()
-    present = {str(p.relative_to(path)) for p in (path / "edges").rglob("*") if p.is_file()}
+    present = {str(p.relative_to(path)) for p in (path / "edges").rglob("*") if p.is_file() and not p.name.startswith("stash-")}
     out["all"] = sorted(present | set(APPENDED))
     out["state"] = state
     return out
