@@ -168,6 +168,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
 
 def _run_follow(settings: Settings, stop: threading.Event) -> None:
     """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.parts import follow_models
     from streamd.replica.role import FollowLoop
 
     beat = Heartbeat(settings.data_dir, FOLLOW)
@@ -177,7 +178,7 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
     collect_garbage_rarely()
     beat.touch("starting")
     beat.end_when_stalled()
-    FollowLoop(settings, SystemClock(), beat).run(stop)
+    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -221,13 +222,25 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         if not stop.is_set():
             # The others stop when the first one says so.
             ranks = _join(settings, place, device)
+            publisher = None
+            if is_first and settings.log.name:
+                from streamd.replica.parts import publish_models
+
+                publisher = publish_models(_kept(settings))
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
                 ranks.end()
+                if publisher is not None:
+                    publisher.close()
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _kept(settings: Settings) -> Settings:
+    """The settings with the directory of what is learned, which may be elsewhere than the log."""
+    return settings.model_copy(update={"data_dir": learning_dir(settings)})
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -267,7 +280,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+    kept = _kept(settings)
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
@@ -319,6 +332,7 @@ def _run_serve(
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
+    from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
     # Set up the process: one thread answers, so batches need no locks.
@@ -349,7 +363,12 @@ def _run_serve(
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
     engine = Engine(settings, registry, beat, end_process)
-    state = ServerState(settings, engine, registry)
+    moves: Moves = registry
+    if settings.log.name and settings.log.member == "replica":
+        from streamd.replica.requests import RequestedMoves
+
+        moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
+    state = ServerState(settings, engine, registry, moves)
     if is_shared:
         # The kernel spreads connections over all that listen, so one that starts stays away until
         # it can answer. Only the first one says why, where nobody can answer.

@@ -18,6 +18,7 @@
     |-- ChangelogError         the changelog, or what it holds, cannot be used as it is
     |   |-- FencedError        another process leads: this one publishes nothing more
     |   `-- DivergedError      this directory shows another commit than the changelog has
+    |-- ModelsTopicError       a record of the models topic is not what it must be
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- StoreError             a store does not answer, or holds something else than it should
@@ -105,6 +106,11 @@ class KafkaError(StreamdError):
 class DataLossError(KafkaError):
     """When Kafka lost what the log needs next. The operator decides whether to start a new log or
     restore the topic."""
+
+
+class ModelsTopicError(StreamdError):
+    """When a record of the models topic is too large, damaged, or says what cannot be. It is passed
+    over; the operator looks at who writes to that topic."""
 
 
 class ChangelogError(StreamdError):

@@ -13,7 +13,7 @@ from streamd.replica.records import LINE, Head, Record, decode_value
 from streamd.replica.start import OwnLines, check_known, reconcile
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
-from streamd.segments.journal import journal_files
+from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.recovery import last_state
 from streamd.segments.take_back import take_back
 from streamd.storage import DISK, Disk
@@ -38,9 +38,11 @@ class Follower:
         reader: ChangelogReader,
         disk: Disk = DISK,
         republish: Republish | None = None,
+        before_drop: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Compare the directory with the changelog, and open it where there is a log.
 
+        before_drop: called before segments are dropped, with the id of the event behind them.
         republish: of the leader; a follower takes its lines beyond the changelog's end back.
         Raises: OutOfRange where a newer manifest is needed; ChangelogError, DivergedError,
         KafkaError, and those of `LogApplier`.
@@ -49,6 +51,7 @@ class Follower:
         self._reader = reader
         self._disk = disk
         self._republish = republish
+        self._before_drop = before_drop
         self._applier: LogApplier | None = None
         self._line = bytearray()
         self._made: dict[str, int] = {}
@@ -159,6 +162,10 @@ class Follower:
         assert self._applier is not None
         if not self._applier.has_begun:
             raise _misplaced(record, "no whole line")
+        fields = decode_line(bytes(self._line))
+        if fields is not None and (dropped := fields.get("dropped")):
+            ends = [s.end for s in self._applier.newest.segments if s.first_edge in dropped]
+            self._before_drop(max(ends, default=0))
         position = ChangelogPosition(record.term, record.seq, record.offset + 1)
         self._applier.finish(position)
         self._applied = position

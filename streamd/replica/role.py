@@ -15,6 +15,7 @@ from streamd.replica.changelog import OutOfRange
 from streamd.replica.connect import Stopped, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
+from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.start import published_seq
 from streamd.segments.journal import journal_files
 from streamd.settings import Settings
@@ -103,7 +104,7 @@ class FollowLoop:
                 manifest = newest_manifest(self._store)
                 if manifest is not None:
                     bootstrap(self._store, manifest, data_dir, self._progress)
-            follower = Follower(data_dir, reader)
+            follower = Follower(data_dir, reader, before_drop=self._let_servers_pass)
             stack.callback(follower.close)
             logger.info("following", topic=topic.shown, seq=follower.seq)
             self._well()
@@ -137,6 +138,18 @@ class FollowLoop:
         if self._stop.is_set():
             raise Stopped
         self._beat.touch("following")
+
+    def _let_servers_pass(self, event: int) -> None:
+        """Wait until the servers here need no event before `event` after a restart, not for
+        long."""
+        begun = self._clock.monotonic()
+        while readers := readers_before(self._settings.data_dir, event):
+            if self._clock.monotonic() - begun > DROP_SECONDS:
+                logger.warning("dropped_before_servers", servers=readers, before_event=event)
+                return
+            self._idle()
+            self._step_parts()
+            self._stop.wait(POLL_SECONDS)
 
     def _step_parts(self) -> None:
         for part in self._parts:

@@ -1,4 +1,5 @@
-"""The changelog's topic: made where it is missing, and checked, because promises rest on it."""
+"""The topics of a log with a name: made where they are missing, and checked, because promises rest
+on it."""
 
 import contextlib
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
                 admin.create_topics({name: topic}, wait_for_metadata=True)
         state = look_at_topic(admin, name)
     except ClientError as error:
-        raise _unanswered(kafka, error) from None
+        raise _unanswered(kafka, name, error) from None
     if state is None:
         raise KafkaError(f"The topic {name!r} was made and is not there yet.", "wait.")
     return state
@@ -128,8 +129,8 @@ def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
     }
 
 
-def _unanswered(kafka: KafkaSettings, error: Exception) -> KafkaError:
+def _unanswered(kafka: KafkaSettings, name: str, error: Exception) -> KafkaError:
     return KafkaError(
-        f"The changelog's topic cannot be made or described: {error}.",
+        f"The topic {name!r} cannot be made or described: {error}.",
         f"check {kafka.bootstrap_servers}, kafka.client and this user's rights to the topic.",
     )

@@ -204,6 +204,28 @@ leases_run_out = Counter(
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
+# Of the models topic: its two ends.
+models_waiting = Gauge(
+    "streamd_models_waiting",
+    "Versions, moves and window records that the models topic does not have yet",
+    registry=TRAIN,
+)
+models_published = Gauge(
+    "streamd_models_published_timestamp_seconds",
+    "When the models topic last had all that the trainer has",
+    registry=TRAIN,
+)
+models_followed = Gauge(
+    "streamd_models_followed_timestamp_seconds",
+    "When this machine last had all of the models topic",
+    registry=FOLLOW,
+)
+models_missing = Gauge(
+    "streamd_models_missing",
+    "Versions and moves of the models topic that this machine does not have yet",
+    registry=FOLLOW,
+)
+
 # Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
