@@ -8,6 +8,7 @@ Attributes are named as https://opentelemetry.io/docs/specs/semconv/ has them, o
 """
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -28,6 +29,8 @@ Attributes = Mapping[str, str | int | float | bool]
 Kind = Literal["internal", "server", "consumer"]
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+END_SECONDS = 2.0
+"""Time for the last spans when a process ends: less than anybody waits for its end."""
 CLOCK_MOVED_NS = 1_000_000
 """More than reading two clocks one after the other takes."""
 PROTOCOL = "http/protobuf"
@@ -125,8 +128,11 @@ class Spans:
         return self._wall
 
     def end(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left, for at most END_SECONDS."""
+        # A collector that is away would hold up the end of the process by its retries.
+        ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        ending.start()
+        ending.join(END_SECONDS)
 
 
 _active: Spans | None = None
@@ -167,7 +173,9 @@ def begin_spans(role: str, name: str) -> None:
 
     # All else that can be set, the exporter and the SDK read from OTEL_* themselves. The provider
     # is ours alone: as the global one, it would also get FastAPI's spans, which name paths.
-    provider = TracerProvider(resource=Resource.create(_resource(role, name, os.environ)))
+    provider = TracerProvider(
+        resource=Resource.create(_resource(role, name, os.environ)), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     use(Spans(provider))
     logger.info("spans_are_sent")

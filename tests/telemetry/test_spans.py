@@ -1,11 +1,15 @@
 """Spans of requests, commits and windows continue the traces of callers and records; without the extra none are made."""
 
+import ast
 import http.server
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,8 +19,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+import streamd
 from streamd.client import Client
 from streamd.server.app import create_app
+from streamd.server.requests import NotReady
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.spans import Spans, begin_spans, end_spans
 from tests.builders import HOUR, settings, stream, write_log
@@ -105,15 +111,16 @@ def test_spans_of_a_batch_of_a_search_and_of_what_is_waited_for(world, made):
     assert [s.name for s in made()] == ["reach", "wait", "answer", "POST /v1/score"]
 
 
-def test_only_an_error_of_the_servers_own_is_one_of_its_span(world, made):
+def test_only_an_error_of_the_servers_own_is_one_of_its_span(world, made, monkeypatch):
     ask(world, status=422, dst=[])
     refused, = made()
     assert refused.attributes["http.response.status_code"] == 422 and refused.status.status_code is StatusCode.UNSET
-    world.engine.status.ready = False
-    try:
-        ask(world, status=503, dst=["n:20"])
-    finally:
-        world.engine.status.ready = True
+
+    async def not_ready(*_):
+        raise NotReady("reading the log")
+
+    monkeypatch.setattr(world.engine, "ask_all", not_ready)
+    ask(world, status=503, dst=["n:20"])
     failed, = made()
     assert failed.status.status_code is StatusCode.ERROR and failed.attributes["error.type"] == "503"
 
@@ -311,6 +318,17 @@ def test_spans_go_where_the_standard_variables_say(collector, monkeypatch):
     assert spans.active() is None
 
 
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr(spans, "END_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        begin_spans("serve", "serve")
+        spans.active().add("answer", 0.0, 1.0)
+        begun = time.monotonic()
+        end_spans()
+        assert time.monotonic() - begun < 5 and spans.active() is None
+
+
 @pytest.mark.parametrize("environment", [
     {}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"},
     {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"},
@@ -324,30 +342,40 @@ def test_spans_that_nobody_asks_for_are_not_made(environment, monkeypatch):
 
 WITHOUT = """
 import os, sys
-import streamd.ingest.loop, streamd.segments.log, streamd.training.trainer
+import streamd.ingest.loop
 from streamd.telemetry import spans
 
-def loaded(*names):
-    return sorted(m for m in sys.modules if m.startswith(names) and sys.modules[m])
+def loaded():
+    return sorted(m for m in sys.modules if m.startswith("opentelemetry") and sys.modules[m])
 
 # Nobody asks for spans, whatever is installed.
 spans.begin_spans("ingest", "ingest")
-print(loaded("opentelemetry"), spans.active())
-import streamd.server.app
-print(loaded("opentelemetry.sdk", "opentelemetry.exporter"))
+print(loaded(), spans.active())
 
 # Spans are asked for, and the extra is not installed.
 sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None
 os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:1"
-spans.begin_spans("serve", "serve")
-print(loaded("opentelemetry.sdk", "opentelemetry.exporter"), spans.active())
+spans.begin_spans("ingest", "ingest")
+print([m for m in loaded() if m.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))], spans.active())
 """
 
 
 def test_without_the_extra_or_its_variables_nothing_of_it_is_imported():
-    """FastAPI imports OpenTelemetry's API by itself; the SDK and the exporter come by us alone."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True)
     lines = done.stdout.strip().splitlines()
-    assert [x for x in lines if x.startswith("[]")] == ["[] None", "[]", "[] None"]
+    assert [x for x in lines if x.startswith("[]")] == ["[] None", "[] None"], done.stdout
     assert "pip install 'streamd[otel]'" in done.stdout + done.stderr
+
+
+def test_it_is_imported_in_one_file_and_there_in_functions_only():
+    """So that no role imports it before it is asked for. FastAPI imports OpenTelemetry's API by itself."""
+    root = Path(streamd.__file__).parent
+    for path in (p for p in root.rglob("*.py") if "opentelemetry" in p.read_text()):
+        tree = ast.parse(path.read_text())
+        typing = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+        tree.body = [n for n in tree.body if n not in typing]
+        within = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom) and "opentelemetry" in ast.unparse(node):
+                assert path.relative_to(root) == Path("telemetry/spans.py") and id(node) in within, f"{path}:{node.lineno}"
