@@ -42,6 +42,7 @@ from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
+from streamd.telemetry.spans import begin_spans, end_spans
 
 if TYPE_CHECKING:
     from streamd.ranks import Ranks
@@ -72,6 +73,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         None if place is None else place.rank,
     )
     metrics.say_build()
+    if place is None or place.rank == 0:
+        begin_spans(role, name)
 
     # The first signal stops the role, a second one ends a drain.
     stop = threading.Event()
@@ -116,6 +119,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             action="give this user rights to it, or move away what is in its place",
         )
         return 1
+    finally:
+        end_spans()
     return 0
 
 
