@@ -4,6 +4,7 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
+import json
 import os
 import sys
 from functools import partial
@@ -45,7 +46,6 @@ from streamd.telemetry.progress import ProgressLine
 app = typer.Typer(
     help="A streaming online-learning daemon for temporal graphs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(tguf_app, name="tguf")
@@ -345,10 +345,18 @@ def show_config(
         Path | None,
         typer.Option(help="A GraphSchema of TensorFlow GNN: print settings to start from instead."),
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the settings file instead.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Print all settings in force and where each comes from."""
+    if schema:
+        from streamd.settings_schema import settings_schema
+
+        out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
+        return
     if from_schema is not None:
         from streamd.exchange.tfgnn.schema import read_schema
         from streamd.exchange.tfgnn.schema_settings import settings_of_schema

@@ -118,7 +118,7 @@ def test_every_route_is_documented(tmp_path):
     assert set(first_column(DOCS["api.md"])) == have
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "contract", "slow", "bench", "lint", "docs"])
+@pytest.mark.parametrize("target", ["demo", "test", "contract", "slow", "bench", "lint", "docs", "helm", "wheel"])
 def test_make_targets_that_are_named_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
     assert f"make {target}" in README + CONTRIBUTING

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SITE = Path(os.environ.get("STREAMD_SITE", "none"))
+SITE = Path(os.environ.get("DOCS_SITE", "none"))
 CHROMIUM = shutil.which("chromium")
 built = pytest.mark.skipif(not SITE.is_dir(), reason="`make docs` builds the site and runs this")
 
