@@ -18,6 +18,7 @@ from tests.benchmarks import (
     labels,
     ranks,
     ranks_model,
+    replica,
     restart_sets,
     sampling,
     sampling_sets,
@@ -30,7 +31,7 @@ from tests.benchmarks import (
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "ranks-model": ranks_model.run, **gpu.PARTS}
+       "ranks-model": ranks_model.run, "replica": replica.run, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

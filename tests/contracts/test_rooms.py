@@ -16,7 +16,7 @@ ROOMS = ("ingest", "segments", "store", "graph", "ranks", "gpu", "windows", "reg
          "evaluation", "replica", "exchange")
 SHARED = {"settings", "settings_tree", "settings_branch", "settings_server", "settings_sets", "settings_sources", "settings_lines", "settings_log", "schema", "schema_change", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes",
           "roles"}
-TOP = {"cli", "cli_models", "cli_options", "cli_sources", "cli_store", "cli_tfgnn", "cli_tguf", "daemon", "doctor", "health", "maintenance", "supervisor", "torchrun", "__main__", "__init__"}
+TOP = {"cli", "cli_changelog", "cli_models", "cli_options", "cli_sources", "cli_store", "cli_tfgnn", "cli_tguf", "daemon", "doctor", "health", "maintenance", "supervisor", "torchrun", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}
 
 
