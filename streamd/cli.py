@@ -4,6 +4,7 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
+import json
 import os
 import sys
 from functools import partial
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
+from streamd.cli_init import init
 from streamd.cli_models import models_app
 from streamd.cli_options import (
     ConfigOption,
@@ -44,7 +46,6 @@ from streamd.telemetry.progress import ProgressLine
 app = typer.Typer(
     help="A streaming online-learning daemon for temporal graphs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(tguf_app, name="tguf")
@@ -55,12 +56,15 @@ app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")
 
 
+app.command()(init)
+
+
 @app.command()
 def run(
     config: ConfigOption = None,
     data_dir: DataOption = None,
     role: Annotated[
-        str | None, typer.Option(help="Run only ingest, train or serve, in this process.")
+        str | None, typer.Option(help="Run only ingest, train, serve or follow, in this process.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
@@ -69,7 +73,7 @@ def run(
     """Run the daemon: ingest, train and serve, until a signal."""
     from streamd.daemon import run_role
     from streamd.processes import place_of
-    from streamd.roles import ROLES, check_name
+    from streamd.roles import ALL_ROLES, check_name
     from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
@@ -90,8 +94,8 @@ def run(
         raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs it, alone or as the supervisor's child.
-    if role not in ROLES:
-        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
+    if role not in ALL_ROLES:
+        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
     if name is not None:
         check_name(role, name)
 
@@ -341,10 +345,18 @@ def show_config(
         Path | None,
         typer.Option(help="A GraphSchema of TensorFlow GNN: print settings to start from instead."),
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the settings file instead.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Print all settings in force and where each comes from."""
+    if schema:
+        from streamd.settings_schema import settings_schema
+
+        out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
+        return
     if from_schema is not None:
         from streamd.exchange.tfgnn.schema import read_schema
         from streamd.exchange.tfgnn.schema_settings import settings_of_schema
@@ -377,7 +389,9 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
 @app.command()
 def health(
-    role: Annotated[str, typer.Option(help="The role to ask: ingest, train or serve.")] = "serve",
+    role: Annotated[
+        str, typer.Option(help="The role to ask: ingest, train, serve or follow.")
+    ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")
     ] = False,
