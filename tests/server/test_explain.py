@@ -1,7 +1,9 @@
 """Explanations add up to the score, and a group that is removed changes it as they say."""
 
+import asyncio
 import dataclasses
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.loaded_version import LoadedVersion
+from streamd.server.queue import RequestQueue
 from streamd.server.requests import Explain, NotFinite, Score, Seen
 from streamd.server.schemas import ExplainedGroup
 from streamd.server.server_graph import ServerGraph
@@ -262,6 +265,25 @@ def test_strangers_are_explained_as_such(world):
     told = explain(world, "nobody", 8)
     assert not told["known"] and not told["dst_known"] and told["neighbors"] == []
     assert next(g["words"] for g in told["groups"] if g["name"] == "frequency") == "the two never met"
+
+
+def test_a_pass_takes_a_few_explanations_so_that_others_do_not_wait_for_many(world):
+    """Of 32 requests a pass takes 32 scores, or 4 explanations; all are answered in their order."""
+    async def passes(requests):
+        queue = RequestQueue(world.settings.server)
+        waiting = [asyncio.create_task(queue.answers([r], time.monotonic() + 60)) for r in requests]
+        await asyncio.sleep(0)
+        taken = []
+        while queue:
+            taken.append([r for batch in queue.take() for r in batch.requests])
+        for one in waiting:
+            one.cancel()
+        return taken
+
+    scores, explanations = [Score("u:3", (f"i:{i}",)) for i in range(40)], [Explain("u:3", f"i:{i}") for i in range(10)]
+    assert [len(p) for p in asyncio.run(passes(scores))] == [32, 8]
+    assert [len(p) for p in asyncio.run(passes(explanations))] == [4, 4, 2]
+    assert [r for p in asyncio.run(passes(scores + explanations)) for r in p] == scores + explanations
 
 
 def test_what_does_not_fit_is_refused(world):
