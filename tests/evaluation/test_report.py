@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import streamd
 from streamd.cli import app
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import TITLES, Result
@@ -140,7 +141,7 @@ def test_json_has_the_figures_as_numbers_and_every_setting():
     assert found["means"]["live"]["mrr"] == pytest.approx(result().mean("live")["mrr"])
     assert found["live_better_by_mrr"]["edgebank"]["mean"] == pytest.approx(0.024) and found["live_better_by_mrr"]["edgebank"]["radius"] >= 0
     assert len(found["by_window"]) == found["windows"] == 40 and set(found["settings"]) == {"model.name", "data_dir"}
-    assert found["verdict"] == report().verdict and found["facts_age"]["a window"]["mrr"] == 0.7
+    assert found["streamd"] == streamd.__version__ and found["verdict"] == report().verdict and found["facts_age"]["a window"]["mrr"] == 0.7
 
 
 def test_what_cannot_be_told_is_null_in_json():
