@@ -26,7 +26,7 @@ demo-%: $(VENV)/.demo
 	$(BIN)/streamd demo --stream $* $(FIRST_DAY)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
 demos test contract slow: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC

@@ -90,6 +90,15 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     if not log.deletions.count:
         return True, "nothing was deleted"
     compaction_request = log.deletions.newest_place
+    if settings.log.name:
+        from streamd.replica.models_topic import KafkaModelsTopic
+        from streamd.replica.requests import compact_everywhere
+
+        topic = KafkaModelsTopic(settings)
+        try:
+            return compact_everywhere(settings, compaction_request, wait_seconds, line.begin, topic)
+        finally:
+            topic.close()
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.

@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
+from fastapi.responses import JSONResponse
 
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
+from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
 from streamd.server.conditions import POSITION, RecordToken, headers_of
 from streamd.server.direct import DirectRoute
@@ -26,10 +28,12 @@ from streamd.server.schemas import (
     ModelsResponse,
     Moved,
     MoveRequest,
+    MoveRequested,
     NodesRequest,
     Produced,
     RecommendBatch,
     RecommendRequest,
+    RequestOutcome,
     SchemaResponse,
     ScoreBatch,
     ScoreRequest,
@@ -188,22 +192,50 @@ def schema(state: State) -> SchemaResponse:
 
 
 # Versions
-
-
-@router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
-def rollback(body: MoveRequest, state: State) -> Moved:
-    """Make the last proven version champion; the trainer goes on from it."""
-    return _moved(state.registry.rollback("api", body.why))
+ASKED: dict[int | str, dict[str, Any]] = {
+    202: {"model": MoveRequested, "description": "asked of the trainer on another machine"}
+}
 
 
 @router.post(
-    "/models/{version}/promote", tags=["models"], dependencies=[Depends(require_admin_key)]
+    "/models/rollback",
+    tags=["models"],
+    dependencies=[Depends(require_admin_key)],
+    response_model=Moved,
+    responses=ASKED,
 )
-def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State) -> Moved:
+def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
+    """Make the last proven version champion; the trainer goes on from it."""
+    return _moved_or_asked(state.moves.rollback("api", body.why))
+
+
+@router.post(
+    "/models/{version}/promote",
+    tags=["models"],
+    dependencies=[Depends(require_admin_key)],
+    response_model=Moved,
+    responses=ASKED,
+)
+def promote(
+    version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State
+) -> Moved | JSONResponse:
     """Make a version champion; the trainer goes on from it."""
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
-    return _moved(state.registry.promote(version, "api", body.why))
+    return _moved_or_asked(state.moves.promote(version, "api", body.why))
+
+
+@router.get("/models/requests/{request}", tags=["models"])
+def request_outcome(
+    request: Annotated[str, Path(min_length=1, max_length=64)], state: State
+) -> RequestOutcome:
+    """What became of a request that was answered 202."""
+    outcome = outcome_of(state.registry, request)
+    if isinstance(outcome, Waiting):
+        return RequestOutcome(state="waiting")
+    if isinstance(outcome, Refusal):
+        return RequestOutcome(state="refused", reason=outcome.reason)
+    return RequestOutcome(state="done", moved=_moved(outcome))
 
 
 @router.get("/models", tags=["models"])
@@ -337,6 +369,12 @@ def _check_batch(state: ServerState, count: int) -> None:
     limit = state.settings.server.max_batch
     if count > limit:
         raise HTTPException(422, f"{count} in one batch, at most {limit} (server.max_batch)")
+
+
+def _moved_or_asked(done: Move | Waiting) -> Moved | JSONResponse:
+    if isinstance(done, Waiting):
+        return JSONResponse(MoveRequested(request=done.request).model_dump(), 202)
+    return _moved(done)
 
 
 def _moved(move: Move) -> Moved:

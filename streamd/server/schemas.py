@@ -194,6 +194,20 @@ class Moved(BaseModel):
     shadow: str
 
 
+class MoveRequested(BaseModel):
+    """The trainer, on another machine, was asked and has not answered yet."""
+
+    request: str = Field(description="look at GET /v1/models/requests/{request} for the answer")
+
+
+class RequestOutcome(BaseModel):
+    """What became of a request to move the champion, as far as this machine knows."""
+
+    state: Literal["waiting", "done", "refused"]
+    reason: str = Field("", description="why it was refused")
+    moved: Moved | None = Field(None, description="what was done")
+
+
 class AsOf(BaseModel):
     """Which model answered, until when it was trained, and what it had seen."""
 

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -24,6 +25,7 @@ from streamd.client import (
     calls,
 )
 from streamd.server import schemas
+from streamd.server.requests import NotReady
 from tests.builders import settings
 from tests.server.recorded import TGN, make_log, publish
 from tests.server.world import World, listening, wait
@@ -137,6 +139,34 @@ def test_calls_are_safe_over_threads(world, url):
     with Client(url, api_key="reader") as client, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: client.score(f"u:{i % 5}", ["i:0"]).src, range(40)))
     assert found == [f"u:{i % 5}" for i in range(40)]
+
+
+def test_a_server_that_starts_again_is_waited_for(world):
+    with listening(world) as (host, port):
+        client = Client(f"http://{host}:{port}", api_key="reader", retries=Retries(most=50, base_seconds=0.02, longest_seconds=0.1))
+        assert client.score("u:3", ["i:0"]).known
+    with ThreadPoolExecutor(1) as pool, client:
+        # Its kept connection is closed, and nobody listens.
+        asked = pool.submit(client.score, "u:3", ["i:0"])
+        time.sleep(0.2)
+        assert not asked.done()
+        with listening(world, port):
+            assert asked.result(10).known
+
+
+def test_a_server_that_is_not_ready_yet_is_asked_again_after_what_it_says(world, url, monkeypatch):
+    begun, whole, refused = time.monotonic(), world.engine.ask_all, []
+
+    async def first_not_ready(*asked):
+        if not refused:
+            refused.append(asked)
+            raise NotReady("reading the log")
+        return await whole(*asked)
+
+    monkeypatch.setattr(world.engine, "ask_all", first_not_ready)
+    with Client(url, api_key="reader") as client:
+        assert client.score("u:3", ["i:0"]).known and refused
+    assert time.monotonic() - begun >= 1, "Retry-After says a second"
 
 
 # What it is made of

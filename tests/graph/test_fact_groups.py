@@ -1,5 +1,6 @@
 """Facts in words: each is in one group, and what is said is what happened."""
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,6 +58,7 @@ def test_what_never_happened_is_said_so():
     assert fact_words(C.LOG_SHARE_3, strange) == "hardly ever a destination, by the 3rd half-life"
 
 
+@hypothesis.settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 90)), min_size=1, max_size=60))
 def test_times_met_is_the_number_of_events_between_the_two(drawn):
     events = sorted(((u, v, t * 86_400 * SECOND) for u, v, t in drawn), key=lambda e: e[2])
@@ -64,7 +66,7 @@ def test_times_met_is_the_number_of_events_between_the_two(drawn):
     assert times_met(row) == sum({u, v} == {0, 1} for u, v, _ in events)
 
 
-@pytest.mark.parametrize("count", [999, 100_000])
+@pytest.mark.parametrize("count", [999, 20_000])
 def test_many_meetings_are_counted_too(count):
     events = [(0, 1, i * SECOND) for i in range(count)]
     assert times_met(facts_after(events, 0, 1, count * SECOND)) == pytest.approx(count, rel=1e-4)

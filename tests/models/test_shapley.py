@@ -4,11 +4,12 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.models.shapley import coalitions, shapley_shares
 
+quick = settings(max_examples=40, deadline=None)
 values = st.integers(0, 6).flatmap(
     lambda n: st.lists(st.floats(-1e3, 1e3), min_size=2**n, max_size=2**n)).map(np.array)
 
@@ -26,16 +27,19 @@ def by_definition(value_S):
     return shares
 
 
+@quick
 @given(values.filter(lambda v: len(v) <= 32))
 def test_shares_are_the_mean_of_what_players_add_over_all_orders(value_S):
     np.testing.assert_allclose(shapley_shares(value_S), by_definition(value_S), atol=1e-9)
 
 
+@quick
 @given(values)
 def test_shares_add_up(value_S):
     assert shapley_shares(value_S).sum() == pytest.approx(value_S[-1] - value_S[0], abs=1e-9)
 
 
+@quick
 @given(values.filter(lambda v: len(v) > 1), st.floats(-10, 10))
 def test_a_player_that_adds_the_same_to_all_has_that_as_its_share(value_S, gain):
     n = len(value_S).bit_length()
@@ -45,6 +49,7 @@ def test_a_player_that_adds_the_same_to_all_has_that_as_its_share(value_S, gain)
     np.testing.assert_allclose(shares[:-1], shapley_shares(value_S), atol=1e-9)
 
 
+@quick
 @given(st.lists(st.floats(-10, 10), min_size=6, max_size=6), st.lists(st.floats(-1, 1), min_size=16, max_size=16))
 def test_two_players_who_are_worth_the_same_to_all_share_the_same(pair, others):
     # The value depends on how many of players 0 and 1 are in, and on the other four in any way.

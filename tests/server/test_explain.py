@@ -1,6 +1,8 @@
 """Explanations add up to the score, and a group that is removed changes it as they say."""
 
 import dataclasses
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +23,7 @@ from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.requests import Explain, NotFinite, Score, Seen
+from streamd.server.schemas import ExplainedGroup
 from streamd.server.server_graph import ServerGraph
 from tests.builders import (
     HOUR,
@@ -191,6 +194,14 @@ def test_weights_that_are_not_finite_are_not_explained(several):
         broken.model.pair[-1].bias.fill_(float("nan"))
     with pytest.raises(NotFinite):
         answers_of(asked, moments_of(several.view, broken, asked, Seen()))
+
+
+def test_the_page_has_every_group():
+    section = (Path(__file__).parents[2] / "docs" / "api.md").read_text().split("## Explanations\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\w+) \| ", section, re.M)[1:]
+    assert rows == [*(group.name for group in GROUPS), "graph"]
+    named = ExplainedGroup.model_fields["name"].description
+    assert all(name in named for name in rows)
 
 
 # By HTTP

@@ -72,9 +72,9 @@ class World:
 
 
 @contextmanager
-def listening(world):
+def listening(world, port=0):
     """The same application behind a real socket. Yields: its address and port."""
-    with socket.create_server(("127.0.0.1", 0)) as open_port:
+    with socket.create_server(("127.0.0.1", port)) as open_port:
         config = web_config(world.state)
         config.lifespan = "off"
         server = uvicorn.Server(config)
