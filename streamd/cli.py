@@ -60,16 +60,17 @@ def run(
     config: ConfigOption = None,
     data_dir: DataOption = None,
     role: Annotated[
-        str | None, typer.Option(help="Run only ingest, train or serve, in this process.")
+        str | None, typer.Option(help="Run only ingest, train, serve or archive, in this process.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
     ] = None,
 ) -> None:
-    """Run the daemon: ingest, train and serve, until a signal."""
+    """Run the daemon: ingest, train and serve, and of a log that other machines follow the archive,
+    until a signal."""
     from streamd.daemon import run_role
     from streamd.processes import place_of
-    from streamd.roles import ROLES, check_name
+    from streamd.roles import KNOWN, check_name
     from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
@@ -90,8 +91,8 @@ def run(
         raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs it, alone or as the supervisor's child.
-    if role not in ROLES:
-        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
+    if role not in KNOWN:
+        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(KNOWN)}.")
     if name is not None:
         check_name(role, name)
 
@@ -441,7 +442,9 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
 @app.command()
 def health(
-    role: Annotated[str, typer.Option(help="The role to ask: ingest, train or serve.")] = "serve",
+    role: Annotated[
+        str, typer.Option(help="The role to ask: ingest, train, serve or archive.")
+    ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")
     ] = False,

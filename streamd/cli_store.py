@@ -36,7 +36,8 @@ def backup(
     """Back a data directory up to a store, also while the daemon runs: only what the store lacks is
     sent, the manifest last."""
     from streamd.store.store import Store
-    from streamd.store.upload import remove_unneeded, upload
+    from streamd.store.sweep import remove_unneeded
+    from streamd.store.upload import upload
 
     settings = settings_of(config, data_dir)
     store = Store(url, timeout)

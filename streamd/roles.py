@@ -9,6 +9,11 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
+ARCHIVE = "archive"
+"""Role of a leader that keeps the store for other machines."""
+BACKUP = "backup"
+"""Folder of `streamd backup`, which is no role."""
+KNOWN = (*ROLES, ARCHIVE)
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
@@ -26,6 +31,12 @@ OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Names that are safe as a folder's and as a label of metrics."""
+
+
+def roles_of(name: str, store: str, member: str) -> tuple[str, ...]:
+    """The roles that `streamd run` starts, by the settings `log.name`, `log.store` and
+    `log.member`."""
+    return KNOWN if name and store and member == "leader" else ROLES
 
 
 def server_names(workers: int) -> tuple[str, ...]:
@@ -67,7 +78,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    if name in ("ingest", "train", COMPACT):
+    if name in ("ingest", "train", ARCHIVE, BACKUP, COMPACT):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
         )

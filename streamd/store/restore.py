@@ -19,14 +19,17 @@ AGAIN = "take another manifest (--seq), or back up again."
 
 
 def choose(store: Store, seq: int | None = None) -> Manifest:
-    """Read the newest manifest, or that of commit `seq`. Raises: StoreError where there is none."""
+    """Read the newest manifest that is whole, or that of commit `seq`. Raises: StoreError where
+    there is none."""
     found = manifests.names(store)
     if seq is not None:
-        found = [name for name in found if name.endswith(f"-{seq:020d}.json")]
+        found = [name for name in found if manifests.commit_of(name)[1] == seq]
     if not found:
         which = "" if seq is None else f" of commit {seq}"
         raise StoreError(f"{store.shown} holds no manifest{which}.", "check the URL and --seq.")
-    return manifests.read(store, found[-1])
+    newest = None if seq is not None else manifests.newest(store)
+    # Where none is whole, the newest one says why.
+    return newest or manifests.read(store, found[-1])
 
 
 def restore(

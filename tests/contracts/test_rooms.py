@@ -14,7 +14,7 @@ from streamd.settings import ModelName
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "store", "graph", "ranks", "gpu", "windows", "registry", "models", "training", "server",
          "evaluation", "exchange")
-SHARED = {"settings", "settings_tree", "settings_branch", "settings_server", "settings_sets", "settings_sources", "settings_lines", "schema", "schema_change", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes",
+SHARED = {"settings", "settings_tree", "settings_branch", "settings_log", "settings_server", "settings_sets", "settings_sources", "settings_lines", "schema", "schema_change", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes",
           "roles"}
 TOP = {"cli", "cli_models", "cli_options", "cli_sources", "cli_store", "cli_tfgnn", "cli_tguf", "daemon", "doctor", "health", "maintenance", "supervisor", "torchrun", "__main__", "__init__"}
 DEMO_ONLY = {"cli"}
