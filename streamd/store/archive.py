@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from streamd.clock import Clock, SystemClock
-from streamd.errors import CorruptionError, SettingsError, StreamdError
+from streamd.errors import CorruptionError, ManifestError, SettingsError, StreamdError
 from streamd.roles import folder_of
 from streamd.segments.holds import Compacted, read_compacted
 from streamd.segments.journal import journal_files
@@ -277,7 +277,7 @@ class Archive:
         """Read when the manifests in the store were written, of another run of the archive."""
         written = {}
         for name in manifests.names(self._store):
-            with contextlib.suppress(manifests.DamagedManifest):
+            with contextlib.suppress(ManifestError):
                 old = manifests.read(self._store, name)
                 written[name] = _Written(old.created_at, old.changelog_offset)
         return written

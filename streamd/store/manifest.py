@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from crc32c import crc32c
 
-from streamd.errors import StoreError
+from streamd.errors import ManifestError, StoreError
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.segments.layout import APPENDED, EDGE_FOLDERS
 from streamd.store.store import Store
@@ -103,10 +103,6 @@ class _Format(msgspec.Struct):
     format: int
 
 
-class DamagedManifest(StoreError):
-    """When the bytes of a manifest are not those that were written; an older one may be whole."""
-
-
 def encode(manifest: Manifest) -> bytes:
     """Encode a manifest with its checksum."""
     text = msgspec.json.encode(manifest)
@@ -119,7 +115,7 @@ def decode(name: str, data: bytes) -> Manifest:
         envelope = msgspec.json.decode(data, type=_Envelope)
         text = bytes(envelope.manifest)
         if f"{crc32c(text):08x}" != envelope.crc:
-            raise DamagedManifest(f"{name} differs from its checksum.", OTHER_MANIFEST)
+            raise ManifestError(f"{name} differs from its checksum.", OTHER_MANIFEST)
         found = msgspec.json.decode(text, type=_Format).format
         if found != FORMAT:
             raise StoreError(
@@ -128,7 +124,7 @@ def decode(name: str, data: bytes) -> Manifest:
             )
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedManifest(f"{name} is damaged: {error}.", OTHER_MANIFEST) from None
+        raise ManifestError(f"{name} is damaged: {error}.", OTHER_MANIFEST) from None
     _check(name, manifest)
     return manifest
 
@@ -188,6 +184,6 @@ def newest(store: Store) -> Manifest | None:
     for name in reversed(names(store)):
         try:
             return read(store, name)
-        except DamagedManifest as error:
+        except ManifestError as error:
             logger.warning("manifest_damaged", store=store.shown, manifest=name, error=str(error))
     return None

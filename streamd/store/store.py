@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from streamd.errors import StoreError
+from streamd.settings_log import without_secrets
 from streamd.storage import DISK, replace_durably
 
 T = TypeVar("T")
@@ -22,16 +23,12 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 """Pauses between tries grow from the first to the longest, so that a store in trouble gets rest."""
 HIDDEN = "***"
+SECRET_BYTES = 4
+"""Least characters of an option's value that is hidden: no secret is shorter, and a digit is in
+every message."""
 AWAY = "check the store's URL, credentials and network, then run it again: what is there is kept."
 SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
 """Errors that another try would only repeat."""
-
-
-def without_secrets(url: str) -> str:
-    """A URL as it may be shown: without user, password and query, which may be credentials."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class Store:
@@ -169,6 +166,9 @@ def _secrets_of(url: str) -> list[str]:
     parts = urlsplit(url)
     user_info = parts.netloc.rpartition("@")[0]
     found = {user_info, *user_info.split(":", 1), parts.query}
+    # A library may show the values of options, and any of them as it is or decoded.
+    found |= {value for _, value in parse_qsl(parts.query) if len(value) >= SECRET_BYTES}
+    found |= {unquote(text) for text in found}
     return sorted(filter(None, found), key=len, reverse=True)
 
 

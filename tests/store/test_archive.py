@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamd.errors import KafkaError, StoreError
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import ChangelogPosition, PositionFile, read_position
 from streamd.segments.holds import compact_done, read_compacted
 from streamd.segments.log import LogWriter
 from streamd.segments.verify import verify_log
@@ -102,6 +102,7 @@ class Leader:
         manifest = choose(self.store)
         restore(self.store, manifest, back)
         assert verify_log(back)[1] == []
+        assert read_position(back) == ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
         if manifest.seq == self.log.state.seq:
             assert committed(back) == committed(self.path)
         return manifest
