@@ -9,11 +9,15 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
+"""The roles of a machine that is alone, or that leads."""
 ARCHIVE = "archive"
-"""Role of a leader that keeps the store for other machines."""
+"""The role of a leader that keeps the store for other machines."""
+FOLLOW = "follow"
+"""The role that writes the log where another machine leads."""
+ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW)
+REPLICA_ROLES = (FOLLOW, "serve")
 BACKUP = "backup"
 """Folder of `streamd backup`, which is no role."""
-KNOWN = (*ROLES, ARCHIVE)
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
@@ -26,6 +30,8 @@ MEMORY = "memory"
 OLD_MEMORY = "memory.safetensors"
 HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
+ENDS = "ends.json"
+"""Of the follower: what Kafka has that the log here lacks."""
 OLD_HOLDS = "holds"
 OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""
@@ -36,7 +42,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 def roles_of(name: str, store: str, member: str) -> tuple[str, ...]:
     """The roles that `streamd run` starts, by the settings `log.name`, `log.store` and
     `log.member`."""
-    return KNOWN if name and store and member == "leader" else ROLES
+    if member == "replica":
+        return REPLICA_ROLES
+    return (*ROLES, ARCHIVE) if name and store else ROLES
 
 
 def server_names(workers: int) -> tuple[str, ...]:
@@ -78,7 +86,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    if name in ("ingest", "train", ARCHIVE, BACKUP, COMPACT):
+    if name in ("ingest", "train", ARCHIVE, FOLLOW, BACKUP, COMPACT):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
         )

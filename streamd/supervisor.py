@@ -16,7 +16,7 @@ import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import KNOWN, roles_of, server_names
+from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings, as_environment, changed, schema_of
@@ -164,7 +164,7 @@ class Supervisor:
 
     def _start(self, name: str) -> None:
         """Start the process of a role, or of a further server, by its name."""
-        role = name if name in KNOWN else "serve"
+        role = name if name in ALL_ROLES else "serve"
         named = () if name == role else ("--name", name)
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[name] = subprocess.Popen(

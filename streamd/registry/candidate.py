@@ -3,13 +3,15 @@ it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
 from streamd.storage import StoredFile
 from streamd.windows import Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Scores = dict[str, dict[str, float]]
 """Model name -> measure -> value."""
@@ -43,7 +45,7 @@ class Candidate:
     window: Window
     edge: int
     seq: int
-    weights: dict[str, Tensor]
+    weights: "dict[str, Tensor]"
     memory: Callable[[], tuple[StoredFile, ...]]
     memory_us: int
     parent: str

@@ -153,15 +153,14 @@ class Compacted(msgspec.Struct, frozen=True):
     done_at: float
 
 
-def compact_done(data_dir: Path, seq: int) -> None:
+def compact_done(data_dir: Path, seq: int | None = None) -> None:
     """Remove the request to compact, because it is fulfilled, and note that for copies of the
-    files that are elsewhere. seq: the log's newest commit."""
+    files that are elsewhere. seq: the log's newest commit, None where there are no copies."""
     folder = data_dir / REQUEST_FOLDER
     request = asked_to_compact(data_dir)
-    if request is None:
-        return
-    done = Compacted(seq, request, time.time())
-    write_durably(folder / COMPACTED, msgspec.json.encode(done))
+    if request is not None and seq is not None:
+        done = Compacted(seq, request, time.time())
+        write_durably(folder / COMPACTED, msgspec.json.encode(done))
     (folder / COMPACT_REQUEST).unlink(missing_ok=True)
 
 

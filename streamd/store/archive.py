@@ -29,6 +29,7 @@ from streamd.store.snapshot import held_bytes
 from streamd.store.store import Store
 from streamd.store.sweep import Sweep
 from streamd.store.upload import upload
+from streamd.store.versions import FOLDER as VERSIONS
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -131,6 +132,8 @@ class Archive:
         self._seen: object = None
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
+        self._left: list[str] = []
+        """Versions that a compaction removed here, and the store still names."""
         self._retry_at = -float("inf")
         self._failures = 0
         self.error = ""
@@ -234,11 +237,18 @@ class Archive:
         if any(removed):
             logger.info("store_swept", manifests=removed[0], objects=removed[1])
         self._trim(compaction)
-        self._cleaned = not self._sweep.waiting
+        self._left = self._versions_left() if compaction is not None else []
+        self._cleaned = not self._sweep.waiting and not self._left
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
             logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
         self._say_forgetting()
+
+    def _versions_left(self) -> list[str]:
+        """Versions in the store that are no longer here: the trainer lets go of them. Raises:
+        StoreError."""
+        stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
+        return sorted(stored - {path.name for path in (self._data_dir / "models").glob("*")})
 
     def _trim(self, compaction: Compacted | None) -> None:
         """Delete the changelog's begin, up to the manifest that new followers may have taken; of a
@@ -306,6 +316,8 @@ class Archive:
                 return "a manifest that is newer than the compaction"
             if self._sweep.waiting:
                 return self._sweep.waiting
+            if self._left:
+                return f"the trainer, which still names version {self._left[0]} in the store"
             if not self._cleaned:
                 return "removal of what older manifests named, and of the changelog's records"
         return ""

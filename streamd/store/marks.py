@@ -81,6 +81,15 @@ def marked(
         mark.remove()
 
 
+@contextmanager
+def under_way(store: Store) -> Iterator[Mark]:
+    """Hold the mark of an upload, once no removal is under way. Raises: StoreError."""
+    owner = new_owner()
+    with marked(store, UPLOADS, owner) as mark:
+        wait_for_removals(store, owner, time.time, store.sleep)
+        yield mark
+
+
 def others(store: Store, folder: str, owner: str, now: float) -> tuple[list[str], list[str]]:
     """List the marks of a folder that are not the owner's: (those that count, those of killed
     processes). Raises: StoreError."""

@@ -109,7 +109,7 @@ def _write_files(
         folders |= {parent, *(p for p in parent.parents if p.is_relative_to(folder))}
         # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
-        _write_file(store, folder / file.path, file, reserve, written, disk)
+        write_file(store, folder / file.path, file, reserve, written, disk)
 
     # By its place in the changelog the directory knows where to read on.
     if manifest.changelog_offset is not None:
@@ -125,7 +125,7 @@ def _write_files(
         disk.sync_folder(one)
 
 
-def _write_file(
+def write_file(
     store: Store,
     path: Path,
     file: StoredFile,

@@ -8,6 +8,7 @@ from streamd.store import manifest as manifests
 from streamd.store.manifest import FOLDER, OBJECTS
 from streamd.store.marks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.store import Store
+from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()
 BATCH = 500
@@ -67,6 +68,9 @@ class Sweep:
                 if compacted is None or manifest.compacted >= compacted:
                     kept.append(name)
                     needed |= set(manifest.objects)
+            # Versions that replicas fetch are newer than the newest manifest.
+            for version in stored_versions(store).values():
+                needed |= {piece.object for file in version.files for piece in file.pieces}
             if found and not kept:
                 self.waiting = "no manifest is newer than the compaction"
                 return 0, 0

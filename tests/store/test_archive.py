@@ -26,6 +26,7 @@ from streamd.store.restore import choose, restore
 from streamd.store.store import Store
 from streamd.store.sweep import Sweep, remove_unneeded
 from streamd.store.upload import upload
+from streamd.store.versions import object_of, upload_version
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import SECOND, ManualClock, compact, stream
 from tests.faults import Crash, FaultyDisk
@@ -294,8 +295,12 @@ def test_a_kill_at_any_step_leaves_a_store_that_the_next_round_goes_on_with(tmp_
         folder = tmp_path / "again"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(base, folder)
+        # A writer of such a directory must tell the changelog; this one only reads it.
+        place = (folder / "log/changelog").read_bytes()
+        (folder / "log/changelog").unlink()
         log = LogWriter(folder / "log", rich_schema(), 150)
         with closing(log):
+            (folder / "log/changelog").write_bytes(place)
             changelog = TwinChangelog(10 * log.state.seq)
             clock = ManualClock(1_700_000_000_000_000 + int(3 * BOOTSTRAP * 1e6))
             beat = Heartbeat(folder / "log", "archive")
@@ -515,6 +520,26 @@ def test_a_compaction_waits_for_uploads_of_others_and_goes_on_after_them(leader)
     leader.store.remove([f"{UPLOADS}/{now}-other"])
     leader.step(archives.SOON_SECONDS)
     assert read_forgotten(leader.path) == leader.log.state.seq and len(manifests.names(leader.store)) == 1
+
+
+def test_a_compaction_waits_for_the_trainer_to_let_go_of_versions(leader):
+    folder = leader.path / "models/7-1"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"n:32 in memory")
+    (folder / "manifest.json").write_text('{"name": "7-1"}')
+    upload_version(folder, leader.store, {})
+    leader.step(0)
+    leader.step(BOOTSTRAP)
+    assert len([o for o in leader.store.sizes(OBJECTS) if leader.store.get(o, 10**6) == b"n:32 in memory"]) == 1
+    shutil.rmtree(folder)
+    compact(leader.log)
+    leader.acknowledge()
+    leader.step(archives.SOON_SECONDS)
+    assert "version 7-1" in leader.archive.forgetting_waits() and read_forgotten(leader.path) == 0
+    leader.store.remove([object_of("7-1")])
+    leader.step(archives.SOON_SECONDS)
+    assert leader.archive.forgetting_waits() == "" and read_forgotten(leader.path) == leader.log.state.seq
+    assert not [o for o in leader.store.sizes(OBJECTS) if leader.store.get(o, 10**6) == b"n:32 in memory"]
 
 
 @pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.slow)])
