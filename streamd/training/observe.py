@@ -109,6 +109,9 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    night = record.scores.get("nightly")
+    if night is not None:
+        metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
     schema = learner.model.schema
     if schema.num_edge_sets > 1:
         metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)

@@ -16,6 +16,7 @@ from tests.benchmarks import (
     ingest,
     ingest_sets,
     labels,
+    nightly,
     ranks,
     ranks_model,
     restart_sets,
@@ -30,7 +31,7 @@ from tests.benchmarks import (
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "ranks-model": ranks_model.run, **gpu.PARTS}
+       "ranks-model": ranks_model.run, "nightly": nightly.run, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:
