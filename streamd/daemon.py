@@ -371,7 +371,6 @@ def _run_serve(
 
     # Set up the process: one thread answers, so batches need no locks.
     fix_torch(1)
-    make_kernels_ready()
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
@@ -396,7 +395,7 @@ def _run_serve(
     if lock is None:
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
-    engine = Engine(settings, registry, beat, end_process)
+    engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
     moves: Moves = registry
     if settings.log.name and settings.log.member == "replica":
         from streamd.replica.requests import RequestedMoves

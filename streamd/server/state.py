@@ -8,6 +8,7 @@ from fastapi import Depends, HTTPException, Request
 
 from streamd.registry import Registry
 from streamd.schema import Schema
+from streamd.server.around import Streams
 from streamd.server.conditions import Conditions, read_conditions
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
@@ -44,6 +45,7 @@ class ServerState:
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether the port may be opened: of several workers one that cannot answer yet stays away
         from it while another can."""
+        self.streams = Streams()
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)

@@ -54,6 +54,7 @@ class Cursor:
     sets: reserved. format: number of the stores' format.
     checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
     memory: CRC32C of each file of the memory; none before format 4, where tensors hold it.
+    nightly: name of the nightly twin's folder, "" for none.
     """
 
     edge: int
@@ -75,6 +76,7 @@ class Cursor:
     format: int = FORMAT
     checksum: str = ""
     memory: tuple[str, ...] = ()
+    nightly: str = ""
 
 
 def build_facts(device: str) -> dict[str, Any]:

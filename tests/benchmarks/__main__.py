@@ -17,6 +17,7 @@ from tests.benchmarks import (
     ingest,
     ingest_sets,
     labels,
+    nightly,
     ranks,
     ranks_model,
     replica,
@@ -34,7 +35,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "replica": replica.run, **ranks_model.PARTS, **gpu.PARTS}
+       "replica": replica.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

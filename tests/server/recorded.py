@@ -40,7 +40,7 @@ TGN = SMALL | {"model__labels": "classification"}
 TGAT = SMALL | {"model__name": "tgat", "model__half_lives_seconds": (10, 100, 1000, 5000, 9000)}
 PATIENCE_SECONDS = 120
 """Kernels may have to be compiled on the way."""
-VOLATILE = {"now", "events_per_second", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
+VOLATILE = {"now", "events_per_second", "pulse", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
 
 
 def make_log(path):
@@ -107,7 +107,7 @@ def questions(later):
     """Requests of every kind: method, path, JSON body or None. later: a time behind all events, microseconds."""
     yield from answers(later)
     yield from inference(later)
-    for path in ("/v1/models", "/status.json", "/readyz"):
+    for path in ("/v1/models", "/v1/nodes?prefix=u", "/status.json", "/readyz"):
         yield "GET", path, None
 
 

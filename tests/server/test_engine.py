@@ -262,7 +262,7 @@ def test_bodies_that_are_not_json_or_too_large_are_refused(world):
 
 def test_pages_and_metrics_need_nothing_from_outside(world):
     world.start()
-    for path in ("/", "/docs", "/static/uPlot.iife.min.js", "/static/swagger-ui-bundle.js"):
+    for path in ("/", "/docs", "/static/swagger-ui-bundle.js"):
         page = world.client.get(path)
         assert page.status_code == 200
         if "javascript" not in page.headers["content-type"]:
