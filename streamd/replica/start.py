@@ -10,6 +10,7 @@ from streamd.errors import ChangelogError, DivergedError
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.take_back import lines_after, mend, take_back
 from streamd.storage import DISK, Disk
 
@@ -42,6 +43,16 @@ def published_seq(data_dir: Path) -> int:
         return int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
     except FileNotFoundError:
         return 0
+
+
+def has_log(data_dir: Path) -> bool:
+    """Whether a directory has a journal that was begun; a power cut may leave one without even its
+    first line."""
+    for path in journal_files(data_dir / "journal"):
+        with path.open("rb") as file:
+            if decode_line(file.readline()) is not None:
+                return True
+    return False
 
 
 def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> ChangelogPosition:
