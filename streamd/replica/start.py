@@ -55,6 +55,21 @@ def has_log(data_dir: Path) -> bool:
     return False
 
 
+def settled_seq(data_dir: Path) -> int:
+    """The newest commit that is known to be in the changelog, or was shown before there was one: a
+    journal file begins only when nothing waits.
+
+    After a power cut `published` may be older, even empty: it is not synced.
+    """
+    newest = published_seq(data_dir)
+    for path in journal_files(data_dir / "journal"):
+        with path.open("rb") as file:
+            fields = decode_line(file.readline())
+        if fields is not None:
+            newest = max(newest, fields["checkpoint"])
+    return newest
+
+
 def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> ChangelogPosition:
     """Compare the directory's lines with the changelog's, from the stored position on, and take
     back those whose place another record took.
@@ -63,7 +78,7 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
     directory behind it are beyond the changelog's end; the caller publishes them or takes them
     back. Raises: DivergedError, ChangelogError, OutOfRange where a newer manifest is needed.
     """
-    shown = published_seq(data_dir)
+    shown = settled_seq(data_dir)
     stored = read_position(data_dir)
     mend(data_dir, stored.seq if stored else shown, disk)
     begin, end = reader.bounds()
