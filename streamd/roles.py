@@ -40,6 +40,11 @@ def server_names(workers: int) -> tuple[str, ...]:
     return ("serve", *(f"{WORKER}{number}" for number in range(1, workers)))
 
 
+def roles_of(member: str) -> tuple[str, ...]:
+    """The roles that run on a machine. member: setting `log.member`."""
+    return REPLICA_ROLES if member == "replica" else ROLES
+
+
 def folder_of(data_dir: Path, name: str) -> Path:
     """The folder of a role's files, which may not exist yet."""
     return data_dir / FOLDER / name

@@ -16,7 +16,7 @@ import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import ALL_ROLES, REPLICA_ROLES, ROLES, server_names
+from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings, as_environment, changed, schema_of
@@ -78,7 +78,7 @@ class Supervisor:
         """roles: those of the machine where None. read: reads the settings again at SIGHUP; without
         it the signal changes nothing."""
         if roles is None:
-            roles = REPLICA_ROLES if settings.log.member == "replica" else ROLES
+            roles = roles_of(settings.log.member)
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()

@@ -8,7 +8,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import ROLES
+from streamd.roles import roles_of
 from streamd.server.engine import Engine
 from streamd.settings import Settings
 from streamd.telemetry.heartbeat import read_beats
@@ -31,7 +31,7 @@ class StatusPage:
         """The content of `/status.json`."""
         # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
-        roles: dict[str, Any] = dict.fromkeys(ROLES)
+        roles: dict[str, Any] = dict.fromkeys(roles_of(self._settings.log.member))
         for beat in read_beats(self._settings.data_dir):
             roles[beat.name] = {
                 "role": beat.role,
