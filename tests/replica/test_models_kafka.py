@@ -39,7 +39,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
 
     def publisher():
         checkpoints = tmp_path / "trainer/train/checkpoints"
-        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints))
+        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints), first.path)
 
     def follower():
         return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
