@@ -34,7 +34,7 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import FOLLOW, LOCK, make_folder, server_names, take_over
+from streamd.roles import ARCHIVE, FOLLOW, LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -42,6 +42,7 @@ from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
+from streamd.telemetry.spans import begin_spans, end_spans
 
 if TYPE_CHECKING:
     from streamd.ranks import Ranks
@@ -72,6 +73,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         None if place is None else place.rank,
     )
     metrics.say_build()
+    if place is None or place.rank == 0:
+        begin_spans(role, name)
 
     # The first signal stops the role, a second one ends a drain.
     stop = threading.Event()
@@ -89,6 +92,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             make_data_dir(settings.data_dir)
         if role == "serve":
             _run_serve(settings, name, stop, at_once)
+        elif role == ARCHIVE:
+            _run_archive(settings, stop)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
@@ -116,6 +121,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             action="give this user rights to it, or move away what is in its place",
         )
         return 1
+    finally:
+        end_spans()
     return 0
 
 
@@ -164,6 +171,33 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()
+
+
+def _run_archive(settings: Settings, stop: threading.Event) -> None:
+    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
+    from streamd.segments.recovery import lock_directory
+    from streamd.store.archive import RUNNING, open_archive
+
+    # One archive for each data directory.
+    beat = Heartbeat(settings.data_dir, ARCHIVE)
+    folder = make_folder(settings.data_dir, ARCHIVE)
+    lock = _once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
+    if lock is None:
+        return
+    try:
+        archive = open_archive(settings, beat, stop)
+        open_port(
+            settings.telemetry.archive_port,
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+            archive.refresh_metrics,
+        )
+        beat.touch("starting")
+        beat.end_when_stalled()
+        archive.run()
+    finally:
+        os.close(lock)
 
 
 def _run_follow(settings: Settings, stop: threading.Event) -> None:

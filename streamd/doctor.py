@@ -17,6 +17,7 @@ import numpy as np
 
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON, place_of
+from streamd.roles import ARCHIVE, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 1_000_000_000
 """Least free disk: a few segments of a million edges, versions and checkpoints."""
+STORE_SECONDS = 10.0
+"""Longest time that the store is tried for."""
 OTHER_FILES = 128
 """Open files of a role besides connections and segments: libraries, logs, sockets to brokers."""
 
@@ -152,6 +155,29 @@ def _data_directory(settings: Settings) -> str:
     )
 
 
+def _store(settings: Settings) -> str:
+    """Check that the store of a log that other machines follow answers, and takes objects where
+    this is the leader. Credentials are never shown."""
+    from streamd.store import manifest as manifests
+    from streamd.store.store import Store
+
+    log = settings.log
+    if not log.store:
+        return "none is set"
+    store = Store(log.store, STORE_SECONDS)
+    names = manifests.names(store)
+    newest = "no manifest yet"
+    if names:
+        term, seq = manifests.commit_of(names[-1])
+        newest = f"newest manifest of term {term}, commit {seq:,}"
+    if log.member != "leader":
+        return f"{store.shown} can be read, {newest}"
+    probe = f"probes/{os.getpid()}-{time.time_ns()}"
+    store.put(probe, b"1")
+    store.remove([probe])
+    return f"{store.shown} can be read and written, {newest}"
+
+
 def _widths(settings: Settings) -> str:
     """Check that the log has the widths of features and labels that the settings name."""
     from streamd.segments.recovery import last_state
@@ -214,8 +240,11 @@ def _ports(settings: Settings) -> str:
         ("serve", settings.server.port),
         ("ingest", own.ingest_port),
         ("train", own.train_port),
+        (ARCHIVE, own.archive_port),
     ):
-        if not port:
+        log = settings.log
+        archives = ARCHIVE in roles_of(log.name, log.store, log.member)
+        if not port or (role == ARCHIVE and not archives):
             continue
         # A port is free where it can be bound, as the role would bind it.
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
@@ -350,6 +379,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
+    "store": _store,
     "feature widths": _widths,
     "clock": _clock,
     "ports": _ports,

@@ -16,13 +16,19 @@ from streamd.events import Schema
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
 from streamd.ingest.deadletter import make_dead_letters
-from streamd.roles import COMPACT
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
+from streamd.roles import ARCHIVE, COMPACT
+from streamd.segments.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    read_compacted,
+    read_holds,
+)
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.storage import write_durably
+from streamd.store.archive import read_forgotten
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 from streamd.tensors import unpack
@@ -30,6 +36,7 @@ from streamd.tensors import unpack
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import Combination
+    from streamd.evaluation.report import Asked, Report
 
 POLL_SECONDS = 0.2
 """Pause between two looks at the directory: short for a person, long for a disk."""
@@ -87,8 +94,9 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     """
     # The request outlives this process.
     log = open_log(settings.data_dir)
+    deadline = time.monotonic() + wait_seconds
     if not log.deletions.count:
-        return True, "nothing was deleted"
+        return _until_forgotten(settings, deadline, line, "nothing was deleted")
     compaction_request = log.deletions.newest_place
     if settings.log.name:
         from streamd.replica.models_topic import KafkaModelsTopic
@@ -96,13 +104,15 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
 
         topic = KafkaModelsTopic(settings)
         try:
-            return compact_everywhere(settings, compaction_request, wait_seconds, line.begin, topic)
+            done, text = compact_everywhere(
+                settings, compaction_request, wait_seconds, line.begin, topic
+            )
         finally:
             topic.close()
+        return _until_forgotten(settings, deadline, line, text) if done else (False, text)
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.
-    deadline = time.monotonic() + wait_seconds
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
@@ -117,7 +127,41 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
             )
         _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)
-    return True, "compacted: what was deleted is gone from the log and from all that was learned"
+    gone = "compacted: what was deleted is gone from the log and from all that was learned"
+    return _until_forgotten(settings, deadline, line, gone)
+
+
+def _until_forgotten(
+    settings: Settings, deadline: float, line: ProgressLine, done: str
+) -> tuple[bool, str]:
+    """Wait until the archive has taken out of store and changelog what a compaction removed, where
+    other machines follow this log.
+
+    deadline: monotonic seconds. Returns: whether it is gone, and what to tell the user, `done`
+    where nothing waits.
+    """
+    log = settings.log
+    compacted = read_compacted(settings.data_dir)
+    if not (log.name and log.store) or log.member != "leader" or compacted is None:
+        return True, done
+    while read_forgotten(settings.data_dir) < compacted.seq:
+        if time.monotonic() >= deadline:
+            line.leave()
+            return False, (
+                f"{done}; store and changelog may still hold it: {_archive_waits(settings)}; "
+                "the archive goes on with it"
+            )
+        line.of("waiting for store and changelog", 0, 1, "compactions")
+        time.sleep(POLL_SECONDS)
+    return True, f"{done}, and from store and changelog"
+
+
+def _archive_waits(settings: Settings) -> str:
+    """What the archive waits for before a compaction is done, in words."""
+    beat = read_beat(settings.data_dir, ARCHIVE)
+    if beat is None or not beat.alive:
+        return "the role archive does not run"
+    return str(beat.detail.get("error") or beat.detail.get("forgetting") or beat.state)
 
 
 def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
@@ -171,15 +215,15 @@ def backtest_file(
     file: Path | None,
     columns: Columns,
     plan: "Plan",
-    report: Path | None,
     progress: Callable[[str, int, int, str], None],
-) -> list[Table | str]:
+    asked: "Asked | None" = None,
+) -> "tuple[list[Table | str], Report]":
     """Backtest a file, or the log of data_dir where `file` is None.
 
-    Args: report: path for an HTML report, None for none; progress: called with (part of the work,
-    done, in all, unit).
-    Returns: what to print: a table, one of labels where there are any, and the verdict. Raises:
-    StreamdError where nothing can be read or scored.
+    Args: progress: called with (part of the work, done, in all, unit); asked: what the report says
+    was run.
+    Returns: what to print, which is a table, one of labels where there are any, and the verdict;
+    and the report. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.backtest import (
         COLUMNS,
@@ -187,7 +231,7 @@ def backtest_file(
         SHORT_TITLES,
         backtest,
     )
-    from streamd.evaluation.report import write_report
+    from streamd.evaluation.report import Asked, report_of
 
     torch.set_num_threads(settings.training.threads)
     with _log_of(settings, file, columns, progress) as (log, times):
@@ -195,16 +239,12 @@ def backtest_file(
     if result is None:
         raise StreamdError(*NOTHING_SCORED)
 
-    # The report has the plots, and the settings that the figures depend on.
-    title = f"streamd backtest of {file or settings.data_dir}"
-    if report is not None:
-        write_durably(report, write_report(result, title, _shown(settings)).encode())
-
     # The tables and the verdict are for the terminal.
     caption = (
         f"{result.num_events:,} events in {len(result.windows):,} windows, "
         "each scored before it was learned"
     )
+    title = f"streamd backtest of {file or settings.data_dir}"
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
     if sets := result.set_table(SHORT_TITLES):
         told.append(_table(sets[0], sets[1:], None, "the same windows"))
@@ -213,35 +253,34 @@ def backtest_file(
         told.append(_table(labels[0], labels[1:], None, caption))
     if sets := result.label_set_table(SHORT_LABEL_TITLES):
         told.append(_table(sets[0], sets[1:], None, "the same labels"))
-    return [*told, result.verdict()]
+    return [*told, result.verdict()], report_of(result, title, asked or Asked())
 
 
 def backtest_grid(
-    asked: "Sequence[Combination]",
+    runs: "Sequence[Combination]",
     file: Path | None,
     columns: Columns,
     plan: "Plan",
-    report: Path | None,
     progress: Callable[[str, int, int, str], None],
-) -> list[Table | str]:
+    asked: "Asked | None" = None,
+) -> "tuple[list[Table | str], Report]":
     """Backtest the live regime under several settings. Arguments as in `backtest_file`.
 
-    Args: asked: settings, those in force first. Returns: what to print: a table, and which settings
-    to take. Raises: StreamdError where nothing can be read or scored.
+    Args: runs: settings, those in force first. Returns: what to print, which is a table and which
+    settings to take; and the report. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.grid import COLUMNS, run_grid
-    from streamd.evaluation.report import write_grid_report
+    from streamd.evaluation.report import Asked, grid_report_of
 
-    settings = asked[0].settings
+    settings = runs[0].settings
     with _log_of(settings, file, columns, progress) as (log, times):
-        result = run_grid(asked, log, plan, progress)
+        result = run_grid(runs, log, plan, progress)
     if result is None:
         raise StreamdError(*NOTHING_SCORED)
     title = f"streamd backtest of {file or settings.data_dir}"
-    if report is not None:
-        write_durably(report, write_grid_report(result, title, _shown(settings)).encode())
     caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
-    return [_table(COLUMNS, result.table(), title, caption), result.advice()]
+    told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
+    return told, grid_report_of(result, title, asked or Asked())
 
 
 @contextmanager
@@ -264,12 +303,6 @@ def _log_of(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
         yield open_log(own.data_dir), f"; {done.times}"
-
-
-def _shown(settings: Settings) -> dict[str, str]:
-    """The settings that a report shows: those that scores depend on."""
-    own = settings.model.model_dump() | settings.training.model_dump()
-    return {k: str(v) for k, v in own.items()}
 
 
 def _table(

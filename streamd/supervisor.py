@@ -75,10 +75,10 @@ class Supervisor:
         roles: tuple[str, ...] | None = None,
         read: Callable[[], Settings] | None = None,
     ) -> None:
-        """roles: those of the machine where None. read: reads the settings again at SIGHUP; without
-        it the signal changes nothing."""
-        if roles is None:
-            roles = roles_of(settings.log.member)
+        """roles: those that the settings ask for where None. read: reads the settings again at
+        SIGHUP; without it the signal changes nothing."""
+        log = settings.log
+        roles = roles_of(log.name, log.store, log.member) if roles is None else roles
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()

@@ -24,6 +24,7 @@ from streamd.ingest.merge import Merger, not_yet_appended
 from streamd.ingest.shown_offsets import ShownOffsets
 from streamd.ingest.silence import SilenceDetector
 from streamd.ingest.suspects import Suspects
+from streamd.ingest.traced import TracedRecords
 from streamd.ingest.unread import report_lag, unread
 from streamd.ingest.watch import missing_topic
 from streamd.settings import Settings
@@ -72,6 +73,7 @@ class IngestLoop:
         self._decoder = make_decoder(settings, log_writer.schema)
         mapped = self._decoder.mapped.keys()
         w = log_writer
+        self._traced = TracedRecords()
         self._letters = LetterWriter(letters, clock, w.schema, settings.stream.time_unit, mapped)
         self._clock = clock
         self._beat = beat
@@ -192,6 +194,7 @@ class IngestLoop:
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         self._letters.begin(source.partitions)
+        self._traced.begin()
         self._topics = [tp.topic for tp in source.partitions]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
@@ -204,10 +207,8 @@ class IngestLoop:
         self._stamps_ms = [0] * len(begun)
         now = self._clock.monotonic()
         self._silence = SilenceDetector(source, now)
-        self._last_commit = now
         self._has_events = False
-        self._last_event = now
-        self._last_report = now
+        self._last_commit = self._last_event = self._last_report = now
         logger.info(
             "ingest_started",
             partitions=len(begun),
@@ -362,6 +363,7 @@ class IngestLoop:
         Returns: the events that the log does not hold yet; invalid ones became dead letters.
         """
         self._letters.remember(number, records)
+        self._traced.remember(number, records)
         blocks: list[Block] = []
         for portion in portions(records):
             if blocks:
@@ -407,7 +409,7 @@ class IngestLoop:
         # Letters are durable before the commit that moves the positions past their records.
         batch, watermark = self._build(events)
         self._letters.flush()
-        with metrics.commit_seconds.time():
+        with self._traced.commit(self._topics, positions, batch):
             self._log.commit(batch, source.progress(positions), watermark)
         self._stored = positions
         self._last_commit = now

@@ -200,20 +200,24 @@ class LoadedVersion:
         # All missing nodes in one pass, by numpy where they are few.
         missing = self._embeddings.missing(nodes)
         if len(missing):
-            around = sample_neighborhood(
-                live.graph,
-                live.log.columns,
-                live.features,
-                missing,
-                self.memory.edge,
-                self.memory.now_us,
-                self.model.plan,
-            )
+            around = self._around(missing, live)
             if self.fast is not None and len(missing) <= MAX_FAST_NODES:
                 parts = torch.from_numpy(self.fast.embed(self.memory, self._pending(), around))
             else:
                 parts = self._embed(around)
             self._embeddings.keep(missing, list(parts))
+
+    def _around(self, nodes: Int64, live: LiveGraph) -> Neighborhood:
+        """The neighbourhood of distinct nodes as of memory's cut."""
+        return sample_neighborhood(
+            live.graph,
+            live.log.columns,
+            live.features,
+            nodes,
+            self.memory.edge,
+            self.memory.now_us,
+            self.model.plan,
+        )
 
     def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
         """The embedding of a node, float32[D]; empty where the model makes none."""
@@ -243,12 +247,16 @@ class LoadedVersion:
     def _embed(self, around: Neighborhood) -> Tensor:
         """Embed the roots of neighbourhoods, float32[3, U, D]: their embeddings, and the head's
         vectors of them as sources and as destinations."""
-        none = np.zeros((0, 1), np.int64)
-        inputs = self._inputs_to_device(
-            link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
-        )
+        inputs = self._inputs_of(around)
         z_UD = self.model.embed(inputs, self._states(inputs.node_M))
         return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
+
+    def _inputs_of(self, around: Neighborhood) -> LinkInputs:
+        """A neighbourhood without events, on the model's device."""
+        none = np.zeros((0, 1), np.int64)
+        return self._inputs_to_device(
+            link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
+        )
 
     def _inputs_to_device(self, inputs: LinkInputs) -> LinkInputs:
         """The inputs on the model's device."""
@@ -318,9 +326,47 @@ class LoadedVersion:
         facts = self._to_device(facts_RF)
         out = self.model.pair_logits(facts)
         if self._by_vectors:
-            src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
-            if self.model.head_set is not None:
-                src_RD = src_RD + self.model.asked_set(facts)
-            out = out + self.model.residual_of(src_RD, dst_RD)
+            out = out + self._residuals(facts, src_R, dst_R)
         logits_R: Float32 = out.cpu().numpy()
         return logits_R
+
+    def _residuals(self, facts: Tensor, src_R: Int64, dst_R: Int64) -> Tensor:
+        """What the graph adds to each pair: float32[R]. The embeddings of the ends are kept."""
+        src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
+        if self.model.head_set is not None:
+            src_RD = src_RD + self.model.asked_set(facts)
+        return self.model.residual_of(src_RD, dst_RD)
+
+    # What explanations ask
+
+    @property
+    def mean_facts(self) -> Float32:
+        """The mean of each fact over what the version was trained on, float32[F]: 0 once
+        standardised."""
+        mean_F: Float32 = self.model.fact_stats.shift.cpu().numpy()
+        return mean_F
+
+    @torch.no_grad()
+    def pair_logits(self, facts_RF: Float32) -> Float32:
+        """What facts alone say, float32[R]."""
+        logits_R: Float32 = self.model.pair_logits(self._to_device(facts_RF)).cpu().numpy()
+        return logits_R
+
+    @torch.no_grad()
+    def residual(
+        self, facts_F: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
+    ) -> float | None:
+        """What the graph adds to the facts of one pair, None where the model looks at no graph."""
+        if not self._by_vectors:
+            return None
+        self.embed(np.concatenate([src_1, dst_1]), live)
+        return float(self._residuals(self._to_device(facts_F[None]), src_1, dst_1)[0])
+
+    @torch.no_grad()
+    def looked_at(self, nodes: Int64, live: LiveGraph) -> tuple[Neighborhood, tuple[Float32, ...]]:
+        """The neighbourhood that the embeddings of distinct nodes are made of, and how much each
+        neighbour counts: as of `LinkModel.neighbor_weights`."""
+        around = self._around(nodes, live)
+        inputs = self._inputs_of(around)
+        weights = self.model.neighbor_weights(inputs, self._states(inputs.node_M))
+        return around, tuple(weight_UK.cpu().numpy() for weight_UK in weights)

@@ -1,5 +1,6 @@
 """The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -11,15 +12,17 @@ from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
-from streamd.server.conditions import RecordToken, headers_of
+from streamd.server.conditions import POSITION, RecordToken, headers_of
 from streamd.server.direct import DirectRoute
-from streamd.server.requests import Answer, Embedding, Label, Recommend, Score
+from streamd.server.requests import Answer, Embedding, Explain, Label, Recommend, Score
 from streamd.server.schema_response import schema_response
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
     EventsRequest,
     EventsResponse,
+    ExplainRequest,
+    ExplainResponse,
     LabelsResponse,
     ModelInfo,
     ModelsResponse,
@@ -140,6 +143,14 @@ async def labels_of_many(
     answers = await state.engine.ask_all([Label(key) for key in keys], asked)
     response.headers.update(headers_of(answers[0].seen))
     return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
+
+
+@direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
+async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
+    """What the score of one candidate is made of."""
+    request = _to_explain(state, body)
+    answer = await state.engine.ask(request, asked)
+    return _json(_explained(state, body, request.edge_set, answer), answer)
 
 
 # Events
@@ -282,6 +293,13 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     )
 
 
+def _to_explain(state: ServerState, body: ExplainRequest) -> Explain:
+    edge_set = state.sets.edge_set(body.edge_set)
+    source, target = state.sets.ends(edge_set)
+    src, dst = in_set(source, body.src), in_set(target, body.dst)
+    return Explain(src, dst, _time_us(state, body.time), edge_set)
+
+
 def _nodes(state: ServerState, body: NodesRequest) -> list[Key]:
     node_set = state.sets.node_set(body.node_set)
     return [in_set(node_set, key) for key in body.nodes]
@@ -313,6 +331,38 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
         memory_edge=answer.memory_edge,
         as_of=_as_of(state, answer),
     )
+
+
+def _explained(
+    state: ServerState, body: ExplainRequest, edge_set: int, answer: Answer
+) -> dict[str, Any]:
+    """The content of an `ExplainResponse`, as a dict for the reason that `_scored` gives."""
+    explanation = answer.explanation
+    assert explanation is not None
+    return {
+        "src": body.src,
+        "dst": body.dst,
+        "edge_set": state.sets.edge_set_name(edge_set),
+        "known": answer.src_known,
+        "dst_known": answer.known[0],
+        "score": explanation.score,
+        "baseline": explanation.baseline,
+        "version": answer.version,
+        "position": headers_of(answer.seen)[POSITION],
+        "groups": [asdict(group) for group in explanation.groups],
+        "neighbors": [
+            {
+                "node": plain(one.node),
+                "node_set": state.sets.node_set_name(one.node),
+                "of": one.of,
+                "time": one.time_us // _scale(state),
+                "weight": one.weight,
+            }
+            for one in explanation.neighbors
+        ],
+        "weights": explanation.weights,
+        "as_of": _as_of(state, answer).model_dump(),
+    }
 
 
 def _check_batch(state: ServerState, count: int) -> None:

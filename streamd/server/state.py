@@ -34,7 +34,9 @@ class ServerState:
     ) -> None:
         """moves: who moves the champion; the registry itself where None."""
         self.settings = settings
-        self._other_roles = [role for role in roles_of(settings.log.member) if role != "serve"]
+        log = settings.log
+        roles = roles_of(log.name, log.store, log.member)
+        self._other_roles = [role for role in roles if role != "serve"]
         self.engine = engine
         self.registry = registry
         self.moves: Moves = moves or registry

@@ -31,7 +31,8 @@ class StatusPage:
         """The content of `/status.json`."""
         # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
-        roles: dict[str, Any] = dict.fromkeys(roles_of(self._settings.log.member))
+        log = self._settings.log
+        roles: dict[str, Any] = dict.fromkeys(roles_of(log.name, log.store, log.member))
         for beat in read_beats(self._settings.data_dir):
             roles[beat.name] = {
                 "role": beat.role,

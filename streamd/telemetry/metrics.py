@@ -18,6 +18,7 @@ from streamd import __version__
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
+ARCHIVE = CollectorRegistry()
 FOLLOW = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
@@ -25,6 +26,7 @@ OWNED = {
     "ingest": (INGEST,),
     "train": (TRAIN, MODEL),
     "serve": (SERVE, MODEL),
+    "archive": (ARCHIVE,),
     "follow": (FOLLOW,),
 }
 """Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
@@ -387,6 +389,37 @@ swap_seconds = Histogram(
     buckets=SLOW,
     registry=SERVE,
 )
+# Of the archive: the store, and how much of the changelog it lets go.
+manifest_at = Gauge(
+    "streamd_manifest_timestamp_seconds",
+    "Wall time of the newest manifest that this process wrote to the store",
+    registry=ARCHIVE,
+)
+manifest_seq = Gauge(
+    "streamd_manifest_seq", "Commit of the newest manifest in the store", registry=ARCHIVE
+)
+archive_rounds = Counter(
+    "streamd_archive_rounds",
+    "Rounds of the archive: stored a manifest, or failed",
+    ["outcome"],
+    registry=ARCHIVE,
+)
+archive_bytes = Counter("streamd_archive_bytes", "Bytes sent to the store", registry=ARCHIVE)
+archive_held = Gauge(
+    "streamd_archive_held_bytes",
+    "Disk space of what was dropped or replaced, and an upload under way still reads",
+    registry=ARCHIVE,
+)
+changelog_records = Gauge(
+    "streamd_changelog_records",
+    "Offsets of the changelog, which grow while the store is away",
+    registry=ARCHIVE,
+)
+compaction_waits_since = Gauge(
+    "streamd_compaction_waits_since_timestamp_seconds",
+    "Wall time of the newest compaction while store or changelog may hold what it removed, else 0",
+    registry=ARCHIVE,
+)
 # Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
@@ -454,6 +487,7 @@ begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
+begin_at_zero(archive_rounds, ("stored", "failed"))
 
 
 def say_build() -> None:

@@ -24,7 +24,8 @@ from moto.server import ThreadedMotoServer  # noqa: E402
 from streamd.errors import StoreError  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
 from streamd.store.store import Store  # noqa: E402
-from streamd.store.upload import remove_unneeded, upload  # noqa: E402
+from streamd.store.sweep import remove_unneeded  # noqa: E402
+from streamd.store.upload import upload  # noqa: E402
 
 HALF_BYTES = 3_000
 """Bytes after which a half upload breaks off: within the rows of the test's log."""
