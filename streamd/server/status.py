@@ -9,7 +9,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import ROLES
+from streamd.roles import roles_of
 from streamd.schema import Schema
 from streamd.server.engine import Engine
 from streamd.server.headline import headline_of
@@ -42,7 +42,8 @@ class StatusPage:
         """The content of `/status.json`. num_windows: newest ones that are told."""
         # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
-        roles: dict[str, Any] = dict.fromkeys(ROLES)
+        log = self._settings.log
+        roles: dict[str, Any] = dict.fromkeys(roles_of(log.name, log.store, log.member))
         for beat in read_beats(self._settings.data_dir):
             roles[beat.name] = {
                 "role": beat.role,
