@@ -12,7 +12,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.benchmarks.measure import Row, wikipedia_log
 
-WINDOWS = 72
+WINDOWS = 40
 
 
 def run() -> list[Row]:

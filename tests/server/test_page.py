@@ -390,13 +390,13 @@ def test_the_docs_are_drawn_without_the_internet(browser, served):
 
 @pytest.mark.slow
 def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_path):
-    """Sixty hours of the demo's stream, learned window by window; the pictures go to the folder STREAMD_SCREENSHOTS names."""
+    """Forty hours of the demo's stream, learned window by window; the pictures go to the folder STREAMD_SCREENSHOTS names."""
     wikipedia_log(tmp_path / "log")
     chosen, _ = load_settings(None, {"data_dir": tmp_path / "log", "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
     world = World.of(tmp_path / "log", chosen)
     log = LogReader.open(chosen.data_dir, keep_keys=False)
     trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
-    for _ in range(60):
+    for _ in range(40):
         trainer.process(trainer.due()[0])
     source = LogReader.open(chosen.data_dir).keys[int(log.edges(trainer.edge - 1, trainer.edge)[0][0])]
     shown = Served(world)

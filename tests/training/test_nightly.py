@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -284,6 +285,19 @@ def test_a_full_disk_at_midnight_costs_the_twin_and_not_the_window(tmp_path, mon
         records = process_all(trainer)
     assert [x["event"] for x in logs].count("nightly_twin_not_stored") == 1
     assert all(r.num_scored and r.version and "nightly" not in r.scores for r in records)
+
+
+def test_several_ranks_say_loudly_that_they_have_none(tmp_path):
+    long_log(tmp_path)
+    trainer, _, log = make(tmp_path)
+    for is_first in (True, False):
+        learner = Learner(trainer._settings, log, ReplayStore.of(trainer._settings))
+        learner.ranks = dataclasses.replace(learner.ranks, learning=SimpleNamespace(size=2, rank=0 if is_first else 1))
+        with structlog.testing.capture_logs() as logs:
+            one = nightly.Nightly(trainer._settings, log, learner, trainer.recorder, tmp_path / "train", lambda memory: ())
+        assert [(x["event"], x["log_level"]) for x in logs] == [("nightly_twin_off", "warning")] * is_first
+        one.restore("00000000000000000001")
+        assert one.name == "" and one.score(np.arange(3), lambda: None) is None
 
 
 def test_it_can_be_left_out(tmp_path):
