@@ -1,10 +1,11 @@
 """What passes between training and the registry: a candidate version, and the result of publishing
 it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from numpy.typing import NDArray
 
 from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
@@ -13,6 +14,8 @@ from streamd.windows import Window
 
 Scores = dict[str, dict[str, float]]
 """Model name -> measure -> value."""
+Weights = Mapping[str, NDArray[Any]]
+"""Weights and statistics of a model by name, contiguous."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,7 @@ class Candidate:
     window: Window
     edge: int
     seq: int
-    weights: dict[str, Tensor]
+    weights: Weights
     memory: Callable[[], tuple[StoredFile, ...]]
     memory_us: int
     parent: str

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import msgspec
+import numpy as np
 import structlog
 from crc32c import crc32c
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from safetensors.numpy import load_file, save
 
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS
-from streamd.registry.candidate import Candidate, PublishResult
+from streamd.registry.candidate import Candidate, PublishResult, Weights
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
@@ -42,7 +42,7 @@ class Version:
     """
 
     manifest: Manifest
-    weights: dict[str, Tensor]
+    weights: Weights
     memory: tuple[StoredFile, ...]
 
 
@@ -94,7 +94,7 @@ class Registry:
         The very same version, as after a stop between writing and naming it, is not written twice.
         Returns: its name.
         """
-        weights = save({k: v.contiguous() for k, v in candidate.weights.items()})
+        weights = save(dict(candidate.weights))
         memory = {MEMORY.format(i): file for i, file in enumerate(candidate.memory())}
         checksums = {"model.safetensors": f"{crc32c(weights):08x}"}
         checksums |= {name: file.checksum for name, file in memory.items()}
@@ -270,8 +270,8 @@ class Registry:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
 
         # A version that is not finite would make every answer NaN.
-        for part, tensor in weights.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        for part, array in weights.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise VersionError(
                     f"Version {name} is not finite in {part}.", "promote another one."
                 )

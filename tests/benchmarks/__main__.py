@@ -13,6 +13,7 @@ from tests.benchmarks import (
     gpu,
     graph,
     growth,
+    inference,
     ingest,
     ingest_sets,
     labels,
@@ -21,6 +22,7 @@ from tests.benchmarks import (
     restart_sets,
     sampling,
     sampling_sets,
+    server_memory,
     serving,
     tfgnn,
     tgb,
@@ -29,7 +31,8 @@ from tests.benchmarks import (
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
-       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
+       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run,
+       "server-memory": server_memory.run, "inference": inference.run, **ranks.PARTS,
        "ranks-model": ranks_model.run, **gpu.PARTS}
 
 
