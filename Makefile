@@ -10,7 +10,7 @@ RECORDS ?= 1000000
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test contract tgb slow fuzz mutants lint bench clean keys image pin-base
+.PHONY: demo demos test contract tgb slow fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -26,14 +26,14 @@ demo-%: $(VENV)/.demo
 	$(BIN)/streamd demo --stream $* $(FIRST_DAY)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
 demos test contract slow: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
-	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_producers.py \
+	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_from_your_app.py tests/contracts/test_producers.py \
 	  tests/contracts/test_beam.py tests/contracts/test_store.py -k "$(TESTS)"
 
 # The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.
@@ -52,12 +52,18 @@ mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check streamd tests
+	$(BIN)/ruff check streamd tests docs
 	$(BIN)/ruff format --check --quiet streamd
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks
+
+# The documentation as a site, build/docs/site: every link leads somewhere, and it asks no other server for anything.
+docs: $(VENV)/.dev $(VENV)-docs/.made
+	$(BIN)/python docs/site/prepare.py build/docs
+	cd build/docs && $(abspath $(VENV)-docs)/bin/zensical build --strict --clean
+	DOCS_SITE=build/docs/site $(BIN)/python -m pytest tests/docs/test_site.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -86,13 +92,45 @@ $(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
+# The Helm chart: rendered by Helm's own engine, checked against Kubernetes' schemas, compared with the kustomize base.
+helm: $(VENV)/.dev $(VENV)-helm/.made
+	HELM_PYTHON=$(abspath $(VENV)-helm)/bin/python $(BIN)/python -m pytest tests/deploy/test_helm.py
+
+# The wheel and the source in dist/, with a list of all that an installation brings (SBOM, CycloneDX). It is installed into an
+# empty environment, with what it asks for as pinned, which takes minutes.
+wheel: $(VENV)/.dev $(VENV)-release/.made
+	rm -rf dist build/lib build/bdist.* $(VENV)-wheel
+	$(VENV)-release/bin/python -m build --no-isolation --outdir dist .
+	$(VENV)-release/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --without-pip $(VENV)-wheel
+	$(BIN)/python -m pip --python $(VENV)-wheel/bin/python $(INSTALL) -c constraints.txt dist/*.whl
+	$(VENV)-release/bin/python -m cyclonedx_py environment $(VENV)-wheel --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file dist/streamd-$(VERSION).cdx.json
+	WHEEL_DIST=dist WHEEL_BIN=$(abspath $(VENV)-wheel)/bin $(BIN)/python -m pytest tests/deploy/test_wheel.py
+
+# The site's builder has many packages of its own, and reads the code without importing it.
+$(VENV)-docs/.made: docs/site/requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
+	touch $@
+
+$(VENV)-helm/.made: tests/deploy/helm.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
+	touch $@
+
+$(VENV)-release/.made: deploy/release.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
+	touch $@
+
 $(VENV)-tgb/.made: tests/benchmarks/peers/tgb.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb $(VENV)-docs $(VENV)-helm $(VENV)-release $(VENV)-wheel dist build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:
@@ -110,10 +148,19 @@ EXTRAS ?= arrow
 SOURCE ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
+TAG = $(VERSION)$(if $(filter cuda,$(TARGET)),-cuda)
+IMAGE = -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
+  --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
+  --build-arg SOURCE="$(SOURCE)"
 image:
-	docker build -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
-	  --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
-	  --build-arg SOURCE="$(SOURCE)" -t streamd:$(VERSION)$(if $(filter cuda,$(TARGET)),-cuda) .
+	docker build $(IMAGE) -t streamd:$(TAG) .
+
+# The image with an SBOM and its provenance beside it, built by buildx with the container driver and pushed to REGISTRY. Nobody
+# has run this one yet.
+REGISTRY ?=
+image-release:
+	@test -n "$(REGISTRY)" || { echo "set REGISTRY, as registry.example/team"; exit 1; }
+	docker buildx build $(IMAGE) --sbom=true --provenance=mode=max --push -t $(REGISTRY)/streamd:$(TAG) .
 
 # The base image by its digest, as the registry has it now; commit what it writes.
 pin-base:

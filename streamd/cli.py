@@ -4,6 +4,7 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
+import json
 import os
 import sys
 from functools import partial
@@ -15,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from streamd import __version__
+from streamd.cli_backtest import GridCommand, backtest
+from streamd.cli_init import init
 from streamd.cli_models import models_app
 from streamd.cli_options import (
     ConfigOption,
@@ -22,12 +25,11 @@ from streamd.cli_options import (
     DstOption,
     EdgeSetOption,
     FeaturesOption,
-    GridCommand,
-    SourceOption,
     SrcOption,
     TimeOption,
     columns_of,
     err,
+    make_kernels_ready,
     out,
     printable,
     printable_lines,
@@ -44,7 +46,6 @@ from streamd.telemetry.progress import ProgressLine
 app = typer.Typer(
     help="A streaming online-learning daemon for temporal graphs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(tguf_app, name="tguf")
@@ -55,12 +56,15 @@ app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")
 
 
+app.command()(init)
+
+
 @app.command()
 def run(
     config: ConfigOption = None,
     data_dir: DataOption = None,
     role: Annotated[
-        str | None, typer.Option(help="Run only ingest, train or serve, in this process.")
+        str | None, typer.Option(help="Run only ingest, train, serve or follow, in this process.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
@@ -69,7 +73,7 @@ def run(
     """Run the daemon: ingest, train and serve, until a signal."""
     from streamd.daemon import run_role
     from streamd.processes import place_of
-    from streamd.roles import ROLES, check_name
+    from streamd.roles import ALL_ROLES, check_name
     from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
@@ -90,8 +94,8 @@ def run(
         raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs it, alone or as the supervisor's child.
-    if role not in ROLES:
-        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ROLES)}.")
+    if role not in ALL_ROLES:
+        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
     if name is not None:
         check_name(role, name)
 
@@ -181,71 +185,7 @@ def produce(
     out.print(f"{sent:,} events acknowledged by {target}")
 
 
-@app.command(cls=GridCommand)
-def backtest(
-    file: Annotated[
-        Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML report with plots here.")
-    ] = None,
-    initial: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")
-    ] = 0.3,
-    initial_epochs: Annotated[
-        int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")
-    ] = 0,
-    stale: Annotated[
-        str,
-        typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".'),
-    ] = "",
-    from_cut: Annotated[
-        bool, typer.Option(help="Begin a window with the first event reported on.")
-    ] = False,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
-            help="Run live under each combination of these settings, and say which to take: "
-            "--grid model.name=tgn,pair training.epochs=1,2",
-        ),
-    ] = None,
-    src: SrcOption = "src",
-    dst: DstOption = "dst",
-    time: TimeOption = "time",
-    features: FeaturesOption = "",
-    source: SourceOption = "",
-    edge_set: EdgeSetOption = "",
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Play a recorded log or file through scoring and learning, compared with nightly and frozen
-    models and plain rules."""
-    from streamd.evaluation.backtest import Plan
-    from streamd.evaluation.grid import combinations
-    from streamd.maintenance import ages_of_facts, backtest_file, backtest_grid
-
-    settings = settings_of(config, data_dir)
-    asked = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
-    if grid and stale:
-        raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
-    columns = columns_of(src, dst, time, features, source, edge_set)
-    plan = Plan(
-        initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
-    )
-
-    # Compile before the progress line begins, which compiling would hold up.
-    _make_kernels_ready()
-    with ProgressLine(err, "opening the log") as line:
-        if grid:
-            told = backtest_grid(asked, file, columns, plan, report, line.of)
-        else:
-            told = backtest_file(settings, file, columns, plan, report, line.of)
-    for part in told:
-        # A sentence is not wrapped, so that it can be searched for.
-        out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
-    if report is not None:
-        out.print(f"report: {report}", soft_wrap=True)
+app.command(cls=GridCommand)(backtest)
 
 
 @app.command()
@@ -277,7 +217,7 @@ def train(
     ]
 
     # The epochs' figures are printed as they come.
-    _make_kernels_ready()
+    make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
         for text in train_static(settings, epochs, folder, line.of):
             out.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -405,10 +345,18 @@ def show_config(
         Path | None,
         typer.Option(help="A GraphSchema of TensorFlow GNN: print settings to start from instead."),
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the settings file instead.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Print all settings in force and where each comes from."""
+    if schema:
+        from streamd.settings_schema import settings_schema
+
+        out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
+        return
     if from_schema is not None:
         from streamd.exchange.tfgnn.schema import read_schema
         from streamd.exchange.tfgnn.schema_settings import settings_of_schema
@@ -441,7 +389,9 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
 @app.command()
 def health(
-    role: Annotated[str, typer.Option(help="The role to ask: ingest, train or serve.")] = "serve",
+    role: Annotated[
+        str, typer.Option(help="The role to ask: ingest, train, serve or follow.")
+    ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")
     ] = False,
@@ -453,16 +403,6 @@ def health(
     well, why = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
     out.print(f"{role}: {'well' if well else 'not well'}: {why}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if well else 1)
-
-
-def _make_kernels_ready() -> None:
-    """Compile the kernels where that was not done before, with a notice that it takes a while."""
-    from streamd.doctor import warm_up
-    from streamd.graph.jit import compile_notice
-
-    if notice := compile_notice():
-        err.print(notice, soft_wrap=True)
-        warm_up()
 
 
 def _version(value: bool) -> None:
@@ -477,7 +417,10 @@ def top(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    # Warnings belong beside progress: what a command answers may be piped into another program.
+    import structlog
+
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def main() -> None:

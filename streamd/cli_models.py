@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from streamd.cli_options import ConfigOption, DataOption, out, settings_of
+from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import VersionError
 
+WAIT_SECONDS = 60.0
+"""Longest wait for the trainer's answer on a replica: it answers within a second or so."""
 models_app = typer.Typer(
     help="Model versions: list, show, promote, rollback.", no_args_is_help=True
 )
@@ -57,8 +59,7 @@ def models_promote(
     data_dir: DataOption = None,
 ) -> None:
     """Make a version champion; the trainer goes on from its weights."""
-    move = _registry(config, data_dir).promote(name, "operator", why)
-    out.print(f"champion: {move.champion}")
+    _tell(_moves(config, data_dir).promote(name, "operator", why))
 
 
 @models_app.command("rollback")
@@ -68,8 +69,29 @@ def models_rollback(
     data_dir: DataOption = None,
 ) -> None:
     """Make the last proven version champion; the trainer goes on from its weights."""
-    move = _registry(config, data_dir).rollback("operator", why)
-    out.print(f"champion: {move.champion}")
+    _tell(_moves(config, data_dir).rollback("operator", why))
+
+
+def _moves(config: Path | None, data_dir: Path | None) -> Any:
+    """Who moves the champion: the registry, or of a replica the trainer, which is asked."""
+    registry = _registry(config, data_dir)
+    settings = settings_of(config, data_dir)
+    if not settings.log.name or settings.log.member != "replica":
+        return registry
+    from streamd.replica.requests import RequestedMoves
+
+    return RequestedMoves(settings, registry, WAIT_SECONDS)
+
+
+def _tell(done: Any) -> None:
+    """Print what was done; ends with status 1 where the trainer has not answered yet."""
+    from streamd.registry.outcome import Waiting
+
+    if isinstance(done, Waiting):
+        text = f"asked by request {done.request}; the trainer has not answered yet"
+        err.print(text, soft_wrap=True)
+        raise typer.Exit(1)
+    out.print(f"champion: {done.champion}")
 
 
 def _registry(config: Path | None, data_dir: Path | None) -> Any:

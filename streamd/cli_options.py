@@ -1,13 +1,11 @@
 """The options that several commands take, and the two consoles that all of them print to."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from streamd.errors import SettingsError
 from streamd.settings import Settings, load_settings
@@ -67,9 +65,16 @@ def settings_of(
 ) -> Settings:
     """The settings in force for a command's options. values: by dotted key, over all others.
     Raises: SettingsError."""
+    return loaded_settings(config, data_dir, values)[0]
+
+
+def loaded_settings(
+    config: Path | None, data_dir: Path | None, values: Mapping[str, Any] | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """As `settings_of`, with where each value comes from."""
     # What the command line says is stronger than file and environment.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    return load_settings(config, overrides | dict(values or {}))[0]
+    return load_settings(config, overrides | dict(values or {}))
 
 
 def printable(text: str) -> str:
@@ -82,14 +87,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-class GridCommand(TyperCommand):
-    """A command with the option `--grid`, which takes all words after it that set something."""
+def make_kernels_ready() -> None:
+    """Compile the kernels where that was not done before, with a notice that it takes a while."""
+    from streamd.doctor import warm_up
+    from streamd.graph.jit import compile_notice
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with `--grid` written before each word: its options take one."""
-        spelled: list[str] = []
-        for word in args:
-            if spelled[-2:-1] == ["--grid"] and re.match(r"[a-z_.]+=", word):
-                spelled.append("--grid")
-            spelled.append(word)
-        return super().parse_args(ctx, spelled)
+    if notice := compile_notice():
+        err.print(notice, soft_wrap=True)
+        warm_up()

@@ -1,4 +1,4 @@
-"""The three roles, each as one process.
+"""The roles, each as one process.
 
 This module alone imports all packages: it puts the parts of each role together.
 """
@@ -34,7 +34,7 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import LOCK, make_folder, server_names, take_over
+from streamd.roles import FOLLOW, LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -42,6 +42,7 @@ from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
+from streamd.telemetry.spans import begin_spans, end_spans
 
 if TYPE_CHECKING:
     from streamd.ranks import Ranks
@@ -72,6 +73,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         None if place is None else place.rank,
     )
     metrics.say_build()
+    if place is None or place.rank == 0:
+        begin_spans(role, name)
 
     # The first signal stops the role, a second one ends a drain.
     stop = threading.Event()
@@ -91,6 +94,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_serve(settings, name, stop, at_once)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
+        elif role == FOLLOW:
+            _run_follow(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -114,6 +119,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             action="give this user rights to it, or move away what is in its place",
         )
         return 1
+    finally:
+        end_spans()
     return 0
 
 
@@ -128,7 +135,18 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     beat = Heartbeat(settings.data_dir, "ingest")
     schema = schema_of(settings)
     size = settings.ingest.segment_edges
-    writer = _once_unlocked(lambda: LogWriter(settings.data_dir, schema, size), beat, stop)
+
+    def open_log() -> LogWriter | None:
+        if not settings.log.name:
+            return LogWriter(settings.data_dir, schema, size)
+        from streamd.replica.connect import connect_leader
+
+        publisher = connect_leader(settings, beat, stop)
+        if publisher is None:
+            return None
+        return LogWriter(settings.data_dir, schema, size, publisher=publisher)
+
+    writer = _once_unlocked(open_log, beat, stop)
     if writer is None:
         return
 
@@ -151,6 +169,21 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
     finally:
         writer.close()
+
+
+def _run_follow(settings: Settings, stop: threading.Event) -> None:
+    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.parts import follow_models
+    from streamd.replica.role import FollowLoop
+
+    beat = Heartbeat(settings.data_dir, FOLLOW)
+    open_port(
+        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    collect_garbage_rarely()
+    beat.touch("starting")
+    beat.end_when_stalled()
+    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -194,13 +227,25 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         if not stop.is_set():
             # The others stop when the first one says so.
             ranks = _join(settings, place, device)
+            publisher = None
+            if is_first and settings.log.name:
+                from streamd.replica.parts import publish_models
+
+                publisher = publish_models(_kept(settings))
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
                 ranks.end()
+                if publisher is not None:
+                    publisher.close()
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _kept(settings: Settings) -> Settings:
+    """The settings with the directory of what is learned, which may be elsewhere than the log."""
+    return settings.model_copy(update={"data_dir": learning_dir(settings)})
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -240,7 +285,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+    kept = _kept(settings)
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
@@ -292,6 +337,7 @@ def _run_serve(
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
+    from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
     # Set up the process. torch is not part of it: a version that needs it loads it.
@@ -321,7 +367,12 @@ def _run_serve(
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
     engine = Engine(settings, registry, beat, end_process)
-    state = ServerState(settings, engine, registry)
+    moves: Moves = registry
+    if settings.log.name and settings.log.member == "replica":
+        from streamd.replica.requests import RequestedMoves
+
+        moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
+    state = ServerState(settings, engine, registry, moves)
     if is_shared:
         # The kernel spreads connections over all that listen, so one that starts stays away until
         # it can answer. Only the first one says why, where nobody can answer.

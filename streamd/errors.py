@@ -15,6 +15,10 @@
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
     |   `-- DataLossError      Kafka no longer has what the log expects to read next
+    |-- ChangelogError         the changelog, or what it holds, cannot be used as it is
+    |   |-- FencedError        another process leads: this one publishes nothing more
+    |   `-- DivergedError      this directory shows another commit than the changelog has
+    |-- ModelsTopicError       a record of the models topic is not what it must be
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- StoreError             a store does not answer, or holds something else than it should
@@ -102,6 +106,26 @@ class KafkaError(StreamdError):
 class DataLossError(KafkaError):
     """When Kafka lost what the log needs next. The operator decides whether to start a new log or
     restore the topic."""
+
+
+class ModelsTopicError(StreamdError):
+    """When a record of the models topic is too large, damaged, or says what cannot be. It is passed
+    over; the operator looks at who writes to that topic."""
+
+
+class ChangelogError(StreamdError):
+    """When the changelog, by which other machines follow, cannot be used as it is, or a record in
+    it is damaged. The operator follows the message."""
+
+
+class FencedError(ChangelogError):
+    """When another process has published commits in the place of this one's, so that two lead. The
+    operator stops one of them, or makes it a replica."""
+
+
+class DivergedError(ChangelogError):
+    """When this directory has shown readers another commit than the changelog has under its number.
+    The operator keeps the directory aside and starts with an empty one."""
 
 
 class SchemaRegistryError(StreamdError):

@@ -22,7 +22,6 @@ from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.storage import write_durably
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 from streamd.tensors import unpack
@@ -30,6 +29,7 @@ from streamd.tensors import unpack
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import Combination
+    from streamd.evaluation.report import Asked, Report
 
 POLL_SECONDS = 0.2
 """Pause between two looks at the directory: short for a person, long for a disk."""
@@ -90,6 +90,15 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     if not log.deletions.count:
         return True, "nothing was deleted"
     compaction_request = log.deletions.newest_place
+    if settings.log.name:
+        from streamd.replica.models_topic import KafkaModelsTopic
+        from streamd.replica.requests import compact_everywhere
+
+        topic = KafkaModelsTopic(settings)
+        try:
+            return compact_everywhere(settings, compaction_request, wait_seconds, line.begin, topic)
+        finally:
+            topic.close()
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.
@@ -162,15 +171,15 @@ def backtest_file(
     file: Path | None,
     columns: Columns,
     plan: "Plan",
-    report: Path | None,
     progress: Callable[[str, int, int, str], None],
-) -> list[Table | str]:
+    asked: "Asked | None" = None,
+) -> "tuple[list[Table | str], Report]":
     """Backtest a file, or the log of data_dir where `file` is None.
 
-    Args: report: path for an HTML report, None for none; progress: called with (part of the work,
-    done, in all, unit).
-    Returns: what to print: a table, one of labels where there are any, and the verdict. Raises:
-    StreamdError where nothing can be read or scored.
+    Args: progress: called with (part of the work, done, in all, unit); asked: what the report says
+    was run.
+    Returns: what to print, which is a table, one of labels where there are any, and the verdict;
+    and the report. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.backtest import (
         COLUMNS,
@@ -178,7 +187,7 @@ def backtest_file(
         SHORT_TITLES,
         backtest,
     )
-    from streamd.evaluation.report import write_report
+    from streamd.evaluation.report import Asked, report_of
 
     torch.set_num_threads(settings.training.threads)
     with _log_of(settings, file, columns, progress) as (log, times):
@@ -186,16 +195,12 @@ def backtest_file(
     if result is None:
         raise StreamdError(*NOTHING_SCORED)
 
-    # The report has the plots, and the settings that the figures depend on.
-    title = f"streamd backtest of {file or settings.data_dir}"
-    if report is not None:
-        write_durably(report, write_report(result, title, _shown(settings)).encode())
-
     # The tables and the verdict are for the terminal.
     caption = (
         f"{result.num_events:,} events in {len(result.windows):,} windows, "
         "each scored before it was learned"
     )
+    title = f"streamd backtest of {file or settings.data_dir}"
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
     if sets := result.set_table(SHORT_TITLES):
         told.append(_table(sets[0], sets[1:], None, "the same windows"))
@@ -204,35 +209,34 @@ def backtest_file(
         told.append(_table(labels[0], labels[1:], None, caption))
     if sets := result.label_set_table(SHORT_LABEL_TITLES):
         told.append(_table(sets[0], sets[1:], None, "the same labels"))
-    return [*told, result.verdict()]
+    return [*told, result.verdict()], report_of(result, title, asked or Asked())
 
 
 def backtest_grid(
-    asked: "Sequence[Combination]",
+    runs: "Sequence[Combination]",
     file: Path | None,
     columns: Columns,
     plan: "Plan",
-    report: Path | None,
     progress: Callable[[str, int, int, str], None],
-) -> list[Table | str]:
+    asked: "Asked | None" = None,
+) -> "tuple[list[Table | str], Report]":
     """Backtest the live regime under several settings. Arguments as in `backtest_file`.
 
-    Args: asked: settings, those in force first. Returns: what to print: a table, and which settings
-    to take. Raises: StreamdError where nothing can be read or scored.
+    Args: runs: settings, those in force first. Returns: what to print, which is a table and which
+    settings to take; and the report. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.grid import COLUMNS, run_grid
-    from streamd.evaluation.report import write_grid_report
+    from streamd.evaluation.report import Asked, grid_report_of
 
-    settings = asked[0].settings
+    settings = runs[0].settings
     with _log_of(settings, file, columns, progress) as (log, times):
-        result = run_grid(asked, log, plan, progress)
+        result = run_grid(runs, log, plan, progress)
     if result is None:
         raise StreamdError(*NOTHING_SCORED)
     title = f"streamd backtest of {file or settings.data_dir}"
-    if report is not None:
-        write_durably(report, write_grid_report(result, title, _shown(settings)).encode())
     caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
-    return [_table(COLUMNS, result.table(), title, caption), result.advice()]
+    told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
+    return told, grid_report_of(result, title, asked or Asked())
 
 
 @contextmanager
@@ -255,12 +259,6 @@ def _log_of(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
         yield open_log(own.data_dir), f"; {done.times}"
-
-
-def _shown(settings: Settings) -> dict[str, str]:
-    """The settings that a report shows: those that scores depend on."""
-    own = settings.model.model_dump() | settings.training.model_dump()
-    return {k: str(v) for k, v in own.items()}
 
 
 def _table(

@@ -9,6 +9,11 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
+"""The roles of a machine that is alone, or that leads."""
+FOLLOW = "follow"
+"""The role that writes the log where another machine leads."""
+ALL_ROLES = (*ROLES, FOLLOW)
+REPLICA_ROLES = (FOLLOW, "serve")
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
@@ -21,6 +26,8 @@ MEMORY = "memory"
 OLD_MEMORY = "memory.safetensors"
 HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
+ENDS = "ends.json"
+"""Of the follower: what Kafka has that the log here lacks."""
 OLD_HOLDS = "holds"
 OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""
@@ -67,7 +74,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    if name in ("ingest", "train", COMPACT):
+    if name in ("ingest", "train", FOLLOW, COMPACT):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
         )

@@ -19,6 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from streamd.errors import SettingsError
 from streamd.settings_branch import Branch
 from streamd.settings_lines import line_of, nearest_name
+from streamd.settings_log import LogSettings
 from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings_sets import Misplaced, check_sets
 from streamd.settings_sources import REGISTRY_FORMATS, check_sources
@@ -55,6 +56,7 @@ __all__ = [
     "IngestSettings",
     "KafkaSettings",
     "LOOPBACK",
+    "LogSettings",
     "ModelName",
     "ModelSettings",
     "RegistrySettings",

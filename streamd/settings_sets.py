@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import GetJsonSchemaHandler as Handler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from streamd.schema import DEFAULT_SET, EdgeSet, Feature, NodeSet, Schema
 
@@ -44,7 +47,15 @@ class FeatureSettings(Part):
     """
 
     type: Literal["number", "bool"] | None = Field(None, description="one number, or 0 and 1")
-    categories: Annotated[tuple[str | int | bool, ...], BeforeValidator(as_tuple)] | None = Field(
+    categories: (
+        Annotated[
+            tuple[str | int | bool, ...],
+            BeforeValidator(
+                as_tuple, json_schema_input_type=str | int | bool | tuple[str | int | bool, ...]
+            ),
+        ]
+        | None
+    ) = Field(
         None, min_length=1, max_length=MAX_WIDTH - 1, description="one place each, one for others"
     )
     hash: int | None = Field(
@@ -59,6 +70,12 @@ class FeatureSettings(Part):
     @classmethod
     def _from_word(cls, value: Any) -> Any:
         return {"type": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Handler) -> JsonSchemaValue:
+        """As `_from_word`, a word stands for a type."""
+        whole = handler(core)
+        return {"anyOf": [{"enum": ["number", "bool"]}, whole]}
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> "FeatureSettings":

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import GetJsonSchemaHandler as Handler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from streamd.schema import Schema
 from streamd.settings_sets import Misplaced, Part, SetSettings, as_tuple, nearest_of, shown
@@ -56,6 +59,12 @@ class FieldSettings(Part):
     def _from_path(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Handler) -> JsonSchemaValue:
+        """As `_from_path`, a path alone is enough."""
+        whole = handler(core)
+        return {"anyOf": [{"type": "string", "minLength": 1}, whole]}
+
     @model_validator(mode="after")
     def _has_one_origin(self) -> "FieldSettings":
         if (self.path is None) == (self.constant is None):
@@ -68,7 +77,13 @@ class FieldSettings(Part):
 
 
 Fields = dict[str, FieldSettings]
-Where = dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(as_tuple)]]
+Where = dict[
+    str,
+    Annotated[
+        tuple[Scalar, ...],
+        BeforeValidator(as_tuple, json_schema_input_type=Scalar | tuple[Scalar, ...]),
+    ],
+]
 
 
 class EdgeFields(Part):
@@ -85,9 +100,10 @@ class LabelFields(Part):
 
     node: FieldSettings = Field(description="key of the node")
     time: FieldSettings | None = Field(None, description="time at which the label became known")
-    target: Annotated[tuple[FieldSettings, ...], BeforeValidator(as_tuple)] = Field(
-        min_length=1, description="numbers, or one list of them"
-    )
+    target: Annotated[
+        tuple[FieldSettings, ...],
+        BeforeValidator(as_tuple, json_schema_input_type=FieldSettings | tuple[FieldSettings, ...]),
+    ] = Field(min_length=1, description="numbers, or one list of them")
 
 
 class NodeFields(Part):

@@ -16,7 +16,7 @@ import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import ROLES, server_names
+from streamd.roles import ALL_ROLES, REPLICA_ROLES, ROLES, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings, as_environment, changed, schema_of
@@ -72,10 +72,13 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        roles: tuple[str, ...] = ROLES,
+        roles: tuple[str, ...] | None = None,
         read: Callable[[], Settings] | None = None,
     ) -> None:
-        """read: reads the settings again at SIGHUP; without it the signal changes nothing."""
+        """roles: those of the machine where None. read: reads the settings again at SIGHUP; without
+        it the signal changes nothing."""
+        if roles is None:
+            roles = REPLICA_ROLES if settings.log.member == "replica" else ROLES
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()
@@ -161,7 +164,7 @@ class Supervisor:
 
     def _start(self, name: str) -> None:
         """Start the process of a role, or of a further server, by its name."""
-        role = name if name in ROLES else "serve"
+        role = name if name in ALL_ROLES else "serve"
         named = () if name == role else ("--name", name)
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[name] = subprocess.Popen(

@@ -5,6 +5,11 @@ import pytest
 
 from streamd.demo.broker import ApacheKafka
 
+# One thread for each process, as roles have it; read once, when numpy and torch are loaded. Where several processes share the
+# cores, a small product on two threads waits for the one that has no core: a file of tests then took twenty times as long.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # Before CUDA is used: without it cuBLAS refuses to work once a test has turned deterministic mode on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"

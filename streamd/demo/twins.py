@@ -6,6 +6,8 @@ window after it closed, in the demo's own process.
 
 import threading
 
+import torch
+
 from streamd.evaluation.regimes import Regimes, RegimeWindow
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -50,6 +52,8 @@ class Twins:
 
     def _follow(self) -> None:
         """Wait for the log, then score each window once it is closed."""
+        # As the trainer's: more would wait for one another while the daemon has the cores.
+        torch.set_num_threads(self._settings.training.threads)
         while (log := LogReader.open(self._settings.data_dir)) is None or not log.num_edges:
             if self._stop.wait(0.05):
                 return

@@ -1,179 +1,303 @@
-"""The report of a backtest is one HTML file with a table and plots. It loads nothing else."""
+"""The report of a backtest: what it says, whatever it is written as.
 
-from collections.abc import Sequence
+`report_html` draws it as a page, `report_text` writes it as Markdown and as JSON.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from html import escape
+from typing import Any
 
 import numpy as np
 
-from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
+from streamd.evaluation.backtest import COLUMNS, MEASURES, TITLES, Result, age_text
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
+from streamd.evaluation.intervals import Difference
 
-# Colours of the lines of a plot, in their order: eight, as many as TITLES has names.
-COLORS = (
-    "#2563eb",
-    "#db2777",
-    "#d97706",
-    "#059669",
-    "#dc2626",
-    "#7c3aed",
-    "#6b7280",
-    "#0891b2",
-)
-# Pixels of a plot and of its margins; MAX_POINTS keeps about seven pixels between two points.
-WIDTH = 860
-HEIGHT = 280
-LEFT = 56
-TOP = 12
 MAX_POINTS = 120
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; }
-td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }
-td:first-child, th:first-child { text-align: left; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
-p.small { opacity: .7; font-size: 13px; } p.verdict { font-size: 17px; }
-"""
+"""Most points of a curve: neighbouring windows share one where there are more."""
+LESS_IS_BETTER = frozenset({"MAE", "RMSE"})
+"""Columns in which the smallest value is the best; in others of scores the largest is."""
+SCORES = frozenset(COLUMNS[1:6]) | {"NDCG@10", "AP", "AUC"} | LESS_IS_BETTER
+"""Columns in which the best is marked."""
+SHORT = {
+    "live": "live",
+    "no_replay": "live, no\nreplay",
+    "nightly": "nightly",
+    "nightly_live": "nightly\nweights",
+    "frozen": "frozen\nweights",
+    "rule": "partners +\npopularity",
+    "edgebank": "EdgeBank",
+    "popularity": "popularity",
+}
+"""Names beside the curves of a narrow screen; their lines are divided by a line feed."""
 
 
-def write_report(result: Result, title: str, settings: dict[str, str]) -> str:
-    """Returns: the page as HTML. settings: name -> value, shown at the end."""
-    # What is plotted.
-    names = result.names()
-    points = _points(result)
-    scores = {TITLES[n]: [_mean(result, n, part) for part in points] for n in names}
-    learned = [n for n in names if result.seconds(n) is not None]
-    seconds = {
-        TITLES[n]: [float(np.mean([result.windows[i].seconds[n] for i in part])) for part in points]
-        for n in learned
-    }
-    times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What was run. command: the command line. settings: (key, value, where it comes from)."""
 
-    # The page, from top to bottom.
-    parts = [
-        f"<p class=verdict>{escape(result.verdict())}</p>",
-        _table(COLUMNS, result.table()),
-        f"<p class=small>{result.num_events:,} events in {len(result.windows):,} windows, "
-        "each scored before it was learned: MRR and Hits@10 against 100 negatives, "
-        "AP and AUC against one; means weighted by events. Behind ± is half the width of a 95 % "
-        "interval by a block bootstrap over windows.</p>",
-    ]
+    command: str = ""
+    settings: Sequence[tuple[str, str, str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportTable:
+    """A table of text. best: (row, column) of the cells that are the best of their column."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One line of a plot. short: its name where there is little room. values: one a point."""
+
+    name: str
+    short: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """Curves over event time. times: Unix seconds, one a point."""
+
+    title: str
+    times: Sequence[float]
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bars:
+    """A value for each of some names, in their order."""
+
+    title: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a report holds, in the order in which it is shown.
+
+    data: the figures as numbers, for programs.
+    """
+
+    title: str
+    verdict: str
+    about: str
+    tables: Sequence[ReportTable]
+    plots: Sequence[Plot | Bars] = ()
+    asked: Asked
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def report_of(result: Result, title: str, asked: Asked) -> Report:
+    """The report of a backtest. title: of the page; asked: what was run."""
+    # Tables: of the regimes first, then of edge sets and labels where there are any.
+    tables = [_table("All events", COLUMNS, result.table(), "Bold: the best of a column.")]
     if sets := result.set_table():
-        parts += ["<h2>Edge sets</h2>", _table(sets[0], sets[1:])]
+        tables.append(_by_row("Edge sets", sets))
     if labels := result.label_table():
-        parts += ["<h2>Labels</h2>", _table(labels[0], labels[1:])]
+        tables.append(_table("Labels", labels[0], labels[1:]))
     if sets := result.label_set_table():
-        parts += [_table(sets[0], sets[1:])]
-    parts += [
-        "<h2>MRR over time</h2>",
-        _plot(times, scores),
+        tables.append(_by_row("Labels by node set", sets))
+
+    # Curves over windows, and the live model by the age of its facts.
+    points = _points(result)
+    times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
+    plots: list[Plot | Bars] = [
+        _plot("MRR over time", result, times, points, result.names(), _mean_mrr)
     ]
     if len(result.stale) > 1:
-        parts += ["<h2>How old facts may be</h2>", _stale(result)]
-    parts += [
-        "<h2>Seconds a window, to score and learn</h2>",
-        _plot(times, seconds),
-        *_settings(settings),
-    ]
-    return _page(title, parts)
+        plots.append(_ages(result))
+    learned = [name for name in result.names() if result.seconds(name) is not None]
+    plots.append(
+        _plot("Seconds a window, to score and learn", result, times, points, learned, _mean_seconds)
+    )
 
-
-def write_grid_report(result: GridResult, title: str, settings: dict[str, str]) -> str:
-    """Returns: the page of a grid as HTML. settings: those in force, shown at the end."""
-    parts = [
-        f"<p class=verdict>{escape(result.advice())}</p>",
-        _table(GRID_COLUMNS, result.table()),
-        "<p class=small>The live regime under each setting, on the same "
-        f"{len(result.runs[0].windows):,} windows.</p>",
-        *_settings(settings),
-    ]
-    return _page(title, parts)
-
-
-def _page(title: str, parts: Sequence[str]) -> str:
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>"
+    about = (
+        f"{result.num_events:,} events in {len(result.windows):,} windows, {_span(result)}, each "
+        "scored before it was learned. MRR and Hits@10 are against 100 negatives, AP and AUC "
+        "against one; means are weighted by events. Behind ± is half the width of a 95 % interval "
+        "by a block bootstrap over windows."
+    )
+    return Report(
+        title=title,
+        verdict=result.verdict(),
+        about=about,
+        tables=tables,
+        plots=plots,
+        asked=asked,
+        data=_figures(result),
     )
 
 
-def _settings(settings: dict[str, str]) -> list[str]:
-    return [
-        "<h2>Settings</h2><table>",
-        *(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in settings.items()),
-        "</table>",
+def grid_report_of(result: GridResult, title: str, asked: Asked) -> Report:
+    """The report of a grid. asked: the settings in force, which are run first."""
+    about = (
+        f"The live regime under each setting, on the same {len(result.runs[0].windows):,} windows."
+    )
+    first = result.runs[0]
+    runs = [
+        {
+            "settings": run.name,
+            "means": run.mean,
+            "seconds_per_window": run.seconds,
+            "mrr_better_than_first": None if run is first else _difference(run.better_than(first)),
+        }
+        for run in result.runs
     ]
+    return Report(
+        title=title,
+        verdict=result.advice(),
+        about=about,
+        tables=[_table("Settings", GRID_COLUMNS, result.table(), "Bold: the best of a column.")],
+        asked=asked,
+        data={"windows": len(result.runs[0].windows), "runs": runs},
+    )
+
+
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> ReportTable:
+    """A table whose columns are measures; the best cells of each are marked, equal ones all."""
+    best: set[tuple[int, int]] = set()
+    for column, name in enumerate(head):
+        if name in SCORES:
+            cells = [(row[column], number) for number, row in enumerate(rows) if row[column]]
+            best |= {(number, column) for number in _best(cells, name in LESS_IS_BETTER)}
+    return ReportTable(title=title, head=head, rows=rows, best=frozenset(best), note=note)
+
+
+def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
+    """A table whose columns, after two, are regimes: the best cells of each row are marked. The
+    first row is the head."""
+    less = any(table[0][0].startswith(name) for name in LESS_IS_BETTER)
+    best: set[tuple[int, int]] = set()
+    for number, row in enumerate(table[1:]):
+        cells = [(cell, column) for column, cell in enumerate(row) if column > 1 and cell]
+        best |= {(number, column) for column in _best(cells, less)}
+    return ReportTable(
+        title=title,
+        head=table[0],
+        rows=table[1:],
+        best=frozenset(best),
+        note="Bold: the best of a row.",
+    )
+
+
+def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
+    """The places of the best of some (text of a number, place), as they are shown."""
+    told = [(float(text), place) for text, place in cells if text != "nan"]
+    if not told:
+        return []
+    top = (min if less else max)(value for value, _ in told)
+    return [place for value, place in told if value == top]
 
 
 def _points(result: Result) -> list[list[int]]:
-    """Numbers of the windows of each point of a plot. Neighbours share a point where there are
-    many."""
+    """Numbers of the windows of each point of a plot."""
     count = min(MAX_POINTS, len(result.windows))
     return [part.tolist() for part in np.array_split(np.arange(len(result.windows)), count)]
 
 
-def _mean(result: Result, name: str, part: Sequence[int]) -> float:
+def _plot(
+    title: str,
+    result: Result,
+    times: Sequence[float],
+    points: Sequence[Sequence[int]],
+    names: Sequence[str],
+    value: Callable[[Result, str, Sequence[int]], float],
+) -> Plot:
+    curves = [
+        Curve(
+            name=TITLES[name],
+            short=SHORT[name],
+            values=[value(result, name, part) for part in points],
+        )
+        for name in names
+    ]
+    return Plot(title=title, times=times, curves=curves)
+
+
+def _mean_mrr(result: Result, name: str, part: Sequence[int]) -> float:
     windows = [result.windows[i] for i in part]
     scores = [w.scores[result.name_of(name)]["mrr"] for w in windows]
     return float(np.average(scores, weights=[w.num_scored for w in windows]))
 
 
-def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells]
-    return (
-        f"<table><tr>{''.join(f'<th>{escape(m)}</th>' for m in head)}</tr>{''.join(rows)}</table>"
-    )
+def _mean_seconds(result: Result, name: str, part: Sequence[int]) -> float:
+    return float(np.mean([result.windows[i].seconds[name] for i in part]))
 
 
-def _stale(result: Result) -> str:
-    """Plot MRR by staleness: facts of each age, then the nightly and the frozen model."""
-    mrr_by_age = {
-        "fresh" if age == 0 else age_text(age): m["mrr"] for age, m in result.stale.items()
+def _ages(result: Result) -> Bars:
+    """MRR of live with facts of each age, then of the nightly and the frozen model."""
+    values = {
+        "live, fresh facts" if age == 0 else f"live, facts {age_text(age)} old": m["mrr"]
+        for age, m in result.stale.items()
     }
-    mrr_by_age |= {
-        TITLES[n]: result.mean(n)["mrr"] for n in ("nightly", "frozen") if n in result.names()
+    values |= {
+        TITLES[name]: result.mean(name)["mrr"]
+        for name in ("nightly", "frozen")
+        if name in result.names()
     }
-    return _plot(list(range(len(mrr_by_age))), {"MRR": list(mrr_by_age.values())}, list(mrr_by_age))
+    return Bars(title="MRR by how old facts are", values=values)
 
 
-def _plot(
-    xs: Sequence[float], lines: dict[str, list[float]], labels: list[str] | None = None
-) -> str:
-    """Plot lines over `xs` as SVG. `xs` are seconds of event time unless labels are given."""
-    top = max((v for line in lines.values() for v in line), default=1.0) or 1.0
-    low, high = min(xs), max(xs)
+def _span(result: Result) -> str:
+    """The windows' event time in words."""
+    first, last = result.windows[0].window, result.windows[-1].window
+    return f"{_time(first.start_us)} to {_time(last.end_us)}"
 
-    def at_pixel(x: float, y: float) -> str:
-        across = (WIDTH - LEFT - 10) * ((x - low) / (high - low or 1))
-        return f"{LEFT + across:.1f},{TOP + HEIGHT * (1 - y / top):.1f}"
 
-    # Horizontal lines with the scale.
-    out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 40}" role="img">']
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = TOP + HEIGHT * (1 - share)
-        out.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}" stroke="#8884"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share * top:.3g}</text>'
-        )
+def _time(time_us: int) -> str:
+    """An event time as "2026-11-22 10:00 UTC"; as its number where the calendar has none."""
+    try:
+        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{time_us} us"
 
-    # First, middle and last time, or every label.
-    for at in sorted({0, len(xs) // 2, len(xs) - 1}) if labels is None else range(len(labels)):
-        label = (
-            labels[at] if labels else datetime.fromtimestamp(xs[at], UTC).strftime("%Y-%m-%d %H:%M")
-        )
-        x = at_pixel(xs[at], 0).split(",")[0]
-        out.append(
-            f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{escape(label)}</text>'
-        )
 
-    # The lines, and the key of their colours.
-    keys = []
-    for (name, values), color in zip(lines.items(), COLORS, strict=False):
-        points = " ".join(at_pixel(x, y) for x, y in zip(xs, values, strict=True))
-        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        keys.append(f'<span class="key" style="background:{color}"></span>{escape(name)}')
-    return "".join([*out, "</svg><p>", *keys, "</p>"])
+def _figures(result: Result) -> dict[str, Any]:
+    """The figures of a backtest as numbers."""
+    names = result.names()
+    return {
+        "events": result.num_events,
+        "windows": len(result.windows),
+        "start": _time(result.windows[0].window.start_us),
+        "end": _time(result.windows[-1].window.end_us),
+        "means": {name: dict(result.mean(name)) for name in names},
+        "seconds_per_window": {
+            name: result.seconds(name) for name in names if result.seconds(name) is not None
+        },
+        "live_better_by_mrr": {
+            name: _difference(result.difference("live", name)) for name in names if name != "live"
+        },
+        "facts_age": {
+            "fresh" if age == 0 else age_text(age): {m: means[m] for m in MEASURES}
+            for age, means in result.stale.items()
+        },
+        "tables": {
+            "edge_sets": result.set_table(),
+            "labels": result.label_table(),
+            "labels_by_node_set": result.label_set_table(),
+        },
+        "by_window": [
+            {
+                "start_us": w.window.start_us,
+                "end_us": w.window.end_us,
+                "events": w.num_scored,
+                "mrr": {name: w.scores[result.name_of(name)]["mrr"] for name in names},
+                "seconds": dict(w.seconds),
+            }
+            for w in result.windows
+        ],
+    }
+
+
+def _difference(of: Difference) -> dict[str, float | int]:
+    return {"mean": of.mean, "radius": of.radius, "windows": of.num_windows}

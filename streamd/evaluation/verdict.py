@@ -27,19 +27,33 @@ def verdict(
             f"{MIN_WINDOWS}, so give more events or a smaller windows.width_seconds."
         )
 
-    # Whom live beats.
-    found = [] if nightly is None else [_comparison("nightly", nightly)]
-    found.append(_comparison("frozen weights", frozen))
+    # Whom live beats; the verb is said once where it is the same.
+    first = "" if nightly is None else _comparison("nightly", nightly)
+    second = _comparison("frozen weights", frozen)
+    if nightly is not None and _beats(nightly) and _beats(frozen):
+        found = f"{first}, frozen weights by {frozen}"
+    else:
+        found = f"{first} and {second}" if first else second
 
     # What that comes from.
-    causes = [] if state is None else [f"state {_effect(state)}"]
-    causes.append(f"learning {_effect(frozen)}")
-    text = f"Live {' and '.join(found)}: {', '.join(causes)} here"
+    by_state = None if state is None else _effect(state)
+    by_learning = _effect(frozen)
+    if by_state is None:
+        causes = f"learning {by_learning} here"
+    elif (by_state, by_learning) == ("matters", "matters little"):
+        causes = "state matters here, learning little"
+    else:
+        causes = f"state {by_state}, learning {by_learning} here"
+    text = f"Live {found}: {causes}"
 
     # A rule is cheaper than any model.
     if over_rule.is_level or over_rule.mean < 0:
         text += f"; but live {_comparison(rule, over_rule)}, a rule that learns nothing"
     return f"{text}."
+
+
+def _beats(by: Difference) -> bool:
+    return not by.is_level and by.mean > 0
 
 
 def _comparison(other: str, by: Difference) -> str:

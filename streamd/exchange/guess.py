@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from streamd.errors import BadEvent
+from streamd.errors import BadEvent, SettingsError
 from streamd.ingest.cloudevents import ATTRIBUTE
 from streamd.ingest.encoding import Times
 from streamd.ingest.explain import OTHER_NAMES, foreign
@@ -23,10 +23,14 @@ MAX_PATHS = 200
 MAX_FEATURES = 8
 MAX_CATEGORIES = 12
 MAX_NAME = 60
-"""Most features and categories of a guess; longer names and values are left out."""
+HASH_WIDTH = 16
+"""Most features and categories of a guess; longer names and values are left out. Width of a hash
+of text whose categories are not known."""
 UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 KINDS = ("kind", "type", "event", "eventtype", "action", "op", "name", "status")
 """Names of fields that often say what a record is."""
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?")
+"""Text that is a number."""
 ROUND = ("payload", "schema")
 
 
@@ -42,18 +46,41 @@ class Seen:
         return self.types.total()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What a person says about the fields, by their paths; empty is guessed.
+
+    features: None is guessed, an empty one leaves them out.
+    """
+
+    src: str = ""
+    dst: str = ""
+    time: str = ""
+    features: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guess:
-    """settings: as YAML. doubts: what to look at, a sentence each."""
+    """settings: as YAML, and as the tree in it. doubts: what to look at, a sentence each. paths: of
+    the fields that the records have."""
 
     settings: str
+    tree: dict[str, Any]
     doubts: list[str]
+    paths: list[str]
 
 
-def guess(topic: str, records: Sequence[Any], now_us: int, edge_set: str = DEFAULT_SET) -> Guess:
+def guess(
+    topic: str,
+    records: Sequence[Any],
+    now_us: int,
+    edge_set: str = DEFAULT_SET,
+    chosen: Chosen = Chosen(),
+) -> Guess:
     """Guess a source of records, as Kafka's or a file's rows have them.
 
-    Args: now_us: wall clock; edge_set: of which the records' edges are.
+    Args: now_us: wall clock; edge_set: of which the records' edges are; chosen: what is known.
+    Raises: SettingsError where a chosen path leads to nothing.
     """
     doubts: list[str] = []
     objects, form = _objects(records, doubts)
@@ -72,16 +99,25 @@ def guess(topic: str, records: Sequence[Any], now_us: int, edge_set: str = DEFAU
         doubts.append("no record could be read as JSON, so nothing is known of the fields")
         fields = {"src": "user_id", "dst": "item_id"}
         declared = source | {"time": "record", "fields": fields}
-        return Guess(_yaml(settings | {"sources": [declared]}), doubts)
+        return _guess(settings | {"sources": [declared]}, doubts, [])
 
     # Times first, since what is a time is neither a key nor a feature.
     seen = _seen(rows)
-    time, time_form = _time_of(seen, len(rows), now_us, doubts)
-    ends = _ends_of(seen, len(rows), {time}, doubts)
+    _check_chosen(chosen, seen)
+    if chosen.time:
+        time, time_form = chosen.time, _time_form(seen[chosen.time], now_us)
+        if not time_form:
+            raise SettingsError(
+                f"{time} holds no times as seconds, ms, us since 1970 or ISO 8601.",
+                "give another field, or none to take the Kafka timestamp.",
+            )
+    else:
+        time, time_form = _time_of(seen, len(rows), now_us, doubts)
+    ends = _ends_of(seen, len(rows), {time}, doubts, (chosen.src, chosen.dst))
     mapped: dict[str, Any] = {"src": ends[0], "dst": ends[1]}
     if time:
         mapped["time"] = time
-    features = _features_of(seen, len(rows), {time, *ends})
+    features = _features_of(seen, len(rows), {time, *ends}, chosen.features)
     if features:
         mapped["features"] = {name: path for name, (path, _) in features.items()}
     source |= {"time": time_form, "fields": mapped}
@@ -91,7 +127,20 @@ def guess(topic: str, records: Sequence[Any], now_us: int, edge_set: str = DEFAU
         declared = {name: kind for name, (_, kind) in features.items()}
         settings["graph"] = {"edge_sets": {edge_set: {"features": declared}}}
         doubts.append("features are fixed for the life of a log: leave out what says nothing")
-    return Guess(_yaml(settings | {"sources": [source]}), doubts)
+    return _guess(settings | {"sources": [source]}, doubts, list(seen))
+
+
+def _guess(tree: dict[str, Any], doubts: list[str], paths: list[str]) -> Guess:
+    return Guess(settings=_yaml(tree), tree=tree, doubts=doubts, paths=paths)
+
+
+def _check_chosen(chosen: Chosen, seen: dict[str, Seen]) -> None:
+    """Raises: SettingsError where a chosen path leads to nothing."""
+    for path in (chosen.src, chosen.dst, chosen.time, *(chosen.features or ())):
+        if path and path not in seen:
+            raise SettingsError(
+                f"No record has a field {path}.", f"give one of {', '.join(seen) or 'none'}."
+            )
 
 
 def _yaml(settings: dict[str, Any]) -> str:
@@ -219,16 +268,25 @@ def _time_form(at: Seen, now_us: int) -> str:
 
 
 def _ends_of(
-    seen: dict[str, Seen], count: int, taken: set[str], doubts: list[str]
+    seen: dict[str, Seen],
+    count: int,
+    taken: set[str],
+    doubts: list[str],
+    chosen: tuple[str, str],
 ) -> tuple[str, str]:
-    """The paths of source and destination."""
+    """The paths of source and destination. chosen: what is known of them, else empty."""
     keys = {
         path: at
         for path, at in seen.items()
-        if path not in taken and at.types.keys() <= {"int", "str"} and 2 * at.count >= count
+        if path not in taken | {*chosen}
+        and at.types.keys() <= {"int", "str"}
+        and 2 * at.count >= count
     }
     ends: list[str] = []
-    for name in ("src", "dst"):
+    for name, given in zip(("src", "dst"), chosen, strict=True):
+        if given:
+            ends.append(given)
+            continue
         known = (name, *OTHER_NAMES[name])
         named = [p for p in keys if p not in ends and any(n in known for n in _plain(p))]
         if named:
@@ -254,15 +312,18 @@ def _ends_of(
     return ends[0], ends[1]
 
 
-def _features_of(seen: dict[str, Seen], count: int, taken: set[str]) -> dict[str, tuple[str, Any]]:
-    """Features by name: path and declaration."""
+def _features_of(
+    seen: dict[str, Seen], count: int, taken: set[str], chosen: Sequence[str] | None
+) -> dict[str, tuple[str, Any]]:
+    """Features by name: path and declaration. chosen: their paths, None to guess them."""
     features: dict[str, tuple[str, Any]] = {}
-    for path, at in seen.items():
-        if path in taken or 2 * at.count < count or len(features) == MAX_FEATURES:
-            continue
-        if _plain(path)[0].endswith("id") or _plain(path)[0] in ("version", "offset"):
+    for path in seen if chosen is None else chosen:
+        at = seen[path]
+        if chosen is None and not _may_be_feature(path, at, count, taken, len(features)):
             continue
         kind = _kind_of(at)
+        if kind is None and chosen is not None:
+            kind = _kind_of_few(at)
         if kind is None:
             continue
         missing: Any = {"number": 0, "bool": False}.get(str(kind.get("type")), "")
@@ -275,6 +336,13 @@ def _features_of(seen: dict[str, Seen], count: int, taken: set[str]) -> dict[str
     return features
 
 
+def _may_be_feature(path: str, at: Seen, count: int, taken: set[str], have: int) -> bool:
+    """Whether a field that nobody chose is looked at: it is often there, and names nothing."""
+    if path in taken or 2 * at.count < count or have == MAX_FEATURES:
+        return False
+    return not _plain(path)[0].endswith("id") and _plain(path)[0] not in ("version", "offset")
+
+
 def _kind_of(at: Seen) -> dict[str, Any] | None:
     """What kind of feature the values at a path could be; None for none."""
     kinds = at.types.keys()
@@ -285,11 +353,23 @@ def _kind_of(at: Seen) -> dict[str, Any] | None:
     if kinds == {"list"}:
         widths = {len(v) for v in at.values}
         return {"vector": widths.pop()} if len(widths) == 1 else None
+    # In a table numbers are text; codes such as 007 are none.
+    if kinds <= {"int", "float", "str"} and len(at.values) > 1:
+        texts = [v for v in at.values if isinstance(v, str)]
+        if all(NUMBER.fullmatch(v) for v in texts):
+            return {"type": "number"}
     # Text is a category where few values come again and again.
     texts = sorted(v for v in at.values if isinstance(v, str) and len(v) <= MAX_NAME)
     if kinds == {"str"} and 1 < len(at.values) <= MAX_CATEGORIES and 5 * len(texts) <= at.count:
         return {"categories": texts}
     return None
+
+
+def _kind_of_few(at: Seen) -> dict[str, Any]:
+    """The kind of a feature that a person chose, of which too few values were seen to tell."""
+    if at.types.keys() <= {"int", "float"}:
+        return {"type": "number"}
+    return {"hash": HASH_WIDTH}
 
 
 def _doubt_kinds(seen: dict[str, Seen], count: int, doubts: list[str]) -> None:

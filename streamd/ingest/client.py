@@ -36,6 +36,7 @@ FIXED_OPTIONS = {
     "metadata_max_age_ms",
 }
 """Options that streamd sets itself, because its promises depend on them."""
+NO_OPTIONS: Mapping[str, Any] = {}
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols that exist; kafka-python treats any other text as PLAINTEXT."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
@@ -214,9 +215,12 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
         ) from None
 
 
-def make_producer(kafka: KafkaSettings, **settings: Any) -> KafkaProducer:
-    """Make a producer from the settings; the caller closes it."""
-    return _made(KafkaProducer, kafka, settings)
+def make_producer(
+    kafka: KafkaSettings, fixed: Mapping[str, Any] = NO_OPTIONS, **settings: Any
+) -> KafkaProducer:
+    """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
+    the user's say."""
+    return _made(KafkaProducer, kafka, settings, fixed)
 
 
 def settle(producer: Any, pending: list[Any]) -> None:
@@ -263,12 +267,17 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     )
 
 
-def _made(kind: Any, kafka: KafkaSettings, settings: dict[str, Any]) -> Any:
+def _made(
+    kind: Any,
+    kafka: KafkaSettings,
+    settings: dict[str, Any],
+    fixed: Mapping[str, Any] = NO_OPTIONS,
+) -> Any:
     """Make a client of a kind. Raises: KafkaError where no broker answers, SettingsError."""
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
         # The user's options win over ours; those that must not are in FIXED_OPTIONS.
-        return kind(**{**settings, **options})
+        return kind(**{**settings, **options, **fixed})
     except ClientError as error:
         raise KafkaError(
             f"No broker answers at {kafka.bootstrap_servers}: {error}.",

@@ -21,9 +21,11 @@ from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger, not_yet_appended
+from streamd.ingest.shown_offsets import ShownOffsets
 from streamd.ingest.silence import SilenceDetector
 from streamd.ingest.suspects import Suspects
-from streamd.ingest.unread import unread
+from streamd.ingest.traced import TracedRecords
+from streamd.ingest.unread import report_lag, unread
 from streamd.ingest.watch import missing_topic
 from streamd.settings import Settings
 from streamd.telemetry import metrics
@@ -71,6 +73,7 @@ class IngestLoop:
         self._decoder = make_decoder(settings, log_writer.schema)
         mapped = self._decoder.mapped.keys()
         w = log_writer
+        self._traced = TracedRecords()
         self._letters = LetterWriter(letters, clock, w.schema, settings.stream.time_unit, mapped)
         self._clock = clock
         self._beat = beat
@@ -85,6 +88,7 @@ class IngestLoop:
         self._held: Mapping[int, Sequence[Any]] = {}
         self._resume: list[Position] = []
         self._warned_at: dict[str, float] = {}
+        self._offsets = ShownOffsets(log_writer)
         if log_writer.newest_us is not None:
             self._report_log()
 
@@ -190,9 +194,12 @@ class IngestLoop:
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         self._letters.begin(source.partitions)
+        self._traced.begin()
         self._topics = [tp.topic for tp in source.partitions]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
+
+        self._offsets.begin()
 
         # Nothing is committed of this assignment yet: position -1 is equal to no other.
         self._resume = list(begun)
@@ -200,10 +207,8 @@ class IngestLoop:
         self._stamps_ms = [0] * len(begun)
         now = self._clock.monotonic()
         self._silence = SilenceDetector(source, now)
-        self._last_commit = now
         self._has_events = False
-        self._last_event = now
-        self._last_report = now
+        self._last_commit = self._last_event = self._last_report = now
         logger.info(
             "ingest_started",
             partitions=len(begun),
@@ -217,6 +222,7 @@ class IngestLoop:
 
         Returns: False where the source must begin again.
         """
+        self._offsets.publish(source)
         if self._clock_is_behind():
             return True
         if (
@@ -225,7 +231,7 @@ class IngestLoop:
             and (wait := self._until_commit()) > 0
         ):
             # All is read: sleep, so that the events that arrive meanwhile are polled together.
-            self._clock.sleep(min(wait, POLL_SECONDS))
+            self._offsets.sleep(min(wait, POLL_SECONDS), source, self._clock)
 
         # Poll, unless records wait for their schemas.
         try:
@@ -313,10 +319,11 @@ class IngestLoop:
 
     def _poll_timeout(self) -> float:
         """Seconds a poll may wait: at most until a buffered event may be committed."""
+        longest = self._offsets.longest_wait(POLL_SECONDS)
         if not self._merger.num_buffered:
-            return POLL_SECONDS
+            return longest
         due = self._merger.next_due(self._clock.monotonic())
-        return min(POLL_SECONDS, max(MIN_POLL_SECONDS, self._until_commit(), due))
+        return min(longest, max(MIN_POLL_SECONDS, self._until_commit(), due))
 
     def _until_commit(self) -> float:
         """Seconds until the next commit may be made."""
@@ -356,6 +363,7 @@ class IngestLoop:
         Returns: the events that the log does not hold yet; invalid ones became dead letters.
         """
         self._letters.remember(number, records)
+        self._traced.remember(number, records)
         blocks: list[Block] = []
         for portion in portions(records):
             if blocks:
@@ -401,12 +409,13 @@ class IngestLoop:
         # Letters are durable before the commit that moves the positions past their records.
         batch, watermark = self._build(events)
         self._letters.flush()
-        with metrics.commit_seconds.time():
+        with self._traced.commit(self._topics, positions, batch):
             self._log.commit(batch, source.progress(positions), watermark)
         self._stored = positions
         self._last_commit = now
         self._letters.forget(positions)
-        source.publish(positions)
+        self._offsets.add(positions)
+        self._offsets.publish(source)
 
         # Count what was committed.
         metrics.events.labels("edge").inc(batch.num_edges)
@@ -478,15 +487,7 @@ class IngestLoop:
 
     def _report(self, source: KafkaSource) -> None:
         """Set the lag metrics, do some housekeeping, and touch the heartbeat."""
-        for number, tp in enumerate(source.partitions):
-            lag = max(0, source.end(number) - self._merger.position(number).offset)
-            metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
-            behind = (
-                self._clock.now_us() / 1e6 - self._stamps_ms[number] / 1e3
-                if lag and self._stamps_ms[number]
-                else 0.0
-            )
-            metrics.lag_seconds.labels(tp.topic, str(tp.partition)).set(max(0.0, behind))
+        report_lag(source, self._merger, self._clock, self._stamps_ms)
         self._housekeep()
         self._touch_heartbeat(source)
 

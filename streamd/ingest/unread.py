@@ -1,10 +1,12 @@
-"""What ingest's heartbeat says of the records in Kafka that the log does not have yet."""
+"""What heartbeat and metrics of ingest say of the records in Kafka that the log lacks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from streamd.clock import Clock
 from streamd.ingest.consumer import KafkaSource
 from streamd.ingest.merge import Merger
+from streamd.telemetry import metrics
 
 
 def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
@@ -24,3 +26,15 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
             behind.setdefault(tp.topic, {})[tp.partition] = end
     age = max(0.0, clock.monotonic() - source.answered_at)
     return {"lag": lag, "behind": behind, "broker_age_seconds": age}
+
+
+def report_lag(source: KafkaSource, merger: Merger, clock: Clock, stamps_ms: Sequence[int]) -> None:
+    """Set the lag metrics of each partition. stamps_ms: timestamp of the newest record read, 0 for
+    none."""
+    for number, tp in enumerate(source.partitions):
+        lag = max(0, source.end(number) - merger.position(number).offset)
+        metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
+        behind = (
+            clock.now_us() / 1e6 - stamps_ms[number] / 1e3 if lag and stamps_ms[number] else 0.0
+        )
+        metrics.lag_seconds.labels(tp.topic, str(tp.partition)).set(max(0.0, behind))

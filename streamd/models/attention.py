@@ -26,6 +26,16 @@ class NeighborAttention(nn.Module):
         """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that
         learn nothing, such as edge features, are not copied and get no gradients. Returns:
         float32[U, dim]; zeros for a root without neighbours."""
+        weight_UHK = self.weights(query_UD, parts, mask_UK)
+        mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
+
+        # Project the weighted sum instead of each neighbour.
+        value_HWD = self.value.weight.view(self.heads, self.width, -1)
+        return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)
+
+    def weights(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
+        """How much each neighbour counts, float32[U, heads, K]: 1 over the neighbours of a root, 0
+        for padding. Arguments as of `forward`."""
 
         # Fold the key projection into the query of each root.
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
@@ -41,9 +51,5 @@ class NeighborAttention(nn.Module):
 
         # Padding weighs nothing; a root of padding alone gets zeros.
         mask_U1K = mask_UK[:, None]
-        weight_UHK = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
-        mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
-
-        # Project the weighted sum instead of each neighbour.
-        value_HWD = self.value.weight.view(self.heads, self.width, -1)
-        return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)
+        weight_UHK: Tensor = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
+        return weight_UHK

@@ -32,12 +32,33 @@ class DySATEncoder(Encoder):
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the roots. hops: one for each window."""
+        # The newest window asks, all windows answer.
+        stacked_USD, all_US = self._by_window(h_MD, hops, edge_stats, gap_us)
+        newest_UD = stacked_USD[:, 0]
+        out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
+        return out
+
+    def weights(
+        self,
+        h_MD: Tensor,
+        hops: tuple[HopInputs, ...],
+        edge_stats: nn.Module,
+        gap_us: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """As of `Encoder`, a tensor for each window: weight in the window times the window's."""
+        stacked_USD, all_US = self._by_window(h_MD, hops, edge_stats, gap_us)
+        window_US = self.across.weights(stacked_USD[:, 0], [stacked_USD], all_US).mean(1)
+        return tuple(
+            self.weighed(h_MD, hop, edge_stats, gap_us) * window_US[:, number, None]
+            for number, hop in enumerate(hops)
+        )
+
+    def _by_window(
+        self, h_MD: Tensor, hops: tuple[HopInputs, ...], edge_stats: nn.Module, gap_us: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the roots are in each window, float32[U, S, D], and that all windows answer,
+        bool[U, S]."""
         # The same layer in each window; `position` marks which window it was.
         per_window = [self.applied(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
         stacked_USD = torch.stack(per_window, 1) + self.position
-
-        # The newest window asks, all windows answer.
-        newest_UD = stacked_USD[:, 0]
-        all_US = stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)
-        out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
-        return out
+        return stacked_USD, stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)

@@ -6,7 +6,7 @@ knows time, how long ago.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -96,15 +96,48 @@ class Encoder(nn.Module):
         last: bool,
     ) -> Tensor:
         """Apply a layer, by its number, to the roots of a hop. Returns: float32[U, D]."""
-        parts = self.entries(h_MD, hop, edge_stats)
-        if self.time is not None:
-            parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
+        parts = self.entries(h_MD, hop, edge_stats, gap_us)
         out: Tensor = self.layers[number](embedding(hop.root_U, h_MD), parts, hop.mask_UK, last)
         return out
 
-    def entries(self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module) -> list[Tensor]:
-        """Return, of each neighbour of a hop, its state and the features of the edge to it."""
-        return [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
+    def weights(
+        self,
+        h_MD: Tensor,
+        hops: tuple[HopInputs, ...],
+        edge_stats: nn.Module,
+        gap_us: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return how much each neighbour of the first hop's roots counts by attention: float32[U,
+        K], as the only one of a tuple; an empty tuple where the layers have no attention.
+
+        Arguments as of `forward`.
+        """
+        if not hasattr(self.layers[-1], "weights"):
+            return ()
+
+        def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
+            return self.applied(number, h_MD, hop, edge_stats, gap_us, last)
+
+        return (self.weighed(states_of_first(h_MD, hops, layer), hops[0], edge_stats, gap_us),)
+
+    def weighed(
+        self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module, gap_us: Tensor
+    ) -> Tensor:
+        """How much each neighbour of a hop counts in the last layer: float32[U, K]."""
+        parts = self.entries(h_MD, hop, edge_stats, gap_us)
+        layer: Any = self.layers[-1]
+        out: Tensor = layer.weights(embedding(hop.root_U, h_MD), parts, hop.mask_UK)
+        return out
+
+    def entries(
+        self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module, gap_us: Tensor
+    ) -> list[Tensor]:
+        """Return, of each neighbour of a hop, its state, the features of the edge to it and, where
+        the layer knows time, how long ago it was."""
+        parts = [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
+        if self.time is not None:
+            parts.append(self.time(in_gaps(hop.ago_UK, gap_us)))
+        return parts
 
 
 def deepest_first(
@@ -118,9 +151,19 @@ def deepest_first(
     layer: called with its number, counted from the deepest hop, the states, the hop and whether it
     is the last.
     """
-    for number in reversed(range(len(hops))):
-        z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], number == 0)
-        if number:
-            # The hop before looks at these roots only: other nodes need no state.
-            h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
-    return z_UD
+    h_MD = states_of_first(h_MD, hops, layer)
+    return layer(len(hops) - 1, h_MD, hops[0], True)
+
+
+def states_of_first(
+    h_MD: Tensor,
+    hops: Sequence[HopInputs],
+    layer: Callable[[int, Tensor, HopInputs, bool], Tensor],
+) -> Tensor:
+    """The states that the first hop's layer sees, float32[M, D]. Arguments as of
+    `deepest_first`."""
+    for number in reversed(range(1, len(hops))):
+        z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], False)
+        # The hop before looks at these roots only: other nodes need no state.
+        h_MD = z_UD.new_zeros(len(h_MD), z_UD.shape[1]).index_copy(0, hops[number].root_U, z_UD)
+    return h_MD

@@ -28,10 +28,32 @@ class GATLayer(nn.Module):
         nn.init.xavier_uniform_(self.to_entry)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        # Project the roots; the projection of neighbours is folded into the score below.
+        # Project the roots; the projection of neighbours is folded into the scores.
         entry_UKD = torch.cat(parts, -1)
         own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
+
+        # The weighted sum, projected once.
+        share_UKH = self._shares(own_UHW, entry_UKD, weight_HWD, mask_UK)
+        mixed_UHD = torch.einsum("ukh,ukd->uhd", share_UKH[:, :-1], entry_UKD)
+        out = (
+            torch.einsum("uhd,hwd->uhw", mixed_UHD, weight_HWD)
+            + share_UKH[:, -1, :, None] * own_UHW
+        )
+        return out.flatten(1) if last else elu(out.flatten(1))
+
+    def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
+        """How much each neighbour counts, the mean over heads: float32[U, K]. What is missing to 1
+        is the root's own."""
+        own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
+        weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
+        share_UKH = self._shares(own_UHW, torch.cat(parts, -1), weight_HWD, mask_UK)
+        return share_UKH[:, :-1].mean(2)
+
+    def _shares(
+        self, own_UHW: Tensor, entry_UKD: Tensor, weight_HWD: Tensor, mask_UK: Tensor
+    ) -> Tensor:
+        """Weights of the neighbours and, last, of the root itself: float32[U, K + 1, heads]."""
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
 
         # Scores of the neighbours and of the root itself; the slope of 0.2 is the paper's.
@@ -41,11 +63,4 @@ class GATLayer(nn.Module):
         )
         self_UH = leaky_relu(asked_UH + (own_UHW * self.to_entry).sum(-1), 0.2)
 
-        # Weights over both, then the weighted sum, projected once.
-        share_UKH = torch.cat([score_UKH, self_UH[:, None]], 1).softmax(1)
-        mixed_UHD = torch.einsum("ukh,ukd->uhd", share_UKH[:, :-1], entry_UKD)
-        out = (
-            torch.einsum("uhd,hwd->uhw", mixed_UHD, weight_HWD)
-            + share_UKH[:, -1, :, None] * own_UHW
-        )
-        return out.flatten(1) if last else elu(out.flatten(1))
+        return torch.cat([score_UKH, self_UH[:, None]], 1).softmax(1)

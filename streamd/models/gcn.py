@@ -63,7 +63,7 @@ class GCNEncoder(Encoder):
             # Entries of D^-1/2 (A + I) D^-1/2 for this hop.
             rate_U = rate_M[hop.root_U]
             weight_UK = rate_U[:, None] * rate_M[hop.neighbor_UK] * hop.mask_UK
-            parts = self.entries(h_MD, hop, edge_stats)
+            parts = self.entries(h_MD, hop, edge_stats, gap_us)
             roots_UD = embedding(hop.root_U, h_MD)
             out: Tensor = self.layers[number](roots_UD, parts, weight_UK, rate_U**2, last)
             return out

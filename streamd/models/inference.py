@@ -50,6 +50,22 @@ class Inference(Protocol):
         """What the facts alone say: float32[R]; zeros where the model has no pair facts."""
         ...
 
+    def residual(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
+        """What the graph adds to that: float32[R]. Arguments as of `logits`."""
+        ...
+
+    @property
+    def mean_facts(self) -> Float32:
+        """The mean of each fact over what the version was trained on, float32[F]."""
+        ...
+
+    def neighbor_weights(
+        self, memory: Memory, updated_PD: Array, around: Neighborhood
+    ) -> tuple[Float32, ...]:
+        """How much each neighbour of the U roots counts by attention, float32[U, K] a hop: of the
+        first hop, or of each window of time. An empty tuple where there is no attention."""
+        ...
+
     def labels(self, memory: Memory, updated_PD: Array, rows: LabelRows, set_U: Int64) -> Float32:
         """Probabilities of classes, or quantities in their own unit, float32[U, T], of nodes of the
         node sets set_U."""

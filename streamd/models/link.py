@@ -180,6 +180,15 @@ class LinkModel(nn.Module):
         out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self.gap())
         return out
 
+    def neighbor_weights(self, inputs: LinkInputs, state_MD: Tensor) -> tuple[Tensor, ...]:
+        """How much each neighbour of the U roots counts by attention, float32[U, K] a hop: of the
+        first hop, or of each window of time. An empty tuple where there is no attention."""
+        h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
+        out: tuple[Tensor, ...] = self.encoder.weights(
+            h_MD, inputs.hops, self.edge_stats, self.gap()
+        )
+        return out
+
     def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | None) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
         # Each root is projected once, however many pairs it is in.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import VersionError
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.models.standard_values import CLIP, LEAST_SPREAD
 from streamd.models.stored_weights import with_all_facts
 
@@ -103,6 +103,11 @@ class Standardizer:
             out *= rows[..., self._set_of]
         return out
 
+    @property
+    def mean(self) -> Float32:
+        """float32[dim]; only where all rows are of one set."""
+        return self._mean
+
     def back(self, rows: Float32) -> Float32:
         """Standardised values in their own unit again; only where all rows are of one set."""
         out: Float32 = rows * self._std
@@ -192,6 +197,17 @@ class RootAttention:
         self, query_UD: Float32, entry_UKE: Float32, mask_UK: NDArray[np.bool_]
     ) -> Float32:
         """float32[U, dim]; zeros for a root without neighbours."""
+        weight_UHK = self.weights(query_UD, entry_UKE, mask_UK)
+
+        # The weighted sum first, then the value projection.
+        mixed_UHE: Float32 = weight_UHK @ entry_UKE
+        out_HUW: Float32 = mixed_UHE.transpose(1, 0, 2) @ self._value_HEW
+        out: Float32 = out_HUW.transpose(1, 0, 2).reshape(-1, self._dim)
+        return out
+
+    def weights(self, query_UD: Float32, entry_UKE: Float32, mask_UK: Bools) -> Float32:
+        """How much each neighbour counts, float32[U, heads, K]: 1 over the neighbours of a root, 0
+        for padding."""
         # Fold the keys into the queries, head by head.
         q_UHW = self._query(query_UD).reshape(-1, *self._by_head)
         folded_HUE = q_UHW.transpose(1, 0, 2) @ self._key_HWE
@@ -199,17 +215,12 @@ class RootAttention:
         score_UHK = folded_HUE.transpose(1, 0, 2) @ entry_UKE.swapaxes(1, 2)
 
         # Padding weighs nothing; a root of padding alone gets zeros.
-        weight_UHK = np.where(mask_U1K, score_UHK, np.float32(-1e9))
+        weight_UHK: Float32 = np.where(mask_U1K, score_UHK, np.float32(-1e9))
         weight_UHK -= weight_UHK.max(2, keepdims=True, initial=np.float32(-1e9))
         np.exp(weight_UHK, out=weight_UHK)
         weight_UHK *= mask_U1K
         weight_UHK /= np.maximum(weight_UHK.sum(2, keepdims=True), np.float32(1e-9))
-
-        # The weighted sum first, then the value projection.
-        mixed_UHE = weight_UHK @ entry_UKE
-        out_HUW = mixed_UHE.transpose(1, 0, 2) @ self._value_HEW
-        out: Float32 = out_HUW.transpose(1, 0, 2).reshape(-1, self._dim)
-        return out
+        return weight_UHK
 
 
 class Network:

@@ -124,6 +124,23 @@ class NumpyModel:
         out: Float32 = self._pair(self._fact_stats(facts_RF))[:, 0]
         return out
 
+    def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
+        assert self._graph is not None
+        return self._graph.residual(facts_RF, src_RD, dst_RD)
+
+    @property
+    def mean_facts(self) -> Float32:
+        return self._fact_stats.mean
+
+    def neighbor_weights(
+        self, memory: Memory, updated_PD: Float32, around: Neighborhood
+    ) -> tuple[Float32, ...]:
+        assert self._graph is not None
+        hop = around.hops[0]
+        h_MD = self._states(memory, updated_PD, around)
+        whole = slice(len(hop.root_U))
+        return (self._graph.weights(h_MD, hop, whole, self._edge_stats(hop.edge_UKD)),)
+
     def labels(self, memory: Memory, updated_PD: Float32, rows: LabelRows, set_U: Int64) -> Float32:
         parts = [self._fact_stats(rows.facts_UF)]
         if self._graph is not None:
@@ -141,8 +158,7 @@ class NumpyModel:
     def _embedded(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
         """Embeddings of a neighbourhood's roots: float32[U, D]."""
         assert self._graph is not None
-        h_MD = memory.host_states(around.node_M, updated_PD)
-        self._graph.add_to_states(h_MD, around.node_M, self._node_stats(around.node_MD))
+        h_MD = self._states(memory, updated_PD, around)
         hop = around.hops[0]
         num_roots = len(hop.root_U)
         z_UD = np.empty((num_roots, self.settings.dim), np.float32)
@@ -151,6 +167,13 @@ class NumpyModel:
             edges_UKF = self._edge_stats(hop.edge_UKD[a:b])
             z_UD[a:b] = self._graph.layer(h_MD, hop, slice(a, b), edges_UKF)
         return z_UD
+
+    def _states(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
+        """The states of all nodes before the layer: float32[M, D]."""
+        assert self._graph is not None
+        h_MD = memory.host_states(around.node_M, updated_PD)
+        self._graph.add_to_states(h_MD, around.node_M, self._node_stats(around.node_MD))
+        return h_MD
 
 
 class _GraphPart:
@@ -201,13 +224,25 @@ class _GraphPart:
     def layer(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
         """Embeddings of some roots of a hop. h_MD: states of all nodes; edges_UKF: standardised
         features of these roots' edges."""
-        own_UD = h_MD[hop.root_U[roots]]
-        entry_UKE = np.concatenate(
-            [h_MD[hop.neighbor_UK[roots]], edges_UKF, self._time(hop.ago_UK[roots])], 2
-        )
+        own_UD, entry_UKE = self._seen(h_MD, hop, roots, edges_UKF)
         z_UD = self._attention(own_UD, entry_UKE, hop.mask_UK[roots])
         z_UD += self._skip(own_UD)
         return z_UD
+
+    def weights(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
+        """How much each neighbour counts, the mean over heads: float32[U, K]. Arguments as of
+        `layer`."""
+        seen = self._seen(h_MD, hop, roots, edges_UKF)
+        mean_UK: Float32 = self._attention.weights(*seen, hop.mask_UK[roots]).mean(1)
+        return mean_UK
+
+    def _seen(
+        self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32
+    ) -> tuple[Float32, Float32]:
+        """What the layer sees: states of roots, float32[U, D], and entries of their neighbours,
+        float32[U, K, E]."""
+        parts = [h_MD[hop.neighbor_UK[roots]], edges_UKF, self._time(hop.ago_UK[roots])]
+        return h_MD[hop.root_U[roots]], np.concatenate(parts, 2)
 
     def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         """What the graph adds to the logit of each row: float32[R]."""

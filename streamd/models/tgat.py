@@ -22,3 +22,7 @@ class TGATLayer(nn.Module):
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
         out: Tensor = self.merge(torch.cat([self.attention(root_UD, parts, mask_UK), root_UD], 1))
         return out
+
+    def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
+        """How much each neighbour counts, the mean over heads: float32[U, K]."""
+        return self.attention.weights(root_UD, parts, mask_UK).mean(1)

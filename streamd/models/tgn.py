@@ -21,3 +21,7 @@ class TGNLayer(nn.Module):
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
         out: Tensor = self.attention(root_UD, parts, mask_UK) + self.skip(root_UD)
         return out
+
+    def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
+        """How much each neighbour counts, the mean over heads: float32[U, K]."""
+        return self.attention.weights(root_UD, parts, mask_UK).mean(1)

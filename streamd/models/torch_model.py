@@ -50,10 +50,7 @@ class TorchModel:
         facts = self._sent(facts_RF)
         out = self.model.pair_logits(facts)
         if self.model.has_graph:
-            src, dst = as_tensor(src_RD), as_tensor(dst_RD)
-            if self.model.head_set is not None:
-                src = src + self.model.asked_set(facts)
-            out = out + self.model.residual_of(src, dst)
+            out = out + self._residual(facts, src_RD, dst_RD)
         logits_R: Float32 = on_host(out)
         return logits_R
 
@@ -61,6 +58,24 @@ class TorchModel:
     def pair_logits(self, facts_RF: Float32) -> Float32:
         logits_R: Float32 = on_host(self.model.pair_logits(self._sent(facts_RF)))
         return logits_R
+
+    @torch.no_grad()
+    def residual(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
+        added_R: Float32 = on_host(self._residual(self._sent(facts_RF), src_RD, dst_RD))
+        return added_R
+
+    @property
+    def mean_facts(self) -> Float32:
+        mean_F: Float32 = on_host(self.model.fact_stats.shift)
+        return mean_F
+
+    @torch.no_grad()
+    def neighbor_weights(
+        self, memory: Memory, updated_PD: Array, around: Neighborhood
+    ) -> tuple[Float32, ...]:
+        inputs = self._to_device(_inputs_around(around))
+        weights = self.model.neighbor_weights(inputs, self._states(memory, updated_PD, inputs))
+        return tuple(on_host(weight_UK) for weight_UK in weights)
 
     @torch.no_grad()
     def labels(self, memory: Memory, updated_PD: Array, rows: LabelRows, set_U: Int64) -> Float32:
@@ -77,6 +92,12 @@ class TorchModel:
         out_UT = self.model.labels(inputs, self._states(memory, updated_PD, inputs.around))
         predicted: Float32 = on_host(head.predictions(out_UT, set_U))
         return predicted
+
+    def _residual(self, facts: Tensor, src_RD: Array, dst_RD: Array) -> Tensor:
+        src, dst = as_tensor(src_RD), as_tensor(dst_RD)
+        if self.model.head_set is not None:
+            src = src + self.model.asked_set(facts)
+        return self.model.residual_of(src, dst)
 
     def _states(self, memory: Memory, updated_PD: Array, inputs: LinkInputs) -> Tensor:
         """Memory of nodes with pending messages applied, float32[M, D]."""

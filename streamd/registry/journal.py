@@ -7,6 +7,7 @@ when and why.
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class Move:
     """One line of the journal.
 
     time: wall time in seconds. action: promote, prove or rollback. champion: the version that
-    serves from here on. shadow: the last proven version, kept for a rollback.
+    serves from here on. shadow: the last proven version, kept for a rollback. request: id of the
+    request from another machine that it was made for, "" for none.
     """
 
     time: float
@@ -35,6 +37,12 @@ class Move:
     shadow: str
     who: str
     why: str
+    request: str = ""
+
+    def line(self) -> bytes:
+        """Encode the move as a line of the journal."""
+        fields = {k: v for k, v in asdict(self).items() if k != "request" or v}
+        return msgspec.json.encode(fields) + b"\n"
 
 
 class ModelJournal:
@@ -48,7 +56,7 @@ class ModelJournal:
         self.passed_over: dict[bytes, str] = {}
         """Lines that were read and are no moves -> why; each is logged once."""
         self._recent: deque[Move] = deque(maxlen=RECENT)
-        self._at = self._num_moves = 0
+        self._at = self._num_moves = self._inode = 0
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(folder / ".lock")
         """Of whoever moves the champion or drops what only it may need; may be taken twice."""
@@ -67,8 +75,10 @@ class ModelJournal:
         since the last call is read. Owner: one thread."""
         try:
             with self._path.open("rb") as file:
-                # A file that was put in place of ours may be shorter: then from its beginning.
-                if os.fstat(file.fileno()).st_size < self._at:
+                # Another file was put in place of ours, or ours was cut: then from its beginning.
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._at:
+                    self._inode = status.st_ino
                     self._at = self._num_moves = 0
                     self._recent.clear()
                 file.seek(self._at)
@@ -122,22 +132,47 @@ class ModelJournal:
             return None
 
     def move(
-        self, action: str, champion: str, who: str, why: str, shadow: str | None = None
+        self,
+        action: str,
+        champion: str,
+        who: str,
+        why: str,
+        shadow: str | None = None,
+        request: str | None = None,
     ) -> Move:
         """Append a move durably, unless champion and shadow are named already.
 
-        shadow: None leaves it as it was; where there was none, it is the champion.
+        shadow: None leaves it as it was; where there was none, it is the champion. request: its id,
+        or "", where the move is to be appended in any case.
         """
         with self.lock:
             last = self.last()
             shadow = shadow or (last.shadow if last else champion)
-            if last is not None and (last.champion, last.shadow) == (champion, shadow):
+            named = last is not None and (last.champion, last.shadow) == (champion, shadow)
+            if last is not None and named and request is None:
                 return last
             move = Move(
-                time=time.time(), action=action, champion=champion, shadow=shadow, who=who, why=why
+                time=time.time(),
+                action=action,
+                champion=champion,
+                shadow=shadow,
+                who=who,
+                why=why,
+                request=request or "",
             )
             # The journal decides; a kill before the aliases are written leaves them a move behind.
-            append_durably(self._path, msgspec.json.encode(asdict(move)) + b"\n", self._disk)
-            aliases = msgspec.json.encode({"champion": champion, "shadow": move.shadow})
-            write_durably(self._aliases, aliases, self._disk)
+            append_durably(self._path, move.line(), self._disk)
+            self._write_aliases(move)
             return move
+
+    def replace(self, moves: Sequence[Move]) -> None:
+        """Put these moves, at least one, in the place of all: a follower's journal is a copy of the
+        trainer's."""
+        with self.lock:
+            text = b"".join(move.line() for move in moves)
+            write_durably(self._path, text, self._disk)
+            self._write_aliases(moves[-1])
+
+    def _write_aliases(self, move: Move) -> None:
+        aliases = msgspec.json.encode({"champion": move.champion, "shadow": move.shadow})
+        write_durably(self._aliases, aliases, self._disk)

@@ -3,8 +3,9 @@ without pickle."""
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -319,8 +320,8 @@ class Registry:
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
 
-    def promote(self, name: str, who: str, why: str) -> Move:
-        """Make a version champion by hand.
+    def promote(self, name: str, who: str, why: str, request: str | None = None) -> Move:
+        """Make a version champion by hand. request: as of `ModelJournal.move`.
 
         Raises: VersionError where there is none, it is damaged, or the log does not hold its
         position.
@@ -328,7 +329,7 @@ class Registry:
         # Under the lock, so that the trainer does not drop its memory meanwhile.
         with self.journal.lock:
             self._check_servable(name)
-            return self.journal.move("promote", name, who, why)
+            return self.journal.move("promote", name, who, why, request=request)
 
     def shadow(self) -> str | None:
         """Name of the last proven version, None before there is one."""
@@ -342,8 +343,9 @@ class Registry:
         assert champion is not None
         self.journal.move("prove", champion, "trainer", why, shadow=name)
 
-    def rollback(self, who: str, why: str) -> Move:
-        """Make the shadow, which is the last proven version, champion.
+    def rollback(self, who: str, why: str, request: str | None = None) -> Move:
+        """Make the shadow, which is the last proven version, champion. request: as of
+        `ModelJournal.move`.
 
         Raises: VersionError where it is champion already, damaged, or the log does not hold its
         position.
@@ -354,7 +356,7 @@ class Registry:
                 "There is no version to roll back to.", "wait until a second one is promoted."
             )
         self._check_servable(last.shadow)
-        return self.journal.move("rollback", last.shadow, who, why)
+        return self.journal.move("rollback", last.shadow, who, why, request=request)
 
     def _check_servable(self, name: str) -> None:
         """Check that a version can be loaded and that the log holds its position. Raises:
@@ -388,8 +390,32 @@ class Registry:
             kept = self._named() | {name for m in made[-1:] for name in (m.name, m.parent)}
             for manifest in made[len(old) :]:
                 if manifest.name not in kept:
-                    for file in memory_names(manifest):
-                        self._disk.unlink(self.folder / manifest.name / file)
+                    self._drop_memory(manifest)
+
+    def keep(self, versions: Mapping[str, bool]) -> None:
+        """Drop all versions but these, and champion and shadow, as another machine's trainer did.
+
+        versions: name -> whether its memory is kept.
+        """
+        with self.journal.lock:
+            named = self._named()
+            self._drop([name for name in self.names() if name not in versions])
+            for manifest in read_manifests(self):
+                if manifest.name not in named and not versions.get(manifest.name, True):
+                    self._drop_memory(manifest)
+
+    def _drop_memory(self, manifest: Manifest) -> None:
+        for file in memory_names(manifest):
+            self._disk.unlink(self.folder / manifest.name / file)
+
+    def put(self, name: str, folder: Path) -> None:
+        """Give a durable folder beside the versions the name of one, in the place of an older one
+        of that name."""
+        with self.journal.lock:
+            if (self.folder / name).exists():
+                self._remove(name)
+            self._disk.replace(folder, self.folder / name)
+            self._disk.sync_folder(self.folder)
 
     def drop_before(self, edge: int) -> None:
         """Drop the versions whose window began before an event id, but not champion and shadow.
@@ -411,11 +437,14 @@ class Registry:
         named = self._named()
         for name in names:
             if name not in named:
-                # Renamed first: a version that is there is whole.
-                scratch = self.folder / f".{name}{DROPPED}"
-                self._disk.remove_folder(scratch)
-                self._disk.replace(self.folder / name, scratch)
-                self._disk.remove_folder(scratch)
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        # Renamed first: a version that is there is whole.
+        scratch = self.folder / f".{name}{DROPPED}"
+        self._disk.remove_folder(scratch)
+        self._disk.replace(self.folder / name, scratch)
+        self._disk.remove_folder(scratch)
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:

@@ -337,12 +337,18 @@ class JournalWriter:
         self._disk.replace(scratch, self._path)
         self._disk.sync_folder(self.folder)
 
-    def append(self, line: bytes) -> None:
-        """Write one line and make it durable; once this returns, no crash can undo it."""
-        self._disk.write(self._fd, line, self._size)
+    def append(self, lines: bytes, number: int = 1) -> None:
+        """Write one line, or a number of them, and make them durable; once this returns, no crash
+        can undo it."""
+        self._disk.write(self._fd, lines, self._size)
         self._disk.sync(self._fd)
-        self._size += len(line)
-        self._num_commits += 1
+        self._size += len(lines)
+        self._num_commits += number
+
+    @property
+    def num_free(self) -> int:
+        """Commits that the file has room for."""
+        return FILE_LINES - self._num_commits
 
     @property
     def is_full(self) -> bool:

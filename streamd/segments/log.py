@@ -2,8 +2,9 @@
 docs/how-it-works.md, and recovers what a crash left."""
 
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,102 +12,86 @@ from typing import Any
 import structlog
 from crc32c import crc32c
 
-from streamd.errors import DiskError
+from streamd.errors import ChangelogError
 from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
 from streamd.schema_change import check_extends
+from streamd.segments.changelog_position import CHANGELOG
 from streamd.segments.commit_rows import append_rows, appended_bytes, read_keys
 from streamd.segments.features import widened
-from streamd.segments.journal import (
-    NOTHING,
-    FileState,
-    JournalWriter,
-    SegmentState,
-    changed_progress,
-    encode_line,
-)
-from streamd.segments.layout import EDGES, FEATURES, segment_path
+from streamd.segments.journal import SegmentState, changed_progress, encode_line
+from streamd.segments.layout import FEATURES
+from streamd.segments.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles, disk_error
 from streamd.segments.lookup import EdgeLookup
-from streamd.segments.recovery import (
-    drop_journals,
-    finish_replacements,
-    last_state,
-    lock_directory,
-    open_appended,
-    replacement,
-    settle,
-    sweep,
-)
+from streamd.segments.publisher import Publisher
+from streamd.segments.recovery import drop_journals, finish_replacements, replacement, sweep
 from streamd.segments.segment_files import SegmentFiles, newest_time
-from streamd.segments.sets_writer import SetsWriter, new_segment, reopened_segment
+from streamd.segments.sets_writer import SetsWriter, new_segment
 from streamd.segments.writer import TGUFWriter
 from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
-MAX_COMMIT_ROWS = 65_536
-"""Most rows of edges, and of labels, in one commit. A crash may leave so many behind a segment's
-counts, and recovery zeroes no more: 64 Ki edges without features are 1.5 MiB."""
+CLOSE_SECONDS = 5.0
+"""How long a close waits for the changelog. What is not acknowledged then is published again at the
+next start."""
 
 
-class LogWriter:
+class LogWriter(LogFiles):
     """Appends commits to the log, drops segments and replaces files, each as one line of the
     journal.
 
     Owner: the ingest process, by a lock on the directory. `keys` maps external keys to node ids;
-    `BatchBuilder` adds and removes entries before it commits. After a failed write or sync nothing
-    more is accepted: the process ends, and a new writer recovers.
+    `BatchBuilder` adds and removes entries before it commits. With a publisher a commit is durable
+    first and shown to readers later: up to MAX_IN_FLIGHT of them wait for `show_acknowledged`.
     """
 
     def __init__(
-        self, data_dir: Path, schema: Schema, segment_edges: int = 1_000_000, disk: Disk = DISK
+        self,
+        data_dir: Path,
+        schema: Schema,
+        segment_edges: int = 1_000_000,
+        disk: Disk = DISK,
+        publisher: Publisher | None = None,
     ) -> None:
-        """Lock, recover and open the log. Raises: LockedError, JournalError, DataDirectoryError,
-        DiskError."""
-        self.data_dir = data_dir
-        self.schema = schema
-        self.segment_edges = segment_edges
-        self.disk = disk
-        self._failed = ""
-        self.closed = False
-        """Whether it takes no more commits because `close` was called."""
+        """Lock, recover and open the log.
 
-        # Take the lock before anything is read; give it back where the log cannot be opened.
-        for folder in ("journal", EDGES, "node_features"):
-            (data_dir / folder).mkdir(parents=True, exist_ok=True)
-        self.lock = lock_directory(data_dir / "lock")
-        """Descriptor of the lock on the directory, held until `close`."""
+        publisher: has acknowledged all that the journal holds; the log's from here on.
+        Raises: LockedError, JournalError, DataDirectoryError, DiskError; ChangelogError where a log
+        that has a changelog is opened without it.
+        """
+        if publisher is None and (data_dir / CHANGELOG).exists():
+            raise ChangelogError(
+                f"The commits of {data_dir} go to a changelog, and this process would not tell it.",
+                "let ingest write it, with log.name set; to go on without other machines, remove "
+                f"{data_dir / CHANGELOG}.",
+            )
+        self.segment_edges = segment_edges
+        self._publisher = publisher
+        self._waiting: deque[tuple[int, SegmentState | None]] = deque()
+        """Commits that are durable but not acknowledged, each with the segment it appended to."""
+        super().__init__(data_dir, schema, disk, has_changelog=publisher is not None)
+        self.shown_seq = self.state.seq
+        """Newest commit that readers may use."""
         try:
-            self._open()
+            self._begin(schema)
         except OSError as error:
             os.close(self.lock)
-            raise _disk_error(data_dir, error) from error
+            raise disk_error(data_dir, error) from error
         except BaseException:
             os.close(self.lock)
             raise
 
-    def _open(self) -> None:
-        state = last_state(self.data_dir, self.schema)
-        declared, self.schema = self.schema, state.schema
-        check_extends(state.schema, declared)
-
-        # A new journal file makes the recovered state durable before any other file is changed.
-        self.state = state
-        self._journal = JournalWriter(self.data_dir / "journal", state, self.disk)
-        settle(self.data_dir, state, self.disk)
-
-        # Open what is appended to, and cut off what a crash left behind the committed ends.
-        self._segment: TGUFWriter | SetsWriter | None = None
-        self._segment_first = self._segment_revision = 0
-        self._files = open_appended(self.data_dir, state, self.disk)
-        self._open_segment()
-
-        # Show readers the newest commit: a crash may have come between its line and this.
-        self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
-        self._publish()
+    def _begin(self, declared: Schema) -> None:
+        """Read what commits need of the log, and extend its schema to the one declared."""
+        check_extends(self.schema, declared)
+        if self._publisher is not None:
+            position = self._publisher.acknowledged()
+            assert position.seq == self.state.seq, "all that the journal holds is acknowledged"
+            self._publish(position.seq, position)
         self.keys = read_keys(self.data_dir, self.state)
         self.newest_us = newest_time(self.data_dir, self.state)
         """Event time of the newest edge, microseconds; None before there is one."""
         self._lookup = EdgeLookup(self.data_dir)
-        if declared != state.schema:
+        if declared != self.schema:
             self._widen(declared)
 
     def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
@@ -163,6 +148,7 @@ class LogWriter:
     def _commit(
         self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap]
     ) -> None:
+        self._let_through(MAX_IN_FLIGHT - 1)
         changes: list[dict[str, Any]] = []
         segments: list[SegmentState] = []
         touched: list[int] = []
@@ -202,11 +188,6 @@ class LogWriter:
         if gaps:
             fields["gaps"] = [list(g) for g in gaps]
         self._line(segments, fields)
-
-        # Readers without the journal count rows by the file's header. A crash before this line
-        # leaves the old counts, which recovery raises.
-        if segments and self._segment is not None:
-            self._segment.raise_counts()
         if batch.num_edges:
             self.newest_us = int(batch.time_E[-1])
 
@@ -227,16 +208,87 @@ class LogWriter:
 
         # Step 3: append the line; once it is durable, so is the commit.
         if self._journal.is_full:
+            self._let_through(0)
             self._journal.roll(self.state)
-        self._journal.append(encode_line(line))
-        self.state = self.state.after(line)
+        encoded = encode_line(line)
+        self._journal.append(encoded)
+        before, self.state = self.state, self.state.after(line)
+        segment = segments[-1] if segments and not replaces else None
+        if self._publisher is not None:
+            self._publisher.publish(before, line, encoded)
+            self._waiting.append((self.state.seq, segment))
 
-        # A replaced file gets its name before readers are told of it.
+        # A replaced file gets its name before readers are told of it, and only when nothing can
+        # take the commit back any more.
         if replaces:
+            self._await_all()
             finish_replacements(self.data_dir, self.state, self.disk)
 
         # Step 4: show it to readers. Step 5, Kafka's offsets, is the caller's.
-        self._publish()
+        if self._publisher is None:
+            self.shown_seq = self.state.seq
+            self._publish(self.shown_seq, None, segment)
+        else:
+            self._show()
+
+    def show_acknowledged(self) -> int:
+        """Show readers the commits that the changelog has acknowledged since. Returns: the newest
+        commit shown. Raises: DiskError, KafkaError, ChangelogError."""
+        if self._waiting:
+            with self._steps():
+                self._show()
+        return self.shown_seq
+
+    @property
+    def seq(self) -> int:
+        """The newest commit that is durable."""
+        return self.state.seq
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether commits wait for the changelog."""
+        return bool(self._waiting)
+
+    def _show(self) -> None:
+        """Step 4 for all commits that are acknowledged."""
+        assert self._publisher is not None
+        position = self._publisher.acknowledged()
+        segment = None
+        while self._waiting and self._waiting[0][0] <= position.seq:
+            self.shown_seq, changed = self._waiting.popleft()
+            segment = changed or segment
+        if self.shown_seq == position.seq:
+            self._publish(self.shown_seq, position, segment)
+
+    def _let_through(self, most: int) -> None:
+        """Show commits until at most so many wait."""
+        while len(self._waiting) > most:
+            self._show()
+            if len(self._waiting) > most:
+                assert self._publisher is not None
+                self._publisher.wait()
+
+    def _await_all(self) -> None:
+        """Wait until all commits are acknowledged, without showing them."""
+        while self._waiting and self._publisher is not None:
+            if self._publisher.acknowledged().seq >= self.state.seq:
+                return
+            self._publisher.wait()
+
+    def close(self) -> None:
+        """Wait a little for the changelog, close all files and release the lock; a second call does
+        nothing. Raises: DiskError."""
+        until = time.monotonic() + CLOSE_SECONDS
+        try:
+            while self._waiting and not (self.closed or self._failed) and time.monotonic() < until:
+                if self.show_acknowledged() < self.state.seq and self._publisher is not None:
+                    self._publisher.wait()
+        finally:
+            try:
+                super().close()
+            finally:
+                if self._publisher is not None:
+                    self._publisher.close()
 
     def drop_before(self, first_edge: int) -> list[SegmentState]:
         """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
@@ -244,6 +296,7 @@ class LogWriter:
         if doomed:
             with self._steps():
                 self._line([], {"dropped": [s.first_edge for s in doomed]})
+                self._let_through(0)
                 sweep(self.data_dir, self.state, self.disk)
                 drop_journals(self.data_dir, self.state, self.disk)
         return doomed
@@ -327,57 +380,6 @@ class LogWriter:
         crc, size = new.crc, [0, new.num_bytes]
         return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
 
-    def close(self) -> None:
-        """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
-        if self.closed:
-            return
-        self.closed = True
-        try:
-            with ExitStack() as stack:
-                stack.callback(os.close, self.lock)
-                for fd in (self._published, *self._files.values()):
-                    stack.callback(self.disk.close, fd)
-                stack.callback(self._journal.close)
-                if self._segment is not None:
-                    stack.callback(self._segment.close)
-        except OSError as error:
-            raise _disk_error(self.data_dir, error) from error
-
-    def _committed(self, path: str) -> FileState:
-        return self.state.files.get(path, NOTHING)
-
-    @contextmanager
-    def _steps(self) -> Iterator[None]:
-        """Run one change of the log; after any failure in it, refuse every later change.
-
-        Memory and disk may then differ, and only recovery knows what the disk holds.
-        """
-        if self._failed:
-            raise DiskError(
-                f"The log at {self.data_dir} takes nothing more after: {self._failed}.",
-                "restart ingest.",
-            )
-        try:
-            self._journal.check_alone()
-            yield
-        except OSError as error:
-            self._failed = str(error)
-            raise _disk_error(self.data_dir, error) from error
-        except BaseException as error:
-            self._failed = str(error)
-            raise
-
-    def _state_of(self, segment: TGUFWriter | SetsWriter) -> SegmentState:
-        """The state of the segment in progress, with the rows written so far."""
-        return SegmentState(
-            self._segment_first,
-            segment.num_edges,
-            segment.num_labels,
-            segment.edge_capacity,
-            self._segment_revision,
-            segment.rows_per_set if isinstance(segment, SetsWriter) else (),
-        )
-
     def _segment_for(self, batch: EventBatch) -> TGUFWriter | SetsWriter:
         segment = self._segment
         if (
@@ -459,42 +461,6 @@ class LogWriter:
         return self._segment
 
     def _begin_segment(self) -> TGUFWriter | SetsWriter:
-        first = self.state.num_edges
-        path = self.data_dir / segment_path(first, self.schema.num_edge_sets)
-
-        # A file that has this name already was begun for a commit whose line was never written.
-        self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
-        new = new_segment(path, self.schema, self.segment_edges, self.disk)
-
-        # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
-        # together.
-        if self._segment is not None:
-            self._segment.close()
-            self._journal.roll(self.state)
-            logger.info(
-                "segment_sealed", first_edge=self._segment_first, edges=self._segment.num_edges
-            )
-        self._segment = new
-        self._segment_first = first
-        self._segment_revision = 0
-        return new
-
-    def _open_segment(self) -> None:
-        last = self.state.last
-        if last is not None:
-            self._segment = reopened_segment(self.data_dir, last, self.schema, self.disk)
-            self._segment_first = last.first_edge
-            self._segment_revision = last.revision
-            # A crash may have left rows of a commit whose line was never written.
-            self._segment.clear_behind(MAX_COMMIT_ROWS)
-            self._segment.raise_counts()
-
-    def _publish(self) -> None:
-        self.disk.write(self._published, self.state.seq.to_bytes(8, "little"), 0)
-
-
-def _disk_error(data_dir: Path, error: OSError) -> DiskError:
-    return DiskError(
-        f"The log in {data_dir} could not be written: {error.strerror or error}.",
-        "free space or mend the disk; ingest resumes from the last commit by itself.",
-    )
+        """Seal the segment in progress, of which every commit is shown first, and begin another."""
+        self._let_through(0)
+        return self._new_segment(self.segment_edges)

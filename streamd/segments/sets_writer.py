@@ -2,6 +2,7 @@
 their events."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from streamd.schema import Schema
 from streamd.segments.format import TGUFSchema
 from streamd.segments.journal import SegmentState
 from streamd.segments.layout import LABELS, ORDER, SET_SHIFT
-from streamd.segments.writer import TGUFWriter, columns_crc
+from streamd.segments.writer import TGUFWriter, clear, columns_crc
 from streamd.storage import DISK, Disk
 
 
@@ -144,10 +145,13 @@ class SetsWriter:
             self._unsynced.pop().sync()
         self._disk.sync(self._order)
 
-    def raise_counts(self) -> None:
-        """Count the rows written so far in the headers, where other tools see them."""
-        for one in self._files():
-            one.raise_counts()
+    def raise_counts(self, rows: Sequence[int] = (), labels: int | None = None) -> None:
+        """Count the rows written so far in the headers, where other tools see them; or only so many
+        edges of each set, and labels."""
+        for one, count in zip(self._sets, rows or self.rows_per_set, strict=True):
+            one.raise_counts((count,))
+        if self._labels:
+            self._labels.raise_counts((), labels)
 
     def commit(self) -> None:
         """Make the appended rows durable, and then visible in the headers."""
@@ -159,8 +163,7 @@ class SetsWriter:
         for one in self._files():
             one.clear_behind(rows)
         size = 8 * min(rows, self.edge_capacity - self.num_edges)
-        if any(os.pread(self._order, size, 8 * self.num_edges)):
-            self._disk.write(self._order, bytes(size), 8 * self.num_edges)
+        clear(self._order, size, 8 * self.num_edges, self._disk)
         self._disk.sync(self._order)
 
     def close(self) -> None:

@@ -55,7 +55,9 @@ class JournalTail:
 
     def refresh(self, until: int | None = None) -> bool:
         """Read what was committed since the last call, no commit after `until` where one is given.
-        Returns: whether anything was. Raises: JournalError."""
+        Returns: whether anything was. Raises: JournalError, also where another log has taken the
+        place of the one that was opened."""
+        self._check_same_log()
         published = self._published()
         if until is not None:
             published = min(published, until)
@@ -66,6 +68,20 @@ class JournalTail:
         if self.superseded:
             self.state = before
         return self.state.seq > before.seq
+
+    def _check_same_log(self) -> None:
+        """Check that the directory has the log that was opened: a follower that was too far behind
+        puts a newer one in its place."""
+        try:
+            now = (self.data_dir / "published").stat()
+        except FileNotFoundError:
+            # It is being put there.
+            return
+        if not os.path.samestat(now, os.fstat(self._file)):
+            raise JournalError(
+                f"The log in {self.data_dir} was replaced by a newer one.",
+                "nothing: who reads it starts again.",
+            )
 
     def published_at(self) -> float:
         """Wall time, in seconds, at which the newest commit was shown to readers."""

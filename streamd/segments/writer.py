@@ -1,7 +1,7 @@
 """Writes one TGUF file, which other tools can read at any moment."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,8 @@ from streamd.storage import DISK, Disk
 
 EARLIEST = -(2**63)
 """Time of the last row of a file without rows: no int64 is before it."""
+CLEARED_BYTES = 1 << 20
+"""Bytes looked at in one go for whether they are zero."""
 RESERVED_ROWS = 65_536
 """Most edges that a sparse file reserves blocks for at a time: 1.5 MiB and their features. A sync
 that allocates them too takes five times as long."""
@@ -208,12 +210,13 @@ class TGUFWriter:
         """Make all rows durable, without raising the header's counts."""
         self._disk.sync(self._fd)
 
-    def raise_counts(self) -> None:
-        """Count the rows written so far in the header, where other tools see them."""
+    def raise_counts(self, rows: Sequence[int] = (), labels: int | None = None) -> None:
+        """Count the rows written so far in the header, where other tools see them; or only so many
+        edges (one number) and labels."""
         self.header = replace(
             self.header,
-            num_edges=self.num_edges,
-            num_labels=self.num_labels,
+            num_edges=rows[0] if rows else self.num_edges,
+            num_labels=self.num_labels if labels is None else labels,
             num_nodes=max(self.num_nodes, self.header.num_nodes),
         )
         self._disk.write(self._fd, self.header.pack(), 0)
@@ -238,9 +241,7 @@ class TGUFWriter:
                 continue
             size = min(rows, section.capacity - count) * section.row_bytes
             at = section.offset + count * section.row_bytes
-            # Blocks that were never written read as zero and stay unwritten.
-            if any(os.pread(self._fd, size, at)):
-                self._disk.write(self._fd, bytes(size), at)
+            clear(self._fd, size, at, self._disk)
         self.sync()
 
     def _reserve(self, rows: int) -> None:
@@ -275,6 +276,14 @@ class TGUFWriter:
         at: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def clear(fd: int, size: int, offset: int, disk: Disk) -> None:
+    """Zero a range of a file. Blocks that were never written read as zero and stay unwritten."""
+    for at in range(offset, offset + size, CLEARED_BYTES):
+        zeros = bytes(min(CLEARED_BYTES, offset + size - at))
+        if os.pread(fd, len(zeros), at) != zeros:
+            disk.write(fd, zeros, at)
 
 
 def columns_crc(columns: Iterable[NDArray[Any]], crc: int = 0) -> int:

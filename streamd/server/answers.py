@@ -9,10 +9,12 @@ import numpy as np
 from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
+from streamd.server.explain import Pair, explained
 from streamd.server.loaded_version import UNKNOWN, LoadedVersion
 from streamd.server.requests import (
     Answer,
     Embedding,
+    Explain,
     Label,
     NotFinite,
     Recommend,
@@ -167,6 +169,8 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
                 answers.append(_embedded(moment, source))
             case Label():
                 answers.append(_labelled(moment, source, request.node))
+            case Explain():
+                answers.append(_explained(moment, request, source))
     return answers
 
 
@@ -205,9 +209,22 @@ def _labelled(moment: Moment, source: int, key: Key) -> Answer:
     return moment.answer(source, labels=labels)
 
 
+def _explained(moment: Moment, request: Explain, source: int) -> Answer:
+    target = moment.view.ids([request.dst])
+    pair = Pair(source, int(target[0]), request.edge_set, moment.as_of_us)
+    explanation = explained(moment.view, moment.served, pair)
+    return moment.answer(
+        source,
+        dst=(request.dst,),
+        scores=(explanation.score,),
+        known=tuple(moment.view.facts.is_known(target).tolist()),
+        explanation=explanation,
+    )
+
+
 def _node_of(request: Request) -> Key:
-    return request.src if isinstance(request, Score | Recommend) else request.node
+    return request.src if isinstance(request, Score | Recommend | Explain) else request.node
 
 
 def _time_of(request: Request) -> int | None:
-    return request.time_us if isinstance(request, Score | Recommend) else None
+    return request.time_us if isinstance(request, Score | Recommend | Explain) else None

@@ -32,6 +32,7 @@ from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
 from streamd.server.requests import (
     Answer,
+    Done,
     NotFinite,
     NotReady,
     Recommend,
@@ -45,7 +46,7 @@ from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
 from streamd.server.waiting import Waiting
 from streamd.server.warm_up import warm_up_requests
 from streamd.settings import ModelSettings, Settings
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading
 
@@ -108,7 +109,7 @@ class Engine:
         self._served: LoadedVersion | None = None
         """None while the rule answers."""
         self._seen = Seen()
-        self._complete = Completeness(settings.data_dir)
+        self._complete = Completeness(settings.data_dir, settings.log.member == "replica")
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
 
@@ -148,7 +149,12 @@ class Engine:
             state = self._view.included
             for token in conditions.after:
                 token.check(state, self._settings.kafka.topics)
-            await self._waiting.reach(conditions.after, state, deadline)
+            begun = time.monotonic()
+            try:
+                await self._waiting.reach(conditions.after, state, deadline)
+            finally:
+                if (span := spans.current.get()) is not None:
+                    span.child("reach", begun, time.monotonic())
         answers = await self._queue.answers(requests, deadline)
         if conditions.max_lag_seconds is not None:
             _check_age(answers[0].seen, conditions.max_lag_seconds)
@@ -350,7 +356,8 @@ class Engine:
         for batch in taken:
             if searches := batch.searches:
                 moments = moments_of(self._view, self._served, searches, self._seen)
-                self._searches.begin(searches, moments, batch.deadline, batch.done)
+                done = _traced(batch, self.status.version)
+                self._searches.begin(searches, moments, batch.deadline, done)
         self._answer_now(self._view, [b for b in taken if not b.searches])
 
     @memory_for("a search of all nodes")
@@ -373,6 +380,7 @@ class Engine:
         for batch in taken:
             metrics.engine_seconds.labels("wait").observe(begun - batch.since)
             metrics.engine_seconds.labels("answer").observe(took)
+            _trace(batch, begun, begun + took, self.status.version)
             batch.done(
                 answers
                 if isinstance(answers, Exception)
@@ -407,6 +415,33 @@ class Engine:
             if self.status.ready and isinstance(request, Recommend):
                 self._searches.measure(request, moment, answer)
         return answers
+
+
+def _trace(batch: PendingBatch, begun: float, ended: float, version: str) -> None:
+    """Make the spans of a batch's wait and of its answer, where its request has one. begun, ended:
+    of the answer, seconds of the monotonic clock."""
+    if batch.span is None:
+        return
+    batch.span.child("wait", batch.since, begun)
+    batch.span.child(
+        "answer",
+        begun,
+        ended,
+        {"streamd.version": version, "streamd.requests": len(batch.requests)},
+    )
+
+
+def _traced(batch: PendingBatch, version: str) -> Done:
+    """What a search calls with its answers: the batch's own, behind the spans of both."""
+    if batch.span is None:
+        return batch.done
+    begun = time.monotonic()
+
+    def done(result: list[Answer] | BaseException) -> None:
+        _trace(batch, begun, time.monotonic(), version)
+        batch.done(result)
+
+    return done
 
 
 def _check_age(seen: Seen, max_lag_seconds: float) -> None:

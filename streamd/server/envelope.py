@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamd.server.problems import problem
 from streamd.server.protocol import MAX_BODY_BYTES
 from streamd.server.state import require_admin_key, require_key
-from streamd.server.trace import trace_of
 from streamd.settings import LOOPBACK, Settings, has_keys
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, spans
+from streamd.telemetry.trace import Trace, trace_of
 
 logger = structlog.get_logger()
 # Scripts and styles of this server only, and no page may frame it. Inline ones are the docs'.
@@ -70,6 +70,11 @@ class Envelope:
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         trace = trace_of(headers.getlist("traceparent"))
+        span = None
+        if (made := spans.active()) is not None and not scope["path"].startswith(QUIET):
+            span = made.request(scope["method"], trace)
+            trace = span.trace
+            spans.current.set(span)
         added = {**SAFE_HEADERS, "X-Request-ID": request_id}
         named = {}
         if trace is not None:
@@ -92,7 +97,10 @@ class Envelope:
                 else:
                     await self._app(scope, self._bounded(scope, receive), send_measured)
             finally:
-                self._account(scope, status, time.perf_counter() - begun, request_id)
+                took = time.perf_counter() - begun
+                self._account(scope, status, took, request_id, trace)
+                if span is not None:
+                    _end(span, scope, status)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to a request that is refused by its headers, None for one that is not."""
@@ -154,11 +162,13 @@ class Envelope:
 
         return receive_within_bounds
 
-    def _account(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+    def _account(
+        self, scope: Scope, status: int, seconds: float, request_id: str, trace: Trace | None
+    ) -> None:
         """Count and log a request by its route, not by its path: a path may name a person."""
         route = _route_of(scope)
         if route is not None and route.startswith(MEASURED):
-            metrics.request_seconds.labels(route).observe(seconds)
+            metrics.request_seconds.labels(route).observe(seconds, spans.exemplar_of(trace))
             metrics.requests.labels(route, str(status)).inc()
         if self._access_log and not scope["path"].startswith(QUIET):
             logger.info(
@@ -170,6 +180,22 @@ class Envelope:
                 ms=round(1e3 * seconds, 2),
                 client=(scope.get("client") or ("",))[0],
             )
+
+
+def _end(span: spans.Started, scope: Scope, status: int) -> None:
+    """End the span of a request, named by its route."""
+    route = _route_of(scope)
+    attributes: dict[str, str | int] = {
+        "http.response.status_code": status,
+        "url.scheme": scope["scheme"],
+        "network.protocol.version": scope["http_version"],
+    }
+    if route is not None:
+        attributes["http.route"] = route
+    if status >= 500:
+        attributes["error.type"] = str(status)
+    name = scope["method"] if route is None else f"{scope['method']} {route}"
+    span.end(name, attributes, failed=status >= 500)
 
 
 def _route_of(scope: Scope) -> str | None:

@@ -18,6 +18,7 @@ from streamd.ingest.decode import Decoder
 from streamd.ingest.formats import JSON_FORMATS
 from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings import Settings, schema_of
+from streamd.telemetry.spans import current
 
 ACKNOWLEDGED_SECONDS = 10.0
 """Longest wait for Kafka's acknowledgement."""
@@ -96,10 +97,15 @@ class Forwarder:
         KafkaError."""
         topic = self.topic
         timeout = ACKNOWLEDGED_SECONDS
+        # The commit's span links to the request that the events came by.
+        span = current.get()
+        headers = [] if span is None else [("traceparent", span.trace.response.encode())]
         try:
             # All are sent before the first is waited for.
             producer = self._made()
-            sent = [producer.send(topic, key=key, value=value) for key, value in events]
+            sent = [
+                producer.send(topic, key=key, value=value, headers=headers) for key, value in events
+            ]
             producer.flush(timeout)
             return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged

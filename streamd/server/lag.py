@@ -1,10 +1,12 @@
 """Until when answers know all that was in Kafka, by what ingest says and what the view has."""
 
+import json
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamd.roles import ENDS, FOLLOW, folder_of
 from streamd.segments.journal import LogState
 from streamd.telemetry.heartbeat import read_beat
 
@@ -17,6 +19,10 @@ ANSWERS_SECONDS = 10.0
 that is away, and what ingest takes for a partition's end is as old as its last answer."""
 
 
+Ends = dict[str, dict[str, int]]
+"""Topic -> partition -> the end, of partitions with more to read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What ingest said. at: monotonic time of the look. known_at: wall time up to which it knew
@@ -24,7 +30,7 @@ class _Look:
 
     at: float
     known_at: float
-    ends: dict[str, dict[str, int]]
+    ends: Ends
 
     def is_in(self, state: LogState) -> bool:
         """Whether a state of the log has the partitions up to the ends."""
@@ -45,8 +51,10 @@ class Completeness:
     until one is known, as before the server has caught up once.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, is_replica: bool = False) -> None:
+        """is_replica: the follower says what is in Kafka, since no ingest is here."""
         self._data_dir = data_dir
+        self._is_replica = is_replica
         self._looked_at = -LOOK_SECONDS
         self._pending: deque[_Look] = deque()
         """Looks whose ends the view has not passed, oldest first."""
@@ -57,17 +65,35 @@ class Completeness:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        beat = read_beat(self._data_dir, "ingest")
-        if beat is None or "behind" not in beat.detail:
-            # It does not read now, as while no broker answers: nothing new is known.
+        if self._is_replica:
+            known_at, ends = self._of_follower()
+        else:
+            known_at, ends = self._of_ingest()
+        if ends is None:
+            # Nothing is read now, as while no broker answers: nothing new is known.
             return
-        away = float(beat.detail["broker_age_seconds"])
-        age = beat.age_seconds + (away if away > ANSWERS_SECONDS else 0.0)
-        self._pending.append(_Look(now, time.time() - age, beat.detail["behind"]))
+        self._pending.append(_Look(now, known_at, ends))
 
         # Of many, every second one is enough.
         if len(self._pending) > MAX_PENDING:
             self._pending = deque(list(self._pending)[::2])
+
+    def _of_follower(self) -> tuple[float, Ends | None]:
+        """When the follower last asked Kafka, and what the log lacked then."""
+        try:
+            said = json.loads((folder_of(self._data_dir, FOLLOW) / ENDS).read_bytes())
+        except (OSError, ValueError):
+            return 0.0, None
+        return float(said["time"]), said["behind"]
+
+    def _of_ingest(self) -> tuple[float, Ends | None]:
+        """Until when ingest knows what is in Kafka, and what the log lacked then."""
+        beat = read_beat(self._data_dir, "ingest")
+        if beat is None or "behind" not in beat.detail:
+            return 0.0, None
+        away = float(beat.detail["broker_age_seconds"])
+        age = beat.age_seconds + (away if away > ANSWERS_SECONDS else 0.0)
+        return time.time() - age, beat.detail["behind"]
 
     def show(self, state: LogState, looked_at: float) -> None:
         """Take a state of the log that the view has whole.

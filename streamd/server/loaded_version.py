@@ -8,7 +8,7 @@ import structlog
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
+from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
 from streamd.models import Architecture, EdgeRows, Memory, architecture_of
 from streamd.models.arrays import Array, on_host
 from streamd.models.inference import Inference
@@ -198,17 +198,21 @@ class LoadedVersion:
         # All missing nodes in one pass.
         missing = self._embeddings.missing(nodes)
         if len(missing):
-            around = sample_neighborhood(
-                live.graph,
-                live.log.columns,
-                live.features,
-                missing,
-                self.memory.edge,
-                self.memory.now_us,
-                self._plan,
-            )
+            around = self._around(missing, live)
             parts = self.model.embed(self.memory, self._pending(), around)
             self._embeddings.keep(missing, list(parts))
+
+    def _around(self, nodes: Int64, live: LiveGraph) -> Neighborhood:
+        """The neighbourhood of distinct nodes as of memory's cut."""
+        return sample_neighborhood(
+            live.graph,
+            live.log.columns,
+            live.features,
+            nodes,
+            self.memory.edge,
+            self.memory.now_us,
+            self._plan,
+        )
 
     def embedding_of(self, node: int, live: LiveGraph) -> Float32:
         """The embedding of a node, float32[D]; empty where the model makes none."""
@@ -269,3 +273,31 @@ class LoadedVersion:
         self.embed(np.concatenate([src_R, dst_R]), live)
         ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
         return self.model.logits(facts_RF, *ends)
+
+    # What explanations ask
+
+    @property
+    def mean_facts(self) -> Float32:
+        """The mean of each fact over what the version was trained on, float32[F]: 0 once
+        standardised."""
+        return self.model.mean_facts
+
+    def pair_logits(self, facts_RF: Float32) -> Float32:
+        """What facts alone say, float32[R]."""
+        return self.model.pair_logits(facts_RF)
+
+    def residual(
+        self, facts_F: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
+    ) -> float | None:
+        """What the graph adds to the facts of one pair, None where the model looks at no graph."""
+        if not self._by_vectors:
+            return None
+        self.embed(np.concatenate([src_1, dst_1]), live)
+        ends = self._embeddings.of(1, src_1), self._embeddings.of(2, dst_1)
+        return float(self.model.residual(facts_F[None], *ends)[0])
+
+    def looked_at(self, nodes: Int64, live: LiveGraph) -> tuple[Neighborhood, tuple[Float32, ...]]:
+        """The neighbourhood that the embeddings of distinct nodes are made of, and how much each
+        neighbour counts: as of `Inference.neighbor_weights`."""
+        around = self._around(nodes, live)
+        return around, self.model.neighbor_weights(self.memory, self._pending(), around)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from streamd.server.requests import Answer, Done, Overloaded, Recommend, Request
 from streamd.settings import ServerSettings
+from streamd.telemetry.spans import Started, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class PendingBatch:
     since: float
     deadline: float
     done: Done
+    span: Started | None = None
+    """Of the request that asks, where spans are made."""
 
     @property
     def searches(self) -> list[Recommend]:
@@ -62,7 +65,7 @@ class RequestQueue:
 
         # Wait no longer than the deadline, which the engine knows too.
         now = time.monotonic()
-        self._waiting.append(PendingBatch(requests, now, deadline, done))
+        self._waiting.append(PendingBatch(requests, now, deadline, done, current.get()))
         self._wake.set()
         async with asyncio.timeout(deadline - now):
             return await future

@@ -68,7 +68,18 @@ class Label:
     node: Key
 
 
-Request = Score | Recommend | Embedding | Label
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """A request for what the score of one candidate is made of. time_us, edge_set: as in
+    `Score`."""
+
+    src: Key
+    dst: Key
+    time_us: int | None = None
+    edge_set: int = 0
+
+
+Request = Score | Recommend | Embedding | Label | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,55 @@ class Seen:
         return None if self.complete_until is None else max(0.0, now - self.complete_until)
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about the pair. all_sets: of all edge sets together, where there are several. value:
+    as the model gets it. words: what it says."""
+
+    name: str
+    all_sets: bool
+    value: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Facts of one kind, or what the graph adds. words: what they come to. share: its Shapley value
+    in the score. without: the score with this group alone at its baseline."""
+
+    name: str
+    words: str
+    share: float
+    without: float
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborShare:
+    """A sampled neighbour of one end. of: "src" or "dst". time_us: of the event between them.
+    weight: how much it counts among the end's neighbours."""
+
+    node: Key
+    of: str
+    time_us: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a score is made of: `baseline` and the groups' shares add up to it.
+
+    weights: where the neighbours' weights are from, "attention" or "uniform"; "none" where no
+    neighbours are looked at.
+    """
+
+    score: float
+    baseline: float
+    groups: tuple[Group, ...]
+    neighbors: tuple[NeighborShare, ...]
+    weights: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The engine's answer to a request, and what it was computed from. Times are in microseconds.
@@ -96,8 +156,9 @@ class Answer:
     edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
     as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
     src_known: whether the source was seen.
-    dst, scores, known: of Score and Recommend. embedding: of Embedding, empty without graph layers.
-    labels: of Label, None without a label head.
+    dst, scores, known: of Score, Recommend and Explain. explanation: of Explain.
+    embedding: of Embedding, empty without graph layers. labels: of Label, None without a label
+    head.
     """
 
     version: str
@@ -113,6 +174,7 @@ class Answer:
     known: tuple[bool, ...] = ()
     embedding: tuple[float, ...] = ()
     labels: tuple[float, ...] | None = None
+    explanation: Explanation | None = None
 
 
 Done = Callable[[list[Answer] | BaseException], None]

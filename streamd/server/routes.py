@@ -1,32 +1,39 @@
 """The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
+from fastapi.responses import JSONResponse
 
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
+from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
-from streamd.server.conditions import RecordToken, headers_of
+from streamd.server.conditions import POSITION, RecordToken, headers_of
 from streamd.server.direct import DirectRoute
-from streamd.server.requests import Answer, Embedding, Label, Recommend, Score
+from streamd.server.requests import Answer, Embedding, Explain, Label, Recommend, Score
 from streamd.server.schema_response import schema_response
 from streamd.server.schemas import (
     AsOf,
     EmbeddingResponse,
     EventsRequest,
     EventsResponse,
+    ExplainRequest,
+    ExplainResponse,
     LabelsResponse,
     ModelInfo,
     ModelsResponse,
     Moved,
     MoveRequest,
+    MoveRequested,
     NodesRequest,
     Produced,
     RecommendBatch,
     RecommendRequest,
+    RequestOutcome,
     SchemaResponse,
     ScoreBatch,
     ScoreRequest,
@@ -138,6 +145,14 @@ async def labels_of_many(
     return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
+@direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
+async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
+    """What the score of one candidate is made of."""
+    request = _to_explain(state, body)
+    answer = await state.engine.ask(request, asked)
+    return _json(_explained(state, body, request.edge_set, answer), answer)
+
+
 # Events
 
 
@@ -177,22 +192,50 @@ def schema(state: State) -> SchemaResponse:
 
 
 # Versions
-
-
-@router.post("/models/rollback", tags=["models"], dependencies=[Depends(require_admin_key)])
-def rollback(body: MoveRequest, state: State) -> Moved:
-    """Make the last proven version champion; the trainer goes on from it."""
-    return _moved(state.registry.rollback("api", body.why))
+ASKED: dict[int | str, dict[str, Any]] = {
+    202: {"model": MoveRequested, "description": "asked of the trainer on another machine"}
+}
 
 
 @router.post(
-    "/models/{version}/promote", tags=["models"], dependencies=[Depends(require_admin_key)]
+    "/models/rollback",
+    tags=["models"],
+    dependencies=[Depends(require_admin_key)],
+    response_model=Moved,
+    responses=ASKED,
 )
-def promote(version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State) -> Moved:
+def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
+    """Make the last proven version champion; the trainer goes on from it."""
+    return _moved_or_asked(state.moves.rollback("api", body.why))
+
+
+@router.post(
+    "/models/{version}/promote",
+    tags=["models"],
+    dependencies=[Depends(require_admin_key)],
+    response_model=Moved,
+    responses=ASKED,
+)
+def promote(
+    version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State
+) -> Moved | JSONResponse:
     """Make a version champion; the trainer goes on from it."""
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
-    return _moved(state.registry.promote(version, "api", body.why))
+    return _moved_or_asked(state.moves.promote(version, "api", body.why))
+
+
+@router.get("/models/requests/{request}", tags=["models"])
+def request_outcome(
+    request: Annotated[str, Path(min_length=1, max_length=64)], state: State
+) -> RequestOutcome:
+    """What became of a request that was answered 202."""
+    outcome = outcome_of(state.registry, request)
+    if isinstance(outcome, Waiting):
+        return RequestOutcome(state="waiting")
+    if isinstance(outcome, Refusal):
+        return RequestOutcome(state="refused", reason=outcome.reason)
+    return RequestOutcome(state="done", moved=_moved(outcome))
 
 
 @router.get("/models", tags=["models"])
@@ -250,6 +293,13 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     )
 
 
+def _to_explain(state: ServerState, body: ExplainRequest) -> Explain:
+    edge_set = state.sets.edge_set(body.edge_set)
+    source, target = state.sets.ends(edge_set)
+    src, dst = in_set(source, body.src), in_set(target, body.dst)
+    return Explain(src, dst, _time_us(state, body.time), edge_set)
+
+
 def _nodes(state: ServerState, body: NodesRequest) -> list[Key]:
     node_set = state.sets.node_set(body.node_set)
     return [in_set(node_set, key) for key in body.nodes]
@@ -283,10 +333,48 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     )
 
 
+def _explained(
+    state: ServerState, body: ExplainRequest, edge_set: int, answer: Answer
+) -> dict[str, Any]:
+    """The content of an `ExplainResponse`, as a dict for the reason that `_scored` gives."""
+    explanation = answer.explanation
+    assert explanation is not None
+    return {
+        "src": body.src,
+        "dst": body.dst,
+        "edge_set": state.sets.edge_set_name(edge_set),
+        "known": answer.src_known,
+        "dst_known": answer.known[0],
+        "score": explanation.score,
+        "baseline": explanation.baseline,
+        "version": answer.version,
+        "position": headers_of(answer.seen)[POSITION],
+        "groups": [asdict(group) for group in explanation.groups],
+        "neighbors": [
+            {
+                "node": plain(one.node),
+                "node_set": state.sets.node_set_name(one.node),
+                "of": one.of,
+                "time": one.time_us // _scale(state),
+                "weight": one.weight,
+            }
+            for one in explanation.neighbors
+        ],
+        "weights": explanation.weights,
+        "as_of": _as_of(state, answer).model_dump(),
+    }
+
+
 def _check_batch(state: ServerState, count: int) -> None:
     limit = state.settings.server.max_batch
     if count > limit:
         raise HTTPException(422, f"{count} in one batch, at most {limit} (server.max_batch)")
+
+
+def _moved_or_asked(done: Move | Waiting) -> Moved | JSONResponse:
+    if isinstance(done, Waiting):
+        return JSONResponse(MoveRequested(request=done.request).model_dump(), 202)
+    return _moved(done)
 
 
 def _moved(move: Move) -> Moved:

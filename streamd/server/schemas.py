@@ -61,6 +61,17 @@ class RecommendRequest(Body):
     edge_set: EdgeSetName = None
 
 
+class ExplainRequest(Body):
+    """A candidate whose score for a source is to be explained."""
+
+    src: NodeKey = Field(description="the source node", examples=["user:74"])
+    dst: NodeKey = Field(description="the candidate destination", examples=["page:1"])
+    time: int | None = Field(
+        None, ge=0, le=2**62, description="query time; one not after the newest event means now"
+    )
+    edge_set: EdgeSetName = None
+
+
 class ScoreBatch(Body):
     """Several score requests, at most server.max_batch."""
 
@@ -183,6 +194,20 @@ class Moved(BaseModel):
     shadow: str
 
 
+class MoveRequested(BaseModel):
+    """The trainer, on another machine, was asked and has not answered yet."""
+
+    request: str = Field(description="look at GET /v1/models/requests/{request} for the answer")
+
+
+class RequestOutcome(BaseModel):
+    """What became of a request to move the champion, as far as this machine knows."""
+
+    state: Literal["waiting", "done", "refused"]
+    reason: str = Field("", description="why it was refused")
+    moved: Moved | None = Field(None, description="what was done")
+
+
 class AsOf(BaseModel):
     """Which model answered, until when it was trained, and what it had seen."""
 
@@ -223,6 +248,62 @@ class LabelsResponse(BaseModel):
         description="probability of each class, or quantities, as model.labels says"
     )
     memory_edge: int = Field(description="they know the edges below this id")
+    as_of: AsOf
+
+
+class ExplainedFact(BaseModel):
+    """A fact about the two."""
+
+    name: str = Field(description="as in the table of facts")
+    all_sets: bool = Field(
+        description="of the events of all edge sets together, not only of the asked one"
+    )
+    value: float = Field(description="as the model gets it")
+    words: str = Field(description="what it says", examples=["2 h since the source's last event"])
+
+
+class ExplainedGroup(BaseModel):
+    """Facts of one kind, or what the graph adds to them."""
+
+    name: str = Field(
+        description="frequency, recency, popularity, source, candidate, paths, sequence, hour or "
+        "graph"
+    )
+    words: str = Field(description="what its facts come to", examples=["they met 3 times"])
+    share: float = Field(description="its share of the score: its Shapley value")
+    without: float = Field(description="the score with this group alone at its baseline")
+    facts: list[ExplainedFact]
+
+
+class ExplainedNeighbor(BaseModel):
+    """A neighbour that the embedding of one end is made of."""
+
+    node: NodeKey
+    node_set: str
+    of: Literal["src", "dst"] = Field(description="the end that it is a neighbour of")
+    time: int = Field(description="of the event between the two")
+    weight: float = Field(description="how much it counts among the neighbours of that end")
+
+
+class ExplainResponse(BaseModel):
+    """What a score is made of: the baseline and the shares add up to it."""
+
+    src: NodeKey
+    dst: NodeKey
+    edge_set: str
+    known: bool = Field(description="false for a source never seen")
+    dst_known: bool = Field(description="false for a candidate never seen")
+    score: float = Field(description="as /v1/score says it")
+    baseline: float = Field(description="the score where all groups are at their baseline")
+    version: str = Field(description='model version, or "rule" before there is one')
+    position: str = Field(description="as the header streamd-position")
+    groups: list[ExplainedGroup] = Field(description="largest shares first")
+    neighbors: list[ExplainedNeighbor] = Field(
+        description="those of the source first, then those of the candidate, by weight"
+    )
+    weights: Literal["attention", "uniform", "none"] = Field(
+        description="where the neighbours' weights are from; none where no neighbours are looked at"
+    )
     as_of: AsOf
 
 

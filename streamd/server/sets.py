@@ -30,6 +30,15 @@ class Sets:
         """The same of a node set."""
         return _number(name, self._schema.node_set_names, "node_set")
 
+    def edge_set_name(self, number: int) -> str:
+        """Name of an edge set."""
+        return self._schema.edge_set_names[number]
+
+    def node_set_name(self, key: Key) -> str:
+        """Name of the node set that a key is of."""
+        number = key.node_set if isinstance(key, SetKey) else 0
+        return self._schema.node_set_names[number]
+
     def ends(self, edge_set: int) -> tuple[int, int]:
         """Numbers of the node sets of an edge set's sources and targets."""
         return self._schema.ends_of(edge_set)

@@ -11,6 +11,7 @@ from streamd.schema import Schema
 from streamd.server.conditions import Conditions, read_conditions
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
+from streamd.server.moves import Moves
 from streamd.server.sets import Sets
 from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
@@ -29,10 +30,14 @@ class ServerState:
     schema, where that is extended.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, registry: Registry) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, registry: Registry, moves: Moves | None = None
+    ) -> None:
+        """moves: who moves the champion; the registry itself where None."""
         self.settings = settings
         self.engine = engine
         self.registry = registry
+        self.moves: Moves = moves or registry
         self.page = StatusPage(settings, engine, registry)
         self.forwarder = Forwarder(settings)
         self.inferences = InferenceStatistics()

@@ -226,6 +226,13 @@ class Swap:
         next_view = state.view
         log = next_view.log
 
+        # On a replica the log may come later than the version, as after a start from a manifest.
+        ahead = served is not None and served.manifest.edge > log.num_edges
+        if ahead and self._settings.log.member == "replica":
+            if next_view is not view:
+                next_view.follow()
+            return state
+
         # Its event may have been dropped by retention while it was loaded, or be of another log.
         if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
             return self.refuse(served.manifest.name, "its event is not in the log")

@@ -6,7 +6,7 @@ touches memory that was never used. Nobody should wait for that.
 
 import numpy as np
 
-from streamd.server.requests import Embedding, Label, Recommend, Request, Score
+from streamd.server.requests import Embedding, Explain, Label, Recommend, Request, Score
 from streamd.server.server_graph import ServerGraph
 
 NOBODY = "a node that nobody knows"
@@ -34,4 +34,5 @@ def warm_up_requests(view: ServerGraph) -> list[Request]:
         Recommend(src=source),
         Embedding(source),
         Label(source),
+        Explain(source, targets[-1]),
     ]

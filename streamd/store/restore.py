@@ -104,7 +104,7 @@ def _write_files(
         folders |= {parent, *(p for p in parent.parents if p.is_relative_to(folder))}
         # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
-        _write_file(store, folder / file.path, file, reserve, written, disk)
+        write_file(store, folder / file.path, file, reserve, written, disk)
 
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
     try:
@@ -116,7 +116,7 @@ def _write_files(
         disk.sync_folder(one)
 
 
-def _write_file(
+def write_file(
     store: Store,
     path: Path,
     file: StoredFile,

@@ -1,9 +1,7 @@
 """Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
 
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +11,13 @@ from streamd.errors import StoreError
 from streamd.segments.journal import LogState
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
+from streamd.store.marks import any_under_way, under_way
 from streamd.store.ranges import holds, objects_of, wanted_files
 from streamd.store.snapshot import Snapshot, take_snapshot
 from streamd.store.store import Store
+from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()
-UPLOADS = "uploads"
-"""Folder of the store with an object for each upload under way: its name is when it began, in
-seconds, and a number of its own."""
-UPLOAD_SECONDS = 7 * 86_400
-"""Age from which an upload counts as killed: longer ones must be run again after a removal."""
 CHECKPOINTS = "train/checkpoints"
 
 
@@ -52,7 +47,7 @@ def upload(
     Raises: StreamdError where there is no log, LockedError where another backup of it runs,
     StoreError.
     """
-    with _under_way(store), take_snapshot(data_dir) as snapshot:
+    with under_way(store), take_snapshot(data_dir) as snapshot:
         before, files = _earlier(store, snapshot)
         known = store.sizes(OBJECTS)
         wanted = list(wanted_files(snapshot, before, files))
@@ -131,31 +126,16 @@ def _earlier(store: Store, snapshot: Snapshot) -> tuple[LogState | None, dict[st
     return LogState.restored(newest.log), files
 
 
-@contextmanager
-def _under_way(store: Store) -> Iterator[None]:
-    """Tell others that an upload is under way, so that they remove no object it counts on."""
-    name = f"{UPLOADS}/{time.time():.0f}-{uuid.uuid4().hex}"
-    store.put(name, b"1")
-    try:
-        yield
-    finally:
-        try:
-            store.remove([name])
-        except StoreError as error:
-            # Nothing is lost: removals wait until it is too old to count.
-            logger.warning("upload_mark_left", store=store.shown, error=str(error))
-
-
 def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:
-    """Remove all manifests but the newest `keep`, then the objects that none of those names.
+    """Remove all manifests but the newest `keep`, then the objects that none of those names, nor
+    any version that replicas may fetch.
 
     Nothing is removed while any upload to the store is under way. Returns: manifests and objects
     removed. Raises: StoreError, also where a manifest that is kept cannot be read.
     """
     assert keep > 0
-    oldest = (time.time() if now is None else now) - UPLOAD_SECONDS
-    marks = list(store.sizes(UPLOADS))
-    if any(_begun_at(name) > oldest for name in marks):
+    under_way_now, marks = any_under_way(store, time.time() if now is None else now)
+    if under_way_now:
         logger.info("store_not_swept", store=store.shown, uploads=len(marks))
         return 0, 0
     # Listed before the manifests: an object of an upload that begins now is not among them.
@@ -164,13 +144,11 @@ def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[
     needed: set[str] = set()
     for name in found[-keep:]:
         needed |= set(manifests.read(store, name).objects)
+    # Versions that replicas fetch are newer than the newest manifest.
+    for version in stored_versions(store).values():
+        needed |= {piece.object for file in version.files for piece in file.pieces}
     gone = [name for name in objects if name not in needed]
     store.remove(found[:-keep])
     store.remove(gone)
     store.remove(marks)
     return len(found[:-keep]), len(gone)
-
-
-def _begun_at(mark: str) -> float:
-    number = mark.rpartition("/")[2].partition("-")[0]
-    return float(number) if number.isdigit() else 0.0

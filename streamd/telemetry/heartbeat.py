@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from streamd.roles import HEARTBEAT, ROLES, folder_of, make_folder, names_in
+from streamd.roles import ALL_ROLES, HEARTBEAT, folder_of, make_folder, names_in
 
 logger = structlog.get_logger()
 STALLED_SECONDS = 60.0
@@ -183,13 +183,13 @@ def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
 
     They are in order of roles, and of names within a role.
     """
-    wanted = ROLES if role is None else (role,)
+    wanted = ALL_ROLES if role is None else (role,)
     beats = [
         beat
         for name in names_in(data_dir)
         if (beat := read_beat(data_dir, name)) and beat.role in wanted
     ]
-    return sorted(beats, key=lambda beat: ROLES.index(beat.role))
+    return sorted(beats, key=lambda beat: ALL_ROLES.index(beat.role))
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:

@@ -18,9 +18,15 @@ from streamd import __version__
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
+FOLLOW = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
-OWNED = {"ingest": (INGEST,), "train": (TRAIN, MODEL), "serve": (SERVE, MODEL)}
+OWNED = {
+    "ingest": (INGEST,),
+    "train": (TRAIN, MODEL),
+    "serve": (SERVE, MODEL),
+    "follow": (FOLLOW,),
+}
 """Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
 
 
@@ -102,6 +108,34 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
+# Of ingest and follow: the changelog, by which other machines have the log too.
+changelog_seq = Gauge(
+    "streamd_changelog_seq", "Newest commit that the changelog acknowledged", registry=INGEST
+)
+changelog_waiting = Gauge(
+    "streamd_changelog_waiting_commits",
+    "Durable commits that the changelog has not acknowledged",
+    registry=INGEST,
+)
+changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelog", registry=INGEST)
+follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
+follow_lag_records = Gauge(
+    "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW
+)
+follow_caught_up = Gauge(
+    "streamd_follow_caught_up_timestamp_seconds",
+    "When it last had all of the changelog",
+    registry=FOLLOW,
+)
+follow_commits = Counter("streamd_follow_commits", "Commits applied", registry=FOLLOW)
+follow_bytes = Counter("streamd_follow_bytes", "Bytes of records applied", registry=FOLLOW)
+follow_bootstraps = Counter(
+    "streamd_follow_bootstraps", "Starts from a manifest of the store", registry=FOLLOW
+)
+follow_waiting = Gauge(
+    "streamd_follow_waiting", "1 while it can apply nothing, for a reason", ["why"], registry=FOLLOW
+)
+
 # Of ingest: how far it is behind Kafka, and what Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
@@ -169,6 +203,28 @@ leases_run_out = Counter(
     registry=INGEST,
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
+
+# Of the models topic: its two ends.
+models_waiting = Gauge(
+    "streamd_models_waiting",
+    "Versions, moves and window records that the models topic does not have yet",
+    registry=TRAIN,
+)
+models_published = Gauge(
+    "streamd_models_published_timestamp_seconds",
+    "When the models topic last had all that the trainer has",
+    registry=TRAIN,
+)
+models_followed = Gauge(
+    "streamd_models_followed_timestamp_seconds",
+    "When this machine last had all of the models topic",
+    registry=FOLLOW,
+)
+models_missing = Gauge(
+    "streamd_models_missing",
+    "Versions and moves of the models topic that this machine does not have yet",
+    registry=FOLLOW,
+)
 
 # Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)

@@ -175,6 +175,22 @@ def read_cursor(folder: Path) -> Cursor | None:
     return cursor
 
 
+def counted_history(folder: Path) -> int:
+    """Bytes of the history that count by the newest checkpoint, whose tensors are not read; 0 where
+    there is none."""
+    path = _newest(folder)
+    try:
+        content = b"" if path is None else (path / "cursor.json").read_bytes()
+        return msgspec.json.decode(content, type=_Counted).history_bytes
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError):
+        # A newer one takes its place just now, or the trainer says that it is damaged.
+        return 0
+
+
+class _Counted(msgspec.Struct):
+    history_bytes: int
+
+
 def _newest(folder: Path) -> Path | None:
     return max(
         (p for p in folder.glob("[0-9]*") if p.is_dir() and NAME.fullmatch(p.name)), default=None

@@ -10,7 +10,7 @@ from streamd.clock import Clock
 from streamd.models.rule import NAME as RULE
 from streamd.registry.candidate import PublishResult, TrainResult
 from streamd.segments.reader import LogReader
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import RoleProgress
 from streamd.training.learner import Learner
@@ -27,16 +27,23 @@ def records_of(
     scored: list[ScoredWindow],
     outcome: PublishResult,
     learned: TrainResult | None,
-    seconds: dict[str, float],
+    times: tuple[float, float, float],
     clock: Clock,
 ) -> list[WindowRecord]:
-    """Make the record of each window of a step.
+    """Make the record of each window of a step, and the step's spans.
 
     Windows merged into the last one name the version that scored them.
 
-    scored: an entry a window. outcome, learned: of the step. seconds: phase -> wall time a window.
+    scored: an entry a window. outcome, learned: of the step. times: when scoring began, when
+    learning began, and when both were done, seconds of the monotonic clock.
     clock: says when each was finished.
     """
+    begun_at, scored_at, done_at = times
+    seconds = {
+        "score": (scored_at - begun_at) / len(scored),
+        "learn": (done_at - scored_at) / len(scored),
+    }
+    _trace(step, outcome, times)
     scored_by = step.version or RULE
     merged = PublishResult(scored_by, False, "handled as one with the later windows of its step")
     records = []
@@ -89,6 +96,30 @@ def rebuilding(log: LogReader, beat: Heartbeat, until_event: int) -> Callable[[i
         beat.touch("rebuilding", edge=edge, **reading.fields())
 
     return on_slice
+
+
+def _trace(step: Step, outcome: PublishResult, times: tuple[float, float, float]) -> None:
+    """Make the span of a step's windows, and within it those of scoring and learning."""
+    made = spans.active()
+    if made is None:
+        return
+    begun_at, scored_at, done_at = times
+    first, last = step.windows[0], step.windows[-1]
+    window = made.add(
+        "window",
+        begun_at,
+        done_at,
+        attributes={
+            "streamd.windows": len(step.windows),
+            "streamd.window.start_us": first.start_us,
+            "streamd.window.end_us": last.end_us,
+            "streamd.events": last.end_edge - first.first_edge,
+            "streamd.version": outcome.version,
+            "streamd.promoted": outcome.promoted,
+        },
+    )
+    window.child("score", begun_at, scored_at)
+    window.child("learn", scored_at, done_at)
 
 
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:

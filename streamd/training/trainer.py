@@ -168,12 +168,12 @@ class Trainer:
     def _process(self, step: Step) -> WindowRecord:
         """Do a step that the ledger wrote down. Returns: the last window's record."""
         # 1. Score each window, before anything of it is learned.
-        begun_at = time.perf_counter()
+        begun_at = time.monotonic()
         scored = [self._score(window, step) for window in step.windows]
 
         # 2. Decide, once enough events were compared, whether the learner's version is proven or
         # worse.
-        scored_at = time.perf_counter()
+        scored_at = time.monotonic()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
@@ -186,15 +186,11 @@ class Trainer:
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
         self._window_edge = step.range.first_edge
         self.edge = step.range.end_edge
-        done_at = time.perf_counter()
+        times = begun_at, scored_at, time.monotonic()
 
         # 5. Record each window. The records count once a checkpoint follows them.
         self._on_step("record")
-        seconds = {
-            "score": (scored_at - begun_at) / len(scored),
-            "learn": (done_at - scored_at) / len(scored),
-        }
-        records = records_of(step, scored, outcome, learned, seconds, self._clock)
+        records = records_of(step, scored, outcome, learned, times, self._clock)
         records = [self._ledger.record(record) for record in records]
 
         # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the

@@ -110,17 +110,19 @@ class HistoryReader:
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FILE
-        self._at = 0
+        self._at = self._inode = 0
         self.records: list[WindowRecord] = []
 
     def refresh(self) -> list[WindowRecord]:
         """Read all records so far; a line that is still being written waits for the next call."""
-        # A trainer that was restarted may have cut the file: then read it from its beginning.
+        # A trainer that was restarted may have cut the file, and a follower put another one in its
+        # place: then read it from its beginning.
         try:
-            size = self._path.stat().st_size
+            status = self._path.stat()
         except FileNotFoundError:
             return self.records
-        if size < self._at:
+        if status.st_size < self._at or status.st_ino != self._inode:
+            self._inode = status.st_ino
             self._at = 0
             self.records = []
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tests.benchmarks import (
     cache,
+    explain,
     files,
     gpu,
     graph,
@@ -26,13 +27,14 @@ from tests.benchmarks import (
     serving,
     tfgnn,
     tgb,
+    traces,
     training,
 )
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
-       "serving": serving.run, "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
-       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run,
-       "server-memory": server_memory.run, "inference": inference.run, **ranks.PARTS,
+       "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
+       "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
+       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
        "ranks-model": ranks_model.run, **gpu.PARTS}
 
 

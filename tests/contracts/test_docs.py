@@ -118,7 +118,7 @@ def test_every_route_is_documented(tmp_path):
     assert set(first_column(DOCS["api.md"])) == have
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "contract", "slow", "bench", "lint"])
+@pytest.mark.parametrize("target", ["demo", "test", "contract", "slow", "bench", "lint", "docs", "helm", "wheel"])
 def test_make_targets_that_are_named_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
     assert f"make {target}" in README + CONTRIBUTING
@@ -145,7 +145,7 @@ def test_every_file_and_folder_that_is_named_exists(page):
 
 @each_page
 def test_every_module_file_that_is_named_by_its_last_name_exists(page):
-    have = {path.name for room in ("streamd", "tests") for path in (ROOT / room).rglob("*.py")}
+    have = {path.name for room in ("streamd", "tests", "docs/examples") for path in (ROOT / room).rglob("*.py")}
     beside = {"pyg_tgn.py", "baselines.py"}  # of the peers that benchmarks compare with
     assert set(re.findall(r"(?<![\w/])(\w+\.py)\b", PAGES[page])) <= have | beside
 

@@ -11,6 +11,7 @@ import zlib
 
 import pyarrow as pa
 
+from streamd.client import Client
 from streamd.demo.broker import free_port
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.reader import LogReader
@@ -68,6 +69,10 @@ class Daemon:
         reader = LogReader.open(self.path)
         src, dst, when = reader.edges(0, reader.num_edges)
         return [(reader.keys[u], reader.keys[v], t) for u, v, t in zip(src.tolist(), dst.tolist(), when.tolist(), strict=True)]
+
+    def client(self, **chosen):
+        """A client of its server."""
+        return Client(f"http://127.0.0.1:{self.settings.server.port}", **chosen)
 
     def get(self, path):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.server.port}{path}", timeout=5) as answer:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import numpy as np
 import pytest
@@ -34,10 +33,8 @@ def send(producer, topic, rows):
 
 
 def ask(daemon, src, dst):
-    request = urllib.request.Request(f"http://127.0.0.1:{daemon.settings.server.port}/v1/score",
-                                     json.dumps({"src": src, "dst": dst}).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
+    with daemon.client() as client:
+        return client.score(src, dst)
 
 
 def files_with(path, needle):
@@ -60,12 +57,12 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
     producer.send(topic, b"{" + SECRET.encode(), partition=0)
     wait(lambda: daemon.seen() == 800, "the server has seen all")
     wait(lambda: daemon.get("/v1/models")["champion"], "a version is promoted")
-    assert ask(daemon, SECRET, ["i:20"])["known"] is True
+    assert ask(daemon, SECRET, ["i:20"]).known is True
     mark = np.full(2, MARK, np.float32).tobytes()
     wait(lambda: {"edges", "train", "models"} <= {p[len(str(daemon.path)) + 1:].split("/")[0] for p in files_with(daemon.path, mark)},
          "the features are where they would be missed")
     producer.send(topic, json.dumps({"type": "delete", "node": SECRET}).encode(), partition=0).get(30)
-    wait(lambda: ask(daemon, SECRET, ["i:20"])["known"] is False, "the server has forgotten")
+    wait(lambda: ask(daemon, SECRET, ["i:20"]).known is False, "the server has forgotten")
     send(producer, topic, [r for r in rows[800:] if SECRET not in r])
     edges = sum(SECRET not in r for r in rows[800:]) + 800
     wait(lambda: daemon.get("/status.json")["trained_until_us"] == when[-1] // HOUR * HOUR, "closed windows are learned")
@@ -74,7 +71,7 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
                           text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + daemon.output()[-3000:]
     assert files_with(daemon.path, mark) == [] and files_with(daemon.path, SECRET.encode()) == []
-    assert ask(daemon, "u:4", ["i:20", SECRET])["scores"][1]["known"] is False
+    assert ask(daemon, "u:4", ["i:20", SECRET]).scores[1].known is False
     assert daemon.stop() == 0 and verify_log(daemon.path)[1] == []
     assert daemon.edges() == edges
     again = daemon_on(kafka.bootstrap_servers, topic, **common, retention__max_bytes=1).start()
@@ -85,7 +82,7 @@ def test_a_user_is_forgotten_by_the_running_daemon_and_old_segments_go(daemon_on
     again.start()
     wait(lambda: again.seen() == edges + 50, "all is seen by a server that starts anew")
     answer = ask(again, "u:4", ["i:20", "i:21"])
-    assert answer["known"] and answer["as_of"]["version"] != "rule" and again.stop() == 0
+    assert answer.known and answer.as_of.version != "rule" and again.stop() == 0
     assert verify_log(again.path)[1] == [] and "facts_incomplete" not in again.output()
 
 

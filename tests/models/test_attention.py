@@ -1,6 +1,10 @@
+import pytest
 import torch
 
 from streamd.models.attention import NeighborAttention
+from streamd.models.gat import GATLayer
+from streamd.models.tgat import TGATLayer
+from streamd.models.tgn import TGNLayer
 
 
 def plain_attention(layer, query, entry, mask):
@@ -22,6 +26,26 @@ def test_attention_by_associativity_equals_the_plain_form():
     fast = layer(query, entry.split([5, 6], 2), mask)
     assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbours gets nothing"
     torch.testing.assert_close(fast.double(), plain_attention(layer, query, entry, mask), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [TGNLayer, TGATLayer, GATLayer])
+def test_the_weights_that_explanations_show_are_those_that_the_layer_mixes_by(kind):
+    """With one head, what a layer adds up is its entries by these weights; gat's own share is what is missing to 1."""
+    torch.manual_seed(3)
+    layer = kind(4, 6, 1)
+    root, entry = torch.randn(5, 4), torch.randn(5, 3, 6)
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False], [False] * 3, [True] * 3])
+    parts = [entry[..., :4], entry[..., 4:]]
+    weight = layer.weights(root, parts, mask)
+    mixed = (weight[..., None] * entry).sum(1)
+    if kind is GATLayer:
+        own = layer.root(root)
+        want = mixed @ layer.entry.weight.T + (1 - weight.sum(1, keepdim=True)) * own
+        torch.testing.assert_close(layer(root, parts, mask, True), want, atol=1e-5, rtol=1e-5)
+    else:
+        want = mixed @ layer.attention.value.weight.T
+        torch.testing.assert_close(layer.attention(root, parts, mask), want, atol=1e-5, rtol=1e-5)
+    assert (weight[~mask] == 0).all() and (weight[mask] > 0).all()
 
 
 def test_gradients_of_attention_are_right():

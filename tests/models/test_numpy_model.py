@@ -111,6 +111,7 @@ def test_answers_in_numpy_are_those_of_torch(live, values):
     around = sample_neighborhood(live.graph, live.log.columns, live.features, roots, got.edge, got.now_us, plan)
     facts = rng.normal(size=(600, num_facts(schema))).astype(np.float32)
     np.testing.assert_allclose(ours.pair_logits(facts), its.pair_logits(facts), **CLOSE)
+    np.testing.assert_allclose(ours.mean_facts, its.mean_facts, **CLOSE)
     if settings.name == "tgn":
         assert not around.hops[0].mask_UK.all()
         z, want_z = ours.embed(got, ours.updated(got), around), its.embed(want, its.updated(want), around)
@@ -119,6 +120,13 @@ def test_answers_in_numpy_are_those_of_torch(live, values):
         scores = ours.logits(facts, z[1, src], z[2, dst])
         np.testing.assert_allclose(scores, its.logits(facts, want_z[1, src], want_z[2, dst]), **CLOSE)
         assert np.std(scores) > 0.01
+        ends = z[1, src], z[2, dst]
+        np.testing.assert_allclose(ours.residual(facts, *ends) + ours.pair_logits(facts), scores, **CLOSE)
+        np.testing.assert_allclose(ours.residual(facts, *ends), its.residual(facts, want_z[1, src], want_z[2, dst]), **CLOSE)
+        weights, = ours.neighbor_weights(got, ours.updated(got), around)
+        want_weights, = its.neighbor_weights(want, its.updated(want), around)
+        np.testing.assert_allclose(weights, want_weights, **CLOSE)
+        assert not weights[~around.hops[0].mask_UK].any()
 
     # Labels by the head of each node's set.
     assert ours.has_labels == its.has_labels == ("labels" in values)

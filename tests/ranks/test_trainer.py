@@ -241,3 +241,32 @@ def test_ranks_roll_back_as_one_trainer_does(tmp_path, monkeypatch):
     assert {p["version"] for p in parts} == {one["version"]}
     check_alike(together.path, alone.path)
     check_same_memory(together, alone)
+
+
+def test_a_champion_moved_by_hand_while_ranks_run_takes_all_of_them_with_it(tmp_path):
+    """To the version before the newest, then back to the shadow."""
+    def moved(name, size):
+        world, made = World(tmp_path / name).grow(400), []
+        registry = Registry(world.settings)
+
+        def promote():
+            made.append(registry.manifest(registry.champion()).parent)
+            assert made[0] != registry.shadow()
+            registry.promote(made[0], "operator", "better")
+            world.grow(550)
+
+        def roll_back():
+            newest = registry.champion()
+            made.append(registry.rollback("operator", "worse").champion)
+            assert made[1] not in (newest, made[0])
+            world.grow()
+
+        return world, made, world.learn(size, state_of, between=[promote, roll_back])
+
+    (alone, hand, (one,)), (together, same, parts) = moved("one", 1), moved("some", 2)
+    assert same == hand and registry_of(together) == registry_of(alone)
+    by = [r.scored_by for r in records(together.path)]
+    assert by == [r.scored_by for r in records(alone.path)] and all(by.count(name) == 2 for name in hand), "learning went on from both"
+    assert {p["version"] for p in parts} == {one["version"]}
+    check_alike(together.path, alone.path)
+    check_same_memory(together, alone)

@@ -87,22 +87,31 @@ class World:
         self.writer.commit(dataclasses.replace(empty_batch(SETS), deletions_X=rows), Progress(), self.writer.watermark)
         return self
 
-    def learn(self, size, work=lambda trainer: None, shards=0, logs=()):
+    def learn(self, size, work=lambda trainer: None, shards=0, logs=(), between=()):
         """Learn all closed windows with so many ranks, replicas of so many shards. logs: directories of the same log that the
-        ranks read in turn, as on several machines. Returns: what each made of its trainer at the end."""
+        ranks read in turn, as on several machines. between: what to do, one after the other, where the trainers wait for more
+        windows. Returns: what each made of its trainer at the end."""
         def one(ranks):
             log = LogReader.open(logs[ranks.rank % len(logs)] if logs else self.path, keep_keys=False)
             trainer = Trainer(self.settings, log, Registry(self.settings), SystemClock(),
                               Heartbeat(self.path, "train", f"train-{ranks.rank}" if ranks.rank else "train"), ranks=ranks)
-            trainer.run(StopAfterOneLook())
+            # The first rank stops all.
+            trainer.run(StopWhereNothingIsLeft(between if ranks.is_first else ()))
             return work(trainer)
 
         return run(size, one, shards=shards)
 
 
-class StopAfterOneLook(threading.Event):
-    """Ends `Trainer.run` where it waits for more."""
+class StopWhereNothingIsLeft(threading.Event):
+    """Where `Trainer.run` waits for more windows: does one thing more, or ends it."""
+
+    def __init__(self, between):
+        super().__init__()
+        self._left = list(between)
 
     def wait(self, timeout=None):
-        self.set()
+        if self._left:
+            self._left.pop(0)()
+        else:
+            self.set()
         return True

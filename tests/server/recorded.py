@@ -73,17 +73,23 @@ def append(path, src, dst, time):
     writer.close()
 
 
-def publish(path, values, edge, beside=None):
-    """Makes a version at an edge, with weights drawn by their names. Returns: its name."""
-    chosen = settings(path, **values)
-    log = LogReader.open(path)
-    model = build_model(chosen.model, SCHEMA, 0)
+def drawn_model(chosen, schema=SCHEMA):
+    """A model with weights drawn by their names."""
+    model = build_model(chosen, schema, 0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             drawn = np.random.default_rng(zlib.crc32(name.encode())).normal(size=tuple(tensor.shape))
             is_statistic = "stats" in name or not tensor.ndim
             scale = 0.15 if tensor.ndim else SECOND
             tensor.copy_(torch.tensor(scale * (np.abs(drawn) if is_statistic else drawn)))
+    return model
+
+
+def publish(path, values, edge, beside=None):
+    """Makes a version at an edge, with weights drawn by their names. Returns: its name."""
+    chosen = settings(path, **values)
+    log = LogReader.open(path)
+    model = drawn_model(chosen.model)
     memory = model.new_memory()
     width, size = chosen.windows.width_seconds * SECOND, chosen.model.memory_chunk
     times = log.edges(0, edge)[2]
@@ -121,6 +127,8 @@ def answers(later):
     for body in score:
         yield "POST", "/v1/score", body
     yield "POST", "/v1/score/batch", {"requests": score[:4]}
+    for body in (score[0] | {"dst": "i:0"}, score[4] | {"dst": "u:6"}, {"src": "u:3", "dst": "i:1", "time": later}):
+        yield "POST", "/v1/explain", body
     for body in recommend:
         yield "POST", "/v1/recommend", body
     yield "POST", "/v1/recommend/batch", {"requests": recommend[:3]}
@@ -162,6 +170,7 @@ def wrong():
     yield "POST", "/v1/score", {"src": "u:1", "dst": ["i:1"], "time": -1}
     yield "POST", "/v1/score/batch", {"requests": [{"src": "u:1", "dst": ["i:1"]}] * 5}
     yield "POST", "/v1/recommend", {"src": "u:1", "k": 0}
+    yield "POST", "/v1/explain", {"src": "u:1", "dst": ["i:1"]}
     yield "POST", "/v1/events", {"events": [{"src": "u:1", "dst": "i:1", "time": 5, "features": [1.0]}]}
     yield "POST", "/v1/models/1-1/promote", {"why": "to see"}
     yield "GET", "/v1/score", None

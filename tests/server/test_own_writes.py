@@ -1,19 +1,9 @@
-"""A client sends events by REST to a daemon, and asks at once with the places that it was told."""
+"""A client sends events by REST to a daemon, and asks at once: it reads what it wrote."""
 
-import json
-import urllib.request
-
+from streamd.client import Event, Retries, ScoreRequest, TooOld
 from streamd.demo.broker import free_port
 from streamd.demo.standin import StandIn
 from tests.crash.daemons import Daemon, wait
-
-
-def call(daemon, path, body, **headers):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{daemon.settings.server.port}{path}", json.dumps(body).encode(),
-        {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer), dict(answer.headers)
 
 
 def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path):
@@ -25,22 +15,23 @@ def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path):
     daemon.start()
     try:
         wait(daemon.is_ready, "it answers", 120)
-        for turn in range(5):
-            sources = [f"u:{turn}-{i}" for i in range(8)]
-            events = [{"src": src, "dst": "i:1", "time": 1_000 + turn} for src in sources]
-            told, _ = call(daemon, "/v1/events", {"events": events})
-            asked = {"requests": [{"src": src, "dst": ["i:1"]} for src in sources]}
-            answers, headers = call(daemon, "/v1/score/batch", asked, streamd_after=told["after"])
-            assert [a["known"] for a in answers] == [True] * 8, "each of its events is in"
-            again, _ = call(daemon, "/v1/score", asked["requests"][0], streamd_after=headers["streamd-position"])
-            assert again["as_of"]["last_edge"] >= 8 * turn + 7
+        # Nothing is tried twice, so each answer has seen the writes before it.
+        with daemon.client(timeout=20, retries=Retries(most=0)) as client:
+            for turn in range(5):
+                sources = [f"u:{turn}-{i}" for i in range(8)]
+                client.events([Event(src=src, dst="i:1", time=1_000 + turn) for src in sources])
+                answers = client.score_batch([ScoreRequest(src, ["i:1"]) for src in sources])
+                assert [a.known for a in answers] == [True] * 8, "each of its events is in"
+                assert client.score(sources[0], ["i:1"]).as_of.last_edge >= 8 * turn + 7
 
-        # All is in, so the answer is young.
-        def lag():
-            return float(call(daemon, "/v1/score", asked["requests"][0])[1].get("streamd-lag-seconds", "inf"))
+            # All is in, so answers are young.
+            def is_young():
+                try:
+                    return client.score("u:0-0", ["i:1"], max_lag_seconds=2).known
+                except TooOld:
+                    return False
 
-        wait(lambda: lag() < 2, "answers are young")
-        assert call(daemon, "/v1/score", asked["requests"][0], streamd_max_lag="30")[0]["known"]
+            wait(is_young, "answers are young")
         assert daemon.stop() == 0, daemon.output()[-3000:]
     finally:
         if daemon.process.poll() is None:

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import threading
 import time
 import types
 
@@ -11,17 +10,15 @@ import hypothesis
 import numpy as np
 import pytest
 import schemathesis
-import uvicorn
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.forward import Forwarder
-from streamd.server.listening import web_config
 from streamd.settings import load_settings
 from streamd.settings_sets import EdgeSetSettings, FeatureSettings
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
-from tests.server.world import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, listening, wait
 
 JSON = {"content-type": "application/json"}
 
@@ -273,18 +270,8 @@ def test_events_by_rest_name_their_sets(world, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def address(world):
     """The same application behind a real socket."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
-    config = web_config(world.state)
-    config.lifespan = "off"
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    wait(lambda: server.started)
-    yield listening.getsockname()
-    server.should_exit = True
-    thread.join()
-    listening.close()
+    with listening(world) as at:
+        yield at
 
 
 def test_what_the_api_says_of_itself_holds_for_random_requests(world, address, monkeypatch):

@@ -67,6 +67,20 @@ def test_a_set_must_be_named_where_there_are_several_and_be_one_that_there_is(wo
     assert "no node_set 'x'" in world.client.get("/v1/embeddings/3?integer=true&node_set=x").json()["detail"]
 
 
+def test_an_explanation_names_its_edge_set_and_the_node_sets_of_neighbors(world):
+    asked = {"src": 3, "dst": 4, "edge_set": "buys"}
+    told = post(world, "/v1/explain", asked)
+    assert (told["src"], told["dst"], told["edge_set"]) == (3, 4, "buys") and told["known"] and told["dst_known"]
+    scored = post(world, "/v1/score", asked | {"dst": [4]})["scores"][0]["score"]
+    assert told["score"] == pytest.approx(scored, abs=1e-5)
+    assert told["baseline"] + sum(g["share"] for g in told["groups"]) == pytest.approx(scored, abs=1e-4)
+    assert {n["node_set"] for n in told["neighbors"] if n["of"] == "dst"} <= {"user"}, "who bought or viewed the item"
+    assert bool(told["neighbors"]) == (world.settings.model.name != "pair")
+    other = post(world, "/v1/explain", asked | {"edge_set": "views"})
+    assert other["score"] != told["score"]
+    assert "edge_set is needed" in post(world, "/v1/explain", {"src": 3, "dst": 4}, 422)["detail"]
+
+
 def test_one_key_is_another_node_in_another_set(world):
     user, item = (world.client.get(f"/v1/embeddings/3?integer=true&node_set={n}").json() for n in ("user", "item"))
     assert user["known"] and item["known"] and user["node"] == item["node"] == 3

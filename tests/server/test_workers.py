@@ -95,6 +95,8 @@ def score(daemon):
 
 
 def test_two_workers_answer_on_one_port_each_with_its_own_metrics(daemon):
+    # A worker begins to listen shortly after its heartbeat says that it is ready.
+    wait(lambda: score(daemon) == 200 and all(counted(daemon, number) for number in (0, 1)), "both answer")
     before = [counted(daemon, number) for number in (0, 1)]
     assert all(score(daemon) == 200 for _ in range(EVENTS))
     parts = [counted(daemon, number) - before[number] for number in (0, 1)]

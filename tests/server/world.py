@@ -1,8 +1,11 @@
 """A server on a log that tests write, train and ask, and the waiting for what it does in threads."""
 
+import socket
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
+import uvicorn
 from fastapi.testclient import TestClient
 
 from streamd.clock import SystemClock
@@ -11,6 +14,7 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
+from streamd.server.listening import web_config
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
@@ -65,6 +69,23 @@ class World:
         while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
             trainer.process(window)
             done += 1
+
+
+@contextmanager
+def listening(world, port=0):
+    """The same application behind a real socket. Yields: its address and port."""
+    with socket.create_server(("127.0.0.1", port)) as open_port:
+        config = web_config(world.state)
+        config.lifespan = "off"
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [open_port]})
+        thread.start()
+        wait(lambda: server.started)
+        try:
+            yield open_port.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def wait(condition, seconds=20):

@@ -24,9 +24,10 @@ from streamd.segments.recovery import last_state, lock_directory
 from streamd.segments.verify import verify_log
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECTS, Manifest, Piece, StoredFile
+from streamd.store.marks import UPLOAD_SECONDS, UPLOADS
 from streamd.store.restore import choose, restore
 from streamd.store.store import Store, without_secrets
-from streamd.store.upload import UPLOAD_SECONDS, UPLOADS, remove_unneeded, upload
+from streamd.store.upload import remove_unneeded, upload
 from tests.builders import (
     SECOND,
     SETS,

@@ -9,6 +9,7 @@ import torch
 
 from streamd.clock import SystemClock
 from streamd.events import Progress, Schema, SetKey, empty_batch
+from streamd.gpu.device import fix_torch
 from streamd.registry import Registry
 from streamd.schema import EdgeSet, Feature, NodeSet
 from streamd.segments.log import LogWriter
@@ -67,7 +68,7 @@ def learn(trainer, limit=99):
 
 @pytest.mark.parametrize("name", ["tgn", "sage", "pair"])
 def test_what_is_learned_after_a_schema_change_goes_on_from_what_was_learned_before(tmp_path, name):
-    torch.use_deterministic_algorithms(True)
+    fix_torch(1)
     left, right = log_of(tmp_path / "left"), log_of(tmp_path / "right")
     before = [learn(trainer_of(path, name)) for path in (left, right)]
     assert len(before[0]) == len(before[1]) > 2

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
-from streamd.evaluation.report import write_report
+from streamd.evaluation.report import Asked, report_of
+from streamd.evaluation.report_html import as_html
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
+from streamd.gpu.device import fix_torch
 from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
@@ -154,7 +156,7 @@ def test_the_incumbents_scores_of_each_set_are_what_its_own_trainer_would_have_s
 @pytest.mark.parametrize("name", ["tgn", "pair"])
 def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_none(tmp_path, name):
     """Facts of each set, memory, replay and statistics come back; segments that were sealed are gone meanwhile."""
-    torch.use_deterministic_algorithms(True)
+    fix_torch(1)
     left, right = tmp_path / "left", tmp_path / "right"
     for path in (left, right):
         write_sets_log(path, *sets_stream(), watermark=100 * HOUR, segment_edges=250)
@@ -221,12 +223,12 @@ def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
     counts = [int(r[1].replace(",", "")) for r in rows]
     assert sum(counts) == result.num_events
     assert np.average([float(r[2]) for r in rows], weights=counts) == pytest.approx(result.mean("live")["mrr"], abs=1e-4)
-    assert "<h2>Edge sets</h2>" in write_report(result, "t", {}) and result.label_set_table() == []
+    assert "<h2>Edge sets</h2>" in as_html(report_of(result, "t", Asked())) and result.label_set_table() == []
 
 
 def test_a_backtest_shows_the_names_of_sets_in_a_terminal(tmp_path):
     s, log = world(tmp_path, model__name="pair")
-    _, of_sets, _ = backtest_file(s, None, Columns(), Plan(), None, lambda *_: None)
+    (_, of_sets, _), _ = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
     narrow = Console(width=80, record=True, file=io.StringIO())
     narrow.print(of_sets)
     lines = narrow.export_text().splitlines()

@@ -30,10 +30,10 @@ from tests.builders import HOUR, batch, settings, stream, write_log
 ROOT = Path(__file__).parents[2]
 SCHEMA = Schema(2, 0, 0)
 TRAIN = """
-import os, signal, sys, threading, torch
+import os, signal, sys
 from pathlib import Path
-torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True)
+from streamd.gpu.device import fix_torch
+fix_torch(1)
 from streamd.clock import SystemClock
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamd.server.app import create_app
-from streamd.server.trace import trace_of
 from streamd.telemetry import metrics
+from streamd.telemetry.trace import trace_of
 from tests.builders import settings
 from tests.readings import reading
 from tests.server.world import World

@@ -33,6 +33,11 @@ class Trace:
     flags: str
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether the caller, or whoever began the trace, keeps it."""
+        return int(self.flags, 16) & 1 == 1
+
+    @property
     def response(self) -> str:
         """The value of `traceresponse`."""
         return f"00-{self.trace_id}-{self.span}-{self.flags}"

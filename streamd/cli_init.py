@@ -1,0 +1,253 @@
+"""The `streamd init` command: a settings file to start from, by a few questions or by options."""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from streamd.cli_options import err, out, printable
+from streamd.errors import KafkaError, SettingsError
+from streamd.settings import Settings, load_settings
+from streamd.telemetry.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from streamd.exchange.guess import Chosen, Guess
+
+BROKER = "localhost:9092"
+NONE = "none"
+"""The answer that leaves something out."""
+SHOWN = 5
+"""Refused records that are shown: the first say what is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Records to guess from. words: what they are. file: that they are of, empty for none."""
+
+    records: list[Any]
+    words: str
+    file: str = ""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The settings file to write.")] = Path(
+        "settings.yaml"
+    ),
+    broker: Annotated[
+        str | None, typer.Option(help=f"Kafka's host:port; {BROKER} otherwise.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(help="Topic of the events.")] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(help="A file of records instead of the topic's, or - for stdin."),
+    ] = None,
+    src: Annotated[str | None, typer.Option(help="Field of who acts, as user.id.")] = None,
+    dst: Annotated[
+        str | None, typer.Option(help="Field of what is acted on, which is predicted.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Field of the time; none: the Kafka timestamp.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Fields that say more, comma separated, or none.")
+    ] = None,
+    records: Annotated[int, typer.Option(min=1, max=100_000, help="How many to read.")] = 100,
+    ask: Annotated[
+        bool | None,
+        typer.Option("--ask/--no-ask", help="Ask for the rest; asked in a terminal otherwise."),
+    ] = None,
+) -> None:
+    """Write a settings file to start from, checked on a sample of records; it is never overwritten.
+
+    The broker need not be there: give a file of records, or paste one.
+    """
+    from streamd.clock import SystemClock
+    from streamd.exchange.first_settings import Place, listed, settings_text
+    from streamd.exchange.guess import guess
+
+    _refuse_existing(file)
+    asks = sys.stdin.isatty() if ask is None else ask
+    clock = SystemClock()
+
+    # Where the events are, and what they look like.
+    name = topic or (_asked("Topic", "events") if asks else "")
+    if not name:
+        raise SettingsError("There is no topic.", "give --topic.")
+    broker = broker or (_asked("Kafka's host:port", BROKER) if asks else BROKER)
+    found = _sample_of(broker, name, sample, records, asks, clock.now_us() // 1000)
+
+    # What predicts what: the guess is what a question offers.
+    given = _chosen(src, dst, time, features)
+    guessed = guess(name, found.records, clock.now_us(), chosen=given)
+    if asks:
+        out.print(f"{found.words} have: {listed(guessed.paths)}", markup=False, highlight=False)
+        guessed = _asked_for_fields(guessed, partial(guess, name, found.records, clock.now_us()))
+    elif time == NONE:
+        _take_record_time(guessed)
+
+    # Nothing is written that does not load, and what it makes of the sample is said.
+    text = settings_text(Place(broker=broker, topic=name, sample=found.words), guessed)
+    settings = _loaded(text)
+    refused = _judge(settings, name, found.records)
+    _write_new(file, text)
+    _say_next(file, name, found.file)
+    raise typer.Exit(1 if refused else 0)
+
+
+def _asked(question: str, offered: str) -> str:
+    """The answer to a question, what is offered where it is empty."""
+    return str(typer.prompt(question, default=offered, err=True)).strip()
+
+
+def _asked_for_fields(first: "Guess", again: "Callable[..., Guess]") -> "Guess":
+    """Ask for the fields, until all that is answered is there. first: what is offered; again: makes
+    a guess of what was chosen."""
+    while True:
+        fields = first.tree["sources"][0]["fields"]
+        offered = ",".join(fields.get("features", {}).values()) or NONE
+        given = _chosen(
+            _asked("Who acts (source)", fields["src"]),
+            _asked("On what, which is predicted (destination)", fields["dst"]),
+            _asked("When", fields.get("time", NONE)),
+            _asked("What else an event says (features)", offered),
+        )
+        try:
+            guessed = again(chosen=given)
+        except SettingsError as error:
+            err.print(printable(str(error)), markup=False, soft_wrap=True)
+            continue
+        if not given.time:
+            _take_record_time(guessed)
+        return guessed
+
+
+def _take_record_time(guessed: "Guess") -> None:
+    """Take the Kafka timestamp instead of a field."""
+    source = guessed.tree["sources"][0]
+    source["time"] = "record"
+    source["fields"].pop("time", None)
+
+
+def _chosen(src: str | None, dst: str | None, time: str | None, features: str | None) -> "Chosen":
+    from streamd.exchange.guess import Chosen
+
+    paths = None if features is None else tuple(f.strip() for f in features.split(",") if f.strip())
+    return Chosen(
+        src=src or "",
+        dst=dst or "",
+        time="" if time in (None, NONE) else str(time),
+        features=() if features == NONE else paths,
+    )
+
+
+def _refuse_existing(file: Path) -> None:
+    if file.exists() or file.is_symlink():
+        raise SettingsError(f"{file} exists already.", "name another file, or remove it.")
+
+
+def _sample_of(
+    broker: str, topic: str, sample: str | None, count: int, asks: bool, now_ms: int
+) -> Found:
+    """Records of a file, of stdin, of the topic, or pasted where the topic cannot be read."""
+    from streamd.clock import SystemClock
+    from streamd.exchange.first_settings import pasted_records
+    from streamd.exchange.sample import read_sample
+
+    if sample == "-":
+        return _pasted(sys.stdin.read(), now_ms)
+    settings, _ = load_settings(None, {"kafka.bootstrap_servers": broker})
+    name = topic if sample is None else sample
+    if sample is not None and not Path(sample).is_file():
+        raise SettingsError(f"{sample} is not a file.", "check the path.")
+    # The client says each of its attempts; one sentence is enough here.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        with ProgressLine(err, f"reading {name}", "records") as line:
+            line.begin(f"reading {name}", "records")
+            read = read_sample(settings, name, count, SystemClock())
+        records = [record for part in read.records.values() for record in part]
+        if records:
+            return Found(records=records, words=_words(len(records), name), file=sample or "")
+        why = f"{name} is empty"
+    except KafkaError as error:
+        if not asks:
+            raise
+        why = str(error)
+
+    # The broker may be away, or the topic new.
+    if not asks:
+        raise SettingsError(f"{why}.", "give --sample with a file of records.")
+    err.print(f"{printable(why)}", markup=False, soft_wrap=True)
+    text = _asked("Paste one record as JSON, or the path of a file of records", "")
+    if Path(text).is_file():
+        return _sample_of(broker, topic, text, count, asks, now_ms)
+    return Found(records=pasted_records(text, now_ms), words="a pasted record")
+
+
+def _pasted(text: str, now_ms: int) -> Found:
+    from streamd.exchange.first_settings import pasted_records
+
+    records = pasted_records(text, now_ms)
+    return Found(records=records, words=_words(len(records), "stdin"))
+
+
+def _words(count: int, name: str) -> str:
+    return f"{count:,} record{'s' if count > 1 else ''} of {name}"
+
+
+def _loaded(text: str) -> Settings:
+    """The settings that a file of this text gives. Raises: SettingsError."""
+    with tempfile.TemporaryDirectory(prefix="streamd-init-") as folder:
+        path = Path(folder) / "settings.yaml"
+        path.write_text(text)
+        return load_settings(path)[0]
+
+
+def _judge(settings: Settings, topic: str, records: Sequence[Any]) -> int:
+    """Say what the sample's records become, as `streamd sources check`. Returns: how many are
+    refused."""
+    from streamd.clock import SystemClock
+    from streamd.exchange.sample import Sample, judge
+
+    verdict = judge(settings, Sample(topic, {0: list(records)}), SystemClock())
+    for judged in [j for j in verdict.judged if not j.event][:SHOWN]:
+        err.print(Text(printable(f"record {judged.offset}: {judged.what}: {judged.error}")))
+    first = next((j.event for j in verdict.judged if j.event), None)
+    if first:
+        out.print(Text(printable(f"first event: {first}")), soft_wrap=True)
+    out.print(verdict.words(len(records)), soft_wrap=True, markup=False, highlight=False)
+    return verdict.refused.total()
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that must not be there yet, whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".init-", delete=False) as made:
+        made.write(text)
+        made.flush()
+        os.fsync(made.fileno())
+    try:
+        # A link fails where the name is taken, unlike a rename.
+        Path(made.name).chmod(0o644)
+        os.link(made.name, file)
+    except FileExistsError:
+        _refuse_existing(file)
+    finally:
+        Path(made.name).unlink()
+
+
+def _say_next(file: Path, topic: str, sample: str) -> None:
+    """Name the commands that come next; those on a file need no broker."""
+    lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
+    if sample:
+        lines.append(f"  streamd backtest {sample} --source {topic}")
+    lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
+    for line in lines:
+        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)

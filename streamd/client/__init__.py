@@ -1,0 +1,67 @@
+"""A typed client of a server, blocking and for asyncio: `pip install 'streamd[client]'`.
+
+It imports httpx2 and msgspec, and nothing else of streamd.
+"""
+
+from streamd.client.answers import (
+    AsOf,
+    EmbeddingResponse,
+    Event,
+    EventsResponse,
+    ExplainResponse,
+    LabelsResponse,
+    ModelsResponse,
+    Moved,
+    RecommendRequest,
+    SchemaResponse,
+    Scored,
+    ScoreRequest,
+    ScoreResponse,
+)
+from streamd.client.clients import AsyncClient, Client
+from streamd.client.errors import (
+    BadAnswer,
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotAllowed,
+    NotFound,
+    NotPossible,
+    NotReached,
+    Problem,
+    Refused,
+    TooOld,
+    TryAgain,
+)
+from streamd.client.exchange import Retries
+
+__all__ = [
+    "AsOf",
+    "AsyncClient",
+    "BadAnswer",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "EmbeddingResponse",
+    "Event",
+    "EventsResponse",
+    "ExplainResponse",
+    "LabelsResponse",
+    "ModelsResponse",
+    "Moved",
+    "NotAllowed",
+    "NotFound",
+    "NotPossible",
+    "NotReached",
+    "Problem",
+    "RecommendRequest",
+    "Refused",
+    "Retries",
+    "SchemaResponse",
+    "ScoreRequest",
+    "ScoreResponse",
+    "Scored",
+    "TooOld",
+    "TryAgain",
+]

@@ -1,0 +1,242 @@
+"""What a client sends and gets, as the server's schemas have it. Times are integers in the stream's
+unit (`stream.time_unit`).
+
+They are msgspec's structs: the server's own are pydantic's, which take longer to import than all of
+the client.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+Key = str | int
+"""A node's key."""
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    """Fields that a newer server adds are passed over."""
+
+
+# What is sent
+
+
+class ScoreRequest(Struct, frozen=True, omit_defaults=True):
+    """Candidates to be scored for a source. time: of the query, None for now."""
+
+    src: Key
+    dst: list[Key]
+    time: int | None = None
+    edge_set: str | None = None
+
+
+class RecommendRequest(Struct, frozen=True, omit_defaults=True):
+    """A source for which the best `k` destinations are wanted.
+
+    kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
+    last partners. exact: score all nodes.
+    """
+
+    src: Key
+    k: int = 10
+    kind: str | None = None
+    exclude_seen: bool = False
+    exact: bool = False
+    time: int | None = None
+    edge_set: str | None = None
+
+
+class Event(Struct, frozen=True, omit_defaults=True):
+    """An event as producers send it to Kafka; the README says which fields belong to which type."""
+
+    type: Literal["edge", "node", "label", "delete"] = "edge"
+    src: Key | None = None
+    dst: Key | None = None
+    time: int | None = None
+    features: list[float] | dict[str, Any] | None = None
+    id: Key | None = None
+    node: Key | None = None
+    target: list[float] | None = None
+    edge_set: str | None = None
+    node_set: str | None = None
+
+
+# What is answered
+
+
+class AsOf(_Answer, frozen=True):
+    """Which model answered, until when it was trained, and what it had seen."""
+
+    version: str
+    trained_until: int | None
+    last_edge: int
+    newest_event: int
+    time: int
+
+
+class Scored(_Answer, frozen=True):
+    """One destination. score: higher is likelier, comparable within one answer. known: False for a
+    node never seen."""
+
+    dst: Key
+    score: float
+    known: bool
+
+
+class ScoreResponse(_Answer, frozen=True):
+    """Scores of a source's destinations: in the order asked, or best first."""
+
+    src: Key
+    known: bool
+    scores: list[Scored]
+    as_of: AsOf
+
+
+class EmbeddingResponse(_Answer, frozen=True):
+    """The embedding of a node; empty where the model has no graph layers."""
+
+    node: Key
+    known: bool
+    embedding: list[float]
+    memory_edge: int
+    as_of: AsOf
+
+
+class LabelsResponse(_Answer, frozen=True):
+    """What the model predicts of a node's labels."""
+
+    node: Key
+    known: bool
+    labels: list[float]
+    memory_edge: int
+    as_of: AsOf
+
+
+class ExplainedFact(_Answer, frozen=True):
+    """A fact about the two, and what it says in words."""
+
+    name: str
+    all_sets: bool
+    value: float
+    words: str
+
+
+class ExplainedGroup(_Answer, frozen=True):
+    """Facts of one kind. share: of the score. without: the score with this group alone at its
+    baseline."""
+
+    name: str
+    words: str
+    share: float
+    without: float
+    facts: list[ExplainedFact]
+
+
+class ExplainedNeighbor(_Answer, frozen=True):
+    """A neighbour that the embedding of one end is made of."""
+
+    node: Key
+    node_set: str
+    of: Literal["src", "dst"]
+    time: int
+    weight: float
+
+
+class ExplainResponse(_Answer, frozen=True):
+    """What a score is made of: the baseline and the groups' shares add up to it."""
+
+    src: Key
+    dst: Key
+    edge_set: str
+    known: bool
+    dst_known: bool
+    score: float
+    baseline: float
+    version: str
+    position: str
+    groups: list[ExplainedGroup]
+    neighbors: list[ExplainedNeighbor]
+    weights: Literal["attention", "uniform", "none"]
+    as_of: AsOf
+
+
+class Produced(_Answer, frozen=True):
+    """Where in the topic an event is."""
+
+    partition: int
+    offset: int
+    position: str
+
+
+class EventsResponse(_Answer, frozen=True):
+    """Where events were sent. after: what a request must see that is to know all of them."""
+
+    topic: str
+    events: list[Produced]
+    after: str
+
+
+class Feature(_Answer, frozen=True):
+    """A declared feature."""
+
+    name: str
+    kind: str
+    width: int
+    categories: list[str | int | bool] | None = None
+    missing: Any = None
+
+
+class NodeSetInfo(_Answer, frozen=True):
+    """A kind of nodes."""
+
+    name: str
+    width: int
+    features: list[Feature]
+
+
+class EdgeSetInfo(_Answer, frozen=True):
+    """A kind of edges. source, target: node sets of its ends."""
+
+    name: str
+    width: int
+    features: list[Feature]
+    source: str
+    target: str
+
+
+class SchemaResponse(_Answer, frozen=True):
+    """What events hold."""
+
+    node_sets: list[NodeSetInfo]
+    edge_sets: list[EdgeSetInfo]
+    label_dim: int
+    time_unit: str
+
+
+class ModelInfo(_Answer, frozen=True):
+    """A version. scores: model -> measure -> value over its window."""
+
+    name: str
+    servable: bool
+    parent: str
+    created: float
+    trained_until: int
+    edge: int
+    loss: float
+    scores: dict[str, dict[str, float]]
+
+
+class ModelsResponse(_Answer, frozen=True):
+    """The versions kept, and which one serves."""
+
+    champion: str | None
+    shadow: str | None
+    versions: list[ModelInfo]
+    passed_over: dict[str, str]
+
+
+class Moved(_Answer, frozen=True):
+    """What the journal of versions now says."""
+
+    action: str
+    champion: str
+    shadow: str

@@ -1,0 +1,232 @@
+"""The calls of the API: what each sends, and the type of its answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from streamd.client.answers import (
+    EmbeddingResponse,
+    Event,
+    EventsResponse,
+    ExplainResponse,
+    Key,
+    LabelsResponse,
+    ModelsResponse,
+    Moved,
+    RecommendRequest,
+    SchemaResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[T]):
+    """One call. path: with its query. content: JSON, or None.
+
+    idempotent: whether it may be sent again when nobody knows whether it was done. sees_log:
+    whether its answer is computed from the log, so that it can be asked to have seen a place of it.
+    max_lag_seconds: how old that answer may be.
+    """
+
+    method: str
+    path: str
+    answer: type[T]
+    content: bytes | None = None
+    idempotent: bool = True
+    sees_log: bool = False
+    max_lag_seconds: float | None = None
+
+
+def score(
+    src: Key,
+    dst: Sequence[Key],
+    *,
+    as_of: int | None = None,
+    edge_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[ScoreResponse]:
+    """Score candidate destinations of a source, in their order.
+
+    as_of: the time that the answer is for; None, or one not after the newest event, means now.
+    edge_set: needed where several are declared. max_lag_seconds: how old the answer may be.
+    """
+    body = ScoreRequest(src, list(dst), as_of, edge_set)
+    return _asked("/v1/score", body, ScoreResponse, max_lag_seconds)
+
+
+def score_batch(
+    requests: Sequence[ScoreRequest], *, max_lag_seconds: float | None = None
+) -> Call[list[ScoreResponse]]:
+    """Several of `score`, answered by one version, in their order."""
+    body = {"requests": list(requests)}
+    return _asked("/v1/score/batch", body, list[ScoreResponse], max_lag_seconds)
+
+
+def recommend(
+    src: Key,
+    k: int = 10,
+    *,
+    kind: str | None = None,
+    exclude_seen: bool = False,
+    exact: bool = False,
+    as_of: int | None = None,
+    edge_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[ScoreResponse]:
+    """The k likeliest next destinations of a source, best first.
+
+    kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
+    last partners. exact: score all nodes rather than likely ones. The rest is as of `score`.
+    """
+    body = RecommendRequest(src, k, kind, exclude_seen, exact, as_of, edge_set)
+    return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)
+
+
+def recommend_batch(
+    requests: Sequence[RecommendRequest], *, max_lag_seconds: float | None = None
+) -> Call[list[ScoreResponse]]:
+    """Several of `recommend`, answered by one version, in their order."""
+    body = {"requests": list(requests)}
+    return _asked("/v1/recommend/batch", body, list[ScoreResponse], max_lag_seconds)
+
+
+def explain(
+    src: Key,
+    dst: Key,
+    *,
+    as_of: int | None = None,
+    edge_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[ExplainResponse]:
+    """What the score of one candidate is made of. Arguments are as of `score`."""
+    body = {"src": src, "dst": dst} | _given(time=as_of, edge_set=edge_set)
+    return _asked("/v1/explain", body, ExplainResponse, max_lag_seconds)
+
+
+def embeddings(
+    nodes: Sequence[Key],
+    *,
+    node_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[list[EmbeddingResponse]]:
+    """The embeddings of nodes, in their order. node_set: needed where several are declared."""
+    body = {"nodes": list(nodes)} | _given(node_set=node_set)
+    return _asked("/v1/embeddings", body, list[EmbeddingResponse], max_lag_seconds)
+
+
+def embedding(
+    node: Key, *, node_set: str | None = None, max_lag_seconds: float | None = None
+) -> Call[EmbeddingResponse]:
+    """The embedding of one node."""
+    path = _of_node("/v1/embeddings", node, node_set)
+    return _looked_up(path, EmbeddingResponse, max_lag_seconds)
+
+
+def labels_of(
+    nodes: Sequence[Key],
+    *,
+    node_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[list[LabelsResponse]]:
+    """What the model predicts of several nodes' labels, in their order."""
+    body = {"nodes": list(nodes)} | _given(node_set=node_set)
+    return _asked("/v1/labels", body, list[LabelsResponse], max_lag_seconds)
+
+
+def labels(
+    node: Key, *, node_set: str | None = None, max_lag_seconds: float | None = None
+) -> Call[LabelsResponse]:
+    """What the model predicts of one node's labels."""
+    return _looked_up(_of_node("/v1/labels", node, node_set), LabelsResponse, max_lag_seconds)
+
+
+def events(
+    events: Sequence[Event | Mapping[str, Any]], *, at_least_once: bool = False
+) -> Call[EventsResponse]:
+    """Send events to the first of `kafka.topics`, at most 1,000; later calls see them.
+
+    An event that is sent twice counts twice: the log does not know that it is the same. So what may
+    have been sent is not sent again, and raises an error that says `may_have_happened`.
+    at_least_once: send it again all the same, where events that are there twice do no harm.
+    """
+    return _sent({"events": list(events)}, at_least_once)
+
+
+def records(
+    records: Sequence[Mapping[str, Any]], *, at_least_once: bool = False
+) -> Call[EventsResponse]:
+    """Send records in a shape of their own, where the topic has a source. As `events`."""
+    return _sent({"records": list(records)}, at_least_once)
+
+
+def schema() -> Call[SchemaResponse]:
+    """The declared sets of nodes and edges, and their features."""
+    return Call(method="GET", path="/v1/schema", answer=SchemaResponse)
+
+
+def models() -> Call[ModelsResponse]:
+    """The versions kept, which one serves, and what each scored."""
+    return Call(method="GET", path="/v1/models", answer=ModelsResponse)
+
+
+def promote(version: str, why: str) -> Call[Moved]:
+    """Make a version champion; needs an admin key. It is not sent again when nobody knows whether
+    it was done: somebody may have moved the champion since."""
+    return _moved(f"/v1/models/{quote(version, safe='')}/promote", why)
+
+
+def rollback(why: str) -> Call[Moved]:
+    """Make the last proven version champion; as `promote`."""
+    return _moved("/v1/models/rollback", why)
+
+
+# How they are made
+
+
+def _asked(path: str, body: object, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
+    """A call that reads the log and changes nothing."""
+    return Call(
+        method="POST",
+        path=path,
+        answer=answer,
+        content=msgspec.json.encode(body),
+        sees_log=True,
+        max_lag_seconds=max_lag_seconds,
+    )
+
+
+def _looked_up(path: str, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
+    return Call(
+        method="GET", path=path, answer=answer, sees_log=True, max_lag_seconds=max_lag_seconds
+    )
+
+
+def _sent(body: object, at_least_once: bool) -> Call[EventsResponse]:
+    return Call(
+        method="POST",
+        path="/v1/events",
+        answer=EventsResponse,
+        content=msgspec.json.encode(body),
+        idempotent=at_least_once,
+    )
+
+
+def _moved(path: str, why: str) -> Call[Moved]:
+    content = msgspec.json.encode({"why": why})
+    return Call(method="POST", path=path, answer=Moved, content=content, idempotent=False)
+
+
+def _of_node(path: str, node: Key, node_set: str | None) -> str:
+    query = _given(integer="true" if isinstance(node, int) else None, node_set=node_set)
+    return f"{path}/{quote(str(node), safe='')}" + (f"?{urlencode(query)}" if query else "")
+
+
+def _given(**fields: object) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,36 @@
+"""The forms in which a report is written: `html`, `md` and `json`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from streamd.errors import SettingsError
+from streamd.evaluation.report import Report
+from streamd.evaluation.report_html import as_html
+from streamd.evaluation.report_text import as_json, as_markdown
+
+FORMS: dict[str, Callable[[Report], str]] = {
+    "html": as_html,
+    "md": as_markdown,
+    "json": as_json,
+}
+
+
+def form_of(asked: str, path: Path | None) -> str:
+    """The form of a report: as asked, or by its file's name; empty where there is none to write.
+
+    asked: what `--format` says, empty for nothing. path: the report's file, None for stdout.
+    Raises: SettingsError where there is no such form, or a page would go to a terminal.
+    """
+    if asked and asked not in FORMS:
+        raise SettingsError(f"--format is {asked!r}.", f"give one of {', '.join(FORMS)}.")
+    if path is None:
+        if asked == "html":
+            raise SettingsError("A page is not for a terminal.", "give --report backtest.html too.")
+        return asked
+    by_name = path.suffix.removeprefix(".")
+    return asked or (by_name if by_name in FORMS else "html")
+
+
+def report_text(report: Report, form: str) -> str:
+    """The report in a form, one of FORMS."""
+    return FORMS[form](report)

@@ -1,0 +1,233 @@
+"""Plots of a report as SVG: round ticks, and each curve's name beside its end.
+
+A plot is drawn twice, for a wide and for a narrow screen; the page shows the one that fits, so that
+text keeps its size.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from html import escape
+
+from streamd.evaluation.report import Curve, Plot
+
+TICK_STEPS = (1, 2, 2.5, 5, 10)
+"""A step between two ticks is one of these times a power of ten."""
+HOUR_SECONDS = 3600
+DAY_SECONDS = 86_400
+TIME_STEPS = (
+    *(60 * n for n in (1, 5, 15, 30)),
+    *(HOUR_SECONDS * n for n in (1, 2, 3, 6, 12)),
+    *(DAY_SECONDS * n for n in (1, 2, 7, 14)),
+)
+"""Steps between two ticks of time below a month, in seconds."""
+MONTH_STEPS = (1, 2, 3, 6, 12, 24, 60, 120)
+"""Those from a month on, in months."""
+MONTH_SECONDS = 30.4 * DAY_SECONDS
+"""Mean length of a month, which chooses the step; the ticks are at the first days of months."""
+LINE_HEIGHT = 13
+"""Units of the drawing between two lines of text of 12 units."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A drawing, in its units: about pixels. right: room for the names. ticks: most along time."""
+
+    name: str
+    width: int
+    height: int
+    left: int
+    right: int
+    ticks: int
+    short_names: bool
+
+
+WIDE = Size(name="wide", width=920, height=330, left=48, right=196, ticks=7, short_names=False)
+NARROW = Size(name="narrow", width=360, height=330, left=38, right=84, ticks=3, short_names=True)
+TOP = 14
+BOTTOM = 26
+"""Room above the plot, and below it for the ticks of time."""
+
+
+def draw(plot: Plot, size: Size) -> str:
+    """Returns: the plot as an SVG element of the class `wide` or `narrow`."""
+    # The scales, from the values to the units of the drawing.
+    values = [v for curve in plot.curves for v in curve.values if math.isfinite(v)] or [0.0]
+    ticks = value_ticks(min(values), max(values))
+    low, high = ticks[0], ticks[-1]
+    first, last = plot.times[0], plot.times[-1]
+    bottom = size.height - BOTTOM
+    end = size.width - size.right
+
+    def across(time: float) -> float:
+        return size.left + (end - size.left) * (time - first) / ((last - first) or 1)
+
+    def down(value: float) -> float:
+        return bottom - (bottom - TOP) * (value - low) / (high - low)
+
+    # Both scales.
+    out = [
+        f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" '
+        f'aria-label="{escape(plot.title)}">'
+    ]
+    for value in ticks:
+        out.append(
+            f'<line class="grid" x1="{size.left}" x2="{end}" y1="{down(value):.1f}" '
+            f'y2="{down(value):.1f}"/><text class="scale" x="{size.left - 6}" '
+            f'y="{down(value) + 4:.1f}" text-anchor="end">{tick_text(value, ticks)}</text>'
+        )
+    for time, text in time_ticks(first, last, size.ticks):
+        out.append(
+            f'<line class="grid" x1="{across(time):.1f}" x2="{across(time):.1f}" y1="{bottom}" '
+            f'y2="{bottom + 5}"/><text class="scale" x="{across(time):.1f}" y="{bottom + 18}" '
+            f'text-anchor="middle">{text}</text>'
+        )
+
+    # Rules and the others first, live last: on top.
+    order = sorted(range(len(plot.curves)), key=lambda i: -i)
+    for number in order:
+        points = " ".join(
+            f"{across(t):.1f},{down(v):.1f}"
+            for t, v in zip(plot.times, plot.curves[number].values, strict=True)
+            if math.isfinite(v)
+        )
+        out.append(f'<polyline class="c{number}" points="{points}"/>')
+    out += _names(plot.curves, size, end, down(low), [down(_last(c)) for c in plot.curves])
+    return "".join([*out, "</svg>"])
+
+
+def _last(curve: Curve) -> float:
+    """The last finite value of a curve, 0 where there is none."""
+    return next((v for v in reversed(curve.values) if math.isfinite(v)), 0.0)
+
+
+def _names(
+    curves: Sequence[Curve], size: Size, end: int, bottom: float, ends: Sequence[float]
+) -> list[str]:
+    """The names beside the curves' ends, moved apart, each with a line to its curve.
+
+    ends: of each curve, where it ends, downwards.
+    """
+    lines = [c.short.split("\n") if size.short_names else [c.name] for c in curves]
+    order = sorted(range(len(curves)), key=lambda i: ends[i])
+    middles = apart([ends[i] for i in order], [LINE_HEIGHT * len(lines[i]) for i in order], bottom)
+    out = []
+    for number, middle in zip(order, middles, strict=True):
+        x = end + 18
+        out.append(
+            f'<polyline class="lead c{number}" points="{end},{ends[number]:.1f} '
+            f'{end + 14},{middle:.1f}"/>'
+        )
+        y = middle - LINE_HEIGHT * (len(lines[number]) - 1) / 2 + 4
+        spans = "".join(
+            f'<tspan x="{x}" y="{y + LINE_HEIGHT * row:.1f}">{escape(text)}</tspan>'
+            for row, text in enumerate(lines[number])
+        )
+        out.append(f'<text class="name n{number}">{spans}</text>')
+    return out
+
+
+def apart(wanted: Sequence[float], heights: Sequence[float], bottom: float) -> list[float]:
+    """Where texts stand that want to be at some places, so that none covers another.
+
+    Args: wanted: middles, rising; heights: of the texts; bottom: below which none should stand.
+    Returns: middles, rising, near the wanted ones.
+    """
+    # Texts that touch are one group around the mean of what they want; groups that touch unite.
+    groups: list[list[int]] = []
+    for number in range(len(wanted)):
+        groups.append([number])
+        while (
+            len(groups) > 1
+            and _edges(groups[-2], wanted, heights, bottom)[1]
+            > (_edges(groups[-1], wanted, heights, bottom)[0])
+        ):
+            groups[-2:] = [groups[-2] + groups[-1]]
+
+    out = []
+    for group in groups:
+        at = _edges(group, wanted, heights, bottom)[0]
+        for number in group:
+            out.append(at + heights[number] / 2)
+            at += heights[number]
+    return out
+
+
+def _edges(
+    group: Sequence[int], wanted: Sequence[float], heights: Sequence[float], bottom: float
+) -> tuple[float, float]:
+    """Where a group of texts begins and ends."""
+    height = sum(heights[i] for i in group)
+    middle = sum(wanted[i] for i in group) / len(group)
+    # Above the drawing's upper end no text is seen, so that end is the firmer one.
+    top = max(0.0, min(middle - height / 2, bottom - height))
+    return top, top + height
+
+
+def value_ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers, evenly spaced, around all values; at least two."""
+    # Values that differ by no more than their rounding are one.
+    if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
+        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(s * power for s in TICK_STEPS if (high - low) / (s * power) <= 5)
+    begin, end = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(begin, end + 1)]
+
+
+def tick_text(value: float, ticks: Sequence[float]) -> str:
+    """A tick with as many decimals as tell it from its neighbours."""
+    step = ticks[1] - ticks[0]
+    decimals = 0
+    while decimals < 9 and abs(round(step, decimals) - step) > step * 1e-6:
+        decimals += 1
+    return f"{value + 0.0:.{decimals}f}"
+
+
+def time_ticks(first: float, last: float, most: int) -> list[tuple[float, str]]:
+    """At most so many ticks of time at round hours, days or months of UTC, with their texts.
+
+    first, last: Unix seconds. Times that the calendar does not have get none.
+    """
+    try:
+        begin = datetime.fromtimestamp(first, UTC)
+        datetime.fromtimestamp(last, UTC)
+    except (OverflowError, OSError, ValueError):
+        return []
+
+    # Minutes, hours and days have the same length always.
+    for step in TIME_STEPS:
+        if (last - first) / step < most:
+            # Weeks begin at a Monday; the epoch was a Thursday.
+            origin = 4 * DAY_SECONDS if step % (7 * DAY_SECONDS) == 0 else 0
+            at = origin + math.ceil((first - origin) / step) * step
+            return [(t, _clock(t, step)) for t in _range(at, last, step)]
+
+    # Months do not.
+    months = next(
+        (n for n in MONTH_STEPS if (last - first) / (n * MONTH_SECONDS) < most), MONTH_STEPS[-1]
+    )
+    number = begin.year * 12 + begin.month - 1
+    out: list[tuple[float, str]] = []
+    number += -number % months
+    while len(out) <= most and number < 9999 * 12:
+        date = datetime(number // 12, number % 12 + 1, 1, tzinfo=UTC)
+        if date.timestamp() > last:
+            break
+        if date.timestamp() >= first:
+            out.append((date.timestamp(), date.strftime("%Y-%m")))
+        number += months
+    return out
+
+
+def _range(first: float, last: float, step: float) -> list[float]:
+    return [first + n * step for n in range(math.floor((last - first) / step) + 1)]
+
+
+def _clock(time: float, step: float) -> str:
+    """A tick below a month: the day at midnight, the time of day otherwise."""
+    date = datetime.fromtimestamp(0, UTC) + timedelta(seconds=time)
+    if step >= DAY_SECONDS or (date.hour, date.minute) == (0, 0):
+        return f"{date.day} {date:%b}"
+    return f"{date:%H:%M}"

@@ -1,0 +1,105 @@
+"""The first settings file: made of a sample of records and a few answers, with comments."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import yaml
+
+from streamd.errors import BadEvent, SettingsError
+from streamd.exchange.guess import Guess
+from streamd.exchange.load import FileRow
+from streamd.ingest.shapes import parsed
+
+MAX_WIDTH = 100
+"""Columns of the file."""
+DEFAULTS = """\
+# Settings that are often changed, with their defaults; `streamd config` lists all.
+# data_dir: streamd-data             # log, models and all state
+# windows: {width_seconds: 3600}     # it scores and then learns every so many seconds of event time
+# model: {name: tgn}                 # pair is quicker, and as good on some streams
+# server: {host: 127.0.0.1, port: 8000}   # other hosts need api_keys
+# retention: {max_age_seconds: null}      # what is older leaves the log
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where events come from. broker: host:port, or several. sample: what the guess is made of, in
+    words, as "100 records of shop.clicks"."""
+
+    broker: str
+    topic: str
+    sample: str
+
+
+def pasted_records(text: str, now_ms: int) -> list[Any]:
+    """Records of pasted text: one JSON object, an array of them, or one a line.
+
+    now_ms: the timestamp that they get, Unix milliseconds. Raises: SettingsError.
+    """
+    try:
+        value = parsed(text.strip().encode())
+        values = value if isinstance(value, list) else [value]
+    except BadEvent:
+        try:
+            values = [parsed(line.encode()) for line in text.splitlines() if line.strip()]
+        except BadEvent as error:
+            raise SettingsError(
+                f"The sample is not JSON: {error}.", "paste one record, or name a file of records."
+            ) from None
+    if not values or not all(isinstance(v, dict) for v in values):
+        raise SettingsError("The sample holds no JSON object.", "paste one record as it is.")
+    return [
+        FileRow(offset=n, value=msgspec.json.encode(v), timestamp=now_ms)
+        for n, v in enumerate(values)
+    ]
+
+
+def settings_text(place: Place, guessed: Guess) -> str:
+    """The settings file as YAML with comments."""
+    source = guessed.tree["sources"][0]
+    fields = source["fields"]
+    parts = [
+        f"# Settings of streamd, by `streamd init` from {_line(place.sample)}.\n\n",
+        "# Where events come from. Passwords belong in variables or in kafka.client_file.\n",
+        _yaml({"kafka": {"bootstrap_servers": place.broker}}),
+    ]
+
+    # Features come before the source that fills them.
+    if "graph" in guessed.tree:
+        parts += [
+            "\n# What else an event says.\n",
+            _yaml({"graph": guessed.tree["graph"]}),
+        ]
+    parts += [
+        f"\n# What predicts what: of each {_line(fields['src'])}, which {_line(fields['dst'])} "
+        "comes next.\n",
+        _yaml({"sources": [source]}),
+    ]
+    if guessed.doubts:
+        parts.append("\n# To look at:\n")
+        parts += [_comment(doubt) for doubt in guessed.doubts]
+    return "".join([*parts, "\n", DEFAULTS])
+
+
+def _comment(text: str) -> str:
+    """A sentence as comments of the file, wrapped."""
+    lines = textwrap.wrap(_line(text), MAX_WIDTH, initial_indent="# - ", subsequent_indent="#   ")
+    return "\n".join(lines) + "\n"
+
+
+def _line(text: Any) -> str:
+    """Text from outside as one line of printable characters, which cannot end a comment."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def _yaml(tree: dict[str, Any]) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
+
+
+def listed(paths: Sequence[str]) -> str:
+    """Paths of fields for a question, comma separated."""
+    return ", ".join(_line(path) for path in paths)

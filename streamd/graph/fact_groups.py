@@ -1,0 +1,325 @@
+"""The facts in groups that people can name, and the values of a row in words."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from streamd.events import Float32
+from streamd.graph.fact_arrays import RATES
+from streamd.graph.fact_columns import FactColumn
+from streamd.graph.facts_kernels import (
+    FLOOR_LOG_SHARE,
+    NEVER_LOG_EVENTS,
+    NEVER_LOG_SECONDS,
+    UNSEEN_PAIR,
+    UNSEEN_SOURCE,
+)
+
+C = FactColumn
+
+
+@dataclass(frozen=True, slots=True)
+class FactGroup:
+    """Facts that say the same kind of thing, so that taking them away together means something.
+
+    words: what they are about, with "the source" and "the candidate" for the pair's ends.
+    """
+
+    name: str
+    words: str
+    columns: tuple[FactColumn, ...]
+
+
+GROUPS = (
+    FactGroup(
+        "frequency",
+        "how often the two met",
+        (
+            C.MET,
+            C.LOG_PAIR_SHARE,
+            C.PAIR_WEIGHT_50,
+            C.PAIR_WEIGHT_80,
+            C.PAIR_WEIGHT_95,
+            C.PAIR_WEIGHT_99,
+            C.CANDIDATE_WEIGHT_50,
+            C.CANDIDATE_WEIGHT_80,
+            C.CANDIDATE_WEIGHT_95,
+            C.CANDIDATE_WEIGHT_99,
+        ),
+    ),
+    FactGroup(
+        "recency",
+        "how long ago the two met",
+        (
+            C.LOG_SECONDS_SINCE_SENT,
+            C.LOG_SECONDS_SINCE_RECEIVED,
+            C.LOG_EVENTS_SINCE_MET,
+            C.LOG_CANDIDATE_EVENTS_SINCE_MET,
+        ),
+    ),
+    FactGroup(
+        "popularity",
+        "how popular the candidate is",
+        (
+            C.LOG_SHARE_1,
+            C.LOG_SHARE_2,
+            C.LOG_SHARE_3,
+            C.LOG_SHARE_4,
+            C.LOG_SHARE_5,
+            C.LOG_SECONDS_SINCE_DESTINATION,
+        ),
+    ),
+    FactGroup(
+        "source",
+        "what the source does, whoever the candidate is",
+        (
+            C.LOG_SECONDS_SINCE_SOURCE,
+            C.LOG_SOURCE_EVENTS,
+            C.LOG_SOURCE_PARTNERS,
+            C.SOURCE_REPEATS,
+            C.LOG_SOURCE_GAP,
+        ),
+    ),
+    FactGroup(
+        "candidate",
+        "what the candidate does, whoever the source is",
+        (
+            C.LOG_CANDIDATE_EVENTS,
+            C.LOG_CANDIDATE_PARTNERS,
+            C.CANDIDATE_REPEATS,
+            C.LOG_CANDIDATE_GAP,
+        ),
+    ),
+    FactGroup(
+        "paths",
+        "partners that the two have in common",
+        (C.LOG_COMMON_PARTNERS, C.LOG_THREE_HOP_PATHS),
+    ),
+    FactGroup(
+        "sequence",
+        "what usually follows the source's last partner",
+        (C.LOG_TRANSITION_SHARE, C.LOG_EVENTS_SINCE_TRANSITION),
+    ),
+    FactGroup(
+        "hour",
+        "the hour of the day",
+        (C.LOG_PAIR_HOUR_SHARE, C.LOG_CANDIDATE_HOUR_SHARE),
+    ),
+)
+"""Each fact is in one of them. Few, since explaining a score takes 2 to the power of their number
+scores."""
+
+# Differences below these are rounding, of float32 logs.
+EDGE = 1e-3
+UNITS = (("year", 31_557_600.0), ("day", 86_400.0), ("h", 3_600.0), ("min", 60.0))
+HALF_LIVES = ("1st", "2nd", "3rd", "4th", "5th")
+
+
+def fact_words(column: FactColumn, facts_F: Float32) -> str:
+    """Say a fact in words.
+
+    facts_F: float32[NUM_FACTS], the whole row: what one fact means may depend on another.
+    """
+    return WORDS[column](float(facts_F[column]), facts_F)
+
+
+def times_met(facts_F: Float32) -> int:
+    """How many events a pair had, as far as facts tell: they remember `model.max_pairs` pairs."""
+    events = math.expm1(float(facts_F[C.LOG_SOURCE_EVENTS]))
+    log_met = float(facts_F[C.LOG_PAIR_SHARE]) + math.log(events + UNSEEN_SOURCE)
+    return max(0, round(math.exp(log_met) - UNSEEN_PAIR))
+
+
+def group_words(name: str, facts_F: Float32) -> str:
+    """Say what a group's facts come to, in one line. facts_F: as in `fact_words`."""
+    return SUMMARIES[name](facts_F)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its largest unit, as "2 h" or "3 days"."""
+    for unit, length in UNITS:
+        if seconds >= length:
+            count = _round(seconds / length)
+            return f"{count} {unit}{'s' if unit in ('day', 'year') and count != '1' else ''}"
+    return f"{_round(seconds)} s"
+
+
+def _round(value: float) -> str:
+    """A number with as many digits as say something."""
+    return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}"
+
+
+def _share(log_share: float) -> str:
+    """A share of 1 in per cent."""
+    percent = 100 * math.exp(log_share)
+    return f"{percent:.2g} %" if percent >= 0.01 else "less than 0.01 %"
+
+
+def _count(log_count: float, noun: str) -> str:
+    count = round(math.expm1(log_count))
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _never(log_seconds: float) -> bool:
+    return log_seconds > NEVER_LOG_SECONDS - EDGE
+
+
+Say = Callable[[float, Float32], str]
+"""(value of a fact, its whole row) -> words."""
+
+
+def _weight(end: str, rate: float) -> Say:
+    def say(value: float, _: Float32) -> str:
+        if value < EDGE:
+            return f"no event of the two among the {end}'s last ones"
+        share = f"{rate:g}".removeprefix("0")
+        return f"events of the two weigh {value:.2f}, each {share} per event of the {end} since"
+
+    return say
+
+
+def _since(when: str, never: str) -> Say:
+    def say(value: float, _: Float32) -> str:
+        return never if _never(value) else when.format(duration(math.exp(value)))
+
+    return say
+
+
+def _since_met(end: str) -> Say:
+    def say(value: float, row_F: Float32) -> str:
+        events = f"{_count(value, 'event')} of the {end}"
+        return f"never met in {events}" if row_F[C.MET] < 0.5 else f"{events} since they met"
+
+    return say
+
+
+def _popularity(nth: str) -> Say:
+    def say(value: float, _: Float32) -> str:
+        if value <= FLOOR_LOG_SHARE + EDGE:
+            return f"hardly ever a destination, by the {nth} half-life"
+        return f"{_share(value)} of all events go to the candidate, by the {nth} half-life"
+
+    return say
+
+
+def _events(end: str) -> Say:
+    return lambda value, _: f"the {end} had {_count(value, 'event')}"
+
+
+def _repeats(end: str) -> Say:
+    return lambda value, _: (
+        f"{100 * value:.0f} % of the {end}'s last events are with the partner of the one before"
+    )
+
+
+def _partners(end: str) -> Say:
+    return lambda value, _: f"the {end} had {_count(value, 'partner')}"
+
+
+def _gap(end: str) -> Say:
+    return _since(f"{{}} between the {end}'s last two events", f"the {end} had no two events")
+
+
+def _transitions(value: float, row_F: Float32) -> str:
+    if row_F[C.LOG_EVENTS_SINCE_TRANSITION] >= NEVER_LOG_EVENTS - EDGE:
+        return "nobody went from the source's last partner to the candidate"
+    return f"after {_share(value)} of events with the source's last partner the candidate was next"
+
+
+def _since_transition(value: float, _: Float32) -> str:
+    if value >= NEVER_LOG_EVENTS - EDGE:
+        return "nobody went from the source's last partner to the candidate"
+    return f"{_count(value, 'event')} of the source's last partner since somebody did"
+
+
+def _pair_hours(value: float, row_F: Float32) -> str:
+    if not times_met(row_F):
+        return "the two never met, at any hour"
+    return f"about {_share(value)} of their events are at this hour of the day, in this direction"
+
+
+def _candidate_hours(value: float, row_F: Float32) -> str:
+    if row_F[C.LOG_CANDIDATE_EVENTS] < EDGE:
+        return "the candidate never had an event, at any hour"
+    return f"about {_share(value)} of the candidate's events came at this hour of the day"
+
+
+WORDS: Mapping[FactColumn, Say] = {
+    **{
+        column: _weight(end, rate)
+        for end, first in (("source", C.PAIR_WEIGHT_50), ("candidate", C.CANDIDATE_WEIGHT_50))
+        for column, rate in zip(list(C)[first : first + len(RATES)], RATES, strict=True)
+    },
+    C.MET: lambda value, _: "the two met before" if value > 0.5 else "the two never met",
+    C.LOG_PAIR_SHARE: lambda value, row: (
+        f"{times_met(row):,} of the source's {_count(float(row[C.LOG_SOURCE_EVENTS]), 'event')}"
+    ),
+    C.LOG_SECONDS_SINCE_SENT: _since(
+        "{} since the source sent to the candidate", "the source never sent to the candidate"
+    ),
+    C.LOG_SECONDS_SINCE_RECEIVED: _since(
+        "{} since the candidate sent to the source", "the candidate never sent to the source"
+    ),
+    C.LOG_EVENTS_SINCE_MET: _since_met("source"),
+    C.LOG_CANDIDATE_EVENTS_SINCE_MET: _since_met("candidate"),
+    **{
+        column: _popularity(nth)
+        for column, nth in zip(list(C)[C.LOG_SHARE_1 : C.LOG_SHARE_5 + 1], HALF_LIVES, strict=True)
+    },
+    C.LOG_SECONDS_SINCE_DESTINATION: _since(
+        "{} since the candidate was a destination", "the candidate was never a destination"
+    ),
+    C.LOG_SECONDS_SINCE_SOURCE: _since(
+        "{} since the source's last event", "the source never had an event"
+    ),
+    C.LOG_SOURCE_EVENTS: _events("source"),
+    C.LOG_CANDIDATE_EVENTS: _events("candidate"),
+    C.LOG_SOURCE_PARTNERS: _partners("source"),
+    C.LOG_CANDIDATE_PARTNERS: _partners("candidate"),
+    C.SOURCE_REPEATS: _repeats("source"),
+    C.CANDIDATE_REPEATS: _repeats("candidate"),
+    C.LOG_SOURCE_GAP: _gap("source"),
+    C.LOG_CANDIDATE_GAP: _gap("candidate"),
+    C.LOG_COMMON_PARTNERS: lambda value, _: (
+        f"{_count(value, 'partner')} in common among the last ones of both"
+    ),
+    C.LOG_THREE_HOP_PATHS: lambda value, _: (
+        f"{_count(value, 'path')} of three hops between the two"
+    ),
+    C.LOG_TRANSITION_SHARE: _transitions,
+    C.LOG_EVENTS_SINCE_TRANSITION: _since_transition,
+    C.LOG_PAIR_HOUR_SHARE: _pair_hours,
+    C.LOG_CANDIDATE_HOUR_SHARE: _candidate_hours,
+}
+"""How each fact is said."""
+
+
+def _frequency(row_F: Float32) -> str:
+    times = times_met(row_F)
+    if not times and row_F[C.MET] < 0.5:
+        return "the two never met"
+    return f"they met {'once' if times == 1 else f'{max(times, 1):,} times'}"
+
+
+def _recency(row_F: Float32) -> str:
+    sent = float(row_F[C.LOG_SECONDS_SINCE_SENT])
+    received = float(row_F[C.LOG_SECONDS_SINCE_RECEIVED])
+    if _never(min(sent, received)):
+        return "the two never met"
+    return f"they met last {duration(math.exp(min(sent, received)))} ago"
+
+
+def _said(column: FactColumn) -> Callable[[Float32], str]:
+    return lambda row_F: fact_words(column, row_F)
+
+
+SUMMARIES: Mapping[str, Callable[[Float32], str]] = {
+    "frequency": _frequency,
+    "recency": _recency,
+    "popularity": _said(C.LOG_SHARE_3),
+    "source": _said(C.LOG_SECONDS_SINCE_SOURCE),
+    "candidate": _said(C.LOG_CANDIDATE_EVENTS),
+    "paths": _said(C.LOG_COMMON_PARTNERS),
+    "sequence": _said(C.LOG_TRANSITION_SHARE),
+    "hour": _said(C.LOG_PAIR_HOUR_SHARE),
+}

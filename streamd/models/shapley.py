@@ -1,0 +1,43 @@
+"""Shapley values of a small game, exactly: each player's fair share of what all reach together
+(Shapley 1953, "A value for n-person games")."""
+
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Bools
+
+Float64 = NDArray[np.float64]
+
+MAX_PLAYERS = 9
+"""The value of 512 coalitions is asked for then."""
+
+
+def coalitions(num_players: int) -> Bools:
+    """All coalitions, bool[2**n, n]: coalition s has the players whose bit is set in s."""
+    assert num_players <= MAX_PLAYERS, "their number grows by two a player"
+    bits: Bools = (np.arange(2**num_players)[:, None] >> np.arange(num_players)) & 1 == 1
+    return bits
+
+
+def shapley_shares(value_S: Float64) -> Float64:
+    """The share of each player, float64[n]; they add up to the value of all less that of none.
+
+    value_S: float64[2**n], the value of each coalition, in the order of `coalitions`.
+    """
+    num_players = len(value_S).bit_length() - 1
+    has_SN = coalitions(num_players)
+    size_S = has_SN.sum(1)
+
+    # A coalition weighs as many orders of joining as put its players before this one.
+    orders = [
+        factorial(size) * factorial(num_players - size - 1) / factorial(num_players)
+        for size in range(num_players)
+    ]
+    shares = np.zeros(num_players)
+    for player in range(num_players):
+        without = np.flatnonzero(~has_SN[:, player])
+        gain = value_S[without + (1 << player)] - value_S[without]
+        shares[player] = (np.array(orders)[size_S[without]] * gain).sum()
+    return shares

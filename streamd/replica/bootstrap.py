@@ -1,0 +1,116 @@
+"""Makes a directory anew from the store's newest manifest, in the place of one that is empty or too
+old for the changelog."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from streamd.roles import FOLDER as ROLES_FOLDER
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    ChangelogPosition,
+    PositionFile,
+)
+from streamd.segments.layout import APPENDED
+from streamd.segments.recovery import lock_directory
+from streamd.storage import DISK, SCRATCH, Disk
+from streamd.store import manifest as manifests
+from streamd.store.manifest import Manifest
+from streamd.store.restore import restore
+from streamd.store.store import Store
+from streamd.telemetry import metrics
+
+logger = structlog.get_logger()
+MADE = "bootstrap"
+"""Folder in the data directory that holds a whole log, which is to take the place of the one
+there: on a volume of its own nothing beside the directory could be renamed to it."""
+LOG_PARTS = tuple(dict.fromkeys(["journal", *(p.split("/")[0] for p in APPENDED), "edges"]))
+"""What of a log lies in a data directory, besides `published` and the position."""
+LEARNED = "models"
+OF_THE_OLD_LOG = ("hold", "facts", "memory")
+"""What roles made of the log that is replaced; they make it again."""
+
+
+def newest_manifest(store: Store) -> Manifest | None:
+    """The newest manifest that says where it stands in the changelog, None where there is none.
+    Raises: StoreError."""
+    for name in reversed(manifests.names(store)):
+        manifest = manifests.read(store, name)
+        if manifest.changelog_offset is not None:
+            return manifest
+    return None
+
+
+def bootstrap(
+    store: Store,
+    manifest: Manifest,
+    data_dir: Path,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    disk: Disk = DISK,
+) -> None:
+    """Put the log and the models of a manifest in the place of the log in a directory.
+
+    A kill leaves the old log or, when `finish_bootstrap` was called, the new one. A server that
+    reads the old log ends, and is started again. Raises: StoreError, DataDirectoryError,
+    LockedError.
+    """
+    lock = lock_directory(data_dir / "lock")
+    try:
+        finish_bootstrap(data_dir, disk)
+        wanted = [
+            file
+            for file in manifest.files
+            if not file.path.startswith((f"{ROLES_FOLDER}/", "train/"))
+        ]
+        made = data_dir / MADE
+        restore(store, msgspec.structs.replace(manifest, files=wanted), made, progress, disk=disk)
+        position = PositionFile(made, disk)
+        offset = manifest.changelog_offset or 0
+        position.write(ChangelogPosition(manifest.term, manifest.seq, offset))
+        position.close()
+        finish_bootstrap(data_dir, disk)
+    finally:
+        disk.close(lock)
+    metrics.follow_bootstraps.inc()
+    logger.info("bootstrapped", seq=manifest.seq, changelog_offset=offset)
+
+
+def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
+    """Put a log that was made whole in the place of the one there; nothing where there is none."""
+    made = data_dir / MADE
+    disk.remove_folder(data_dir / f".{MADE}.restore{SCRATCH}")
+    if not made.exists():
+        return
+    # Readers know a log by `published`: it goes first, and comes last.
+    if (made / "published").exists() and not (made / "begun").exists():
+        disk.unlink(data_dir / "published")
+        disk.unlink(data_dir / CHANGELOG)
+        for part in LOG_PARTS:
+            _remove(data_dir / part, disk)
+        for folder in (data_dir / ROLES_FOLDER).glob("*"):
+            for part in OF_THE_OLD_LOG:
+                _remove(folder / part, disk)
+        disk.sync_folder(data_dir)
+        mark = disk.open(made / "begun", os.O_RDWR | os.O_CREAT)
+        disk.close(mark)
+        disk.sync_folder(made)
+    for part in (*LOG_PARTS, LEARNED, CHANGELOG, "published"):
+        if not (made / part).exists():
+            continue
+        # Versions that are here are of the same log; their own changelog brings the others.
+        if part == LEARNED and (data_dir / part).exists():
+            continue
+        disk.replace(made / part, data_dir / part)
+    disk.sync_folder(data_dir)
+    disk.remove_folder(made)
+    disk.sync_folder(data_dir)
+
+
+def _remove(path: Path, disk: Disk) -> None:
+    if path.is_dir():
+        disk.remove_folder(path)
+    else:
+        disk.unlink(path)

@@ -1,0 +1,78 @@
+"""Connects a leader to its changelog, and waits for brokers that do not answer."""
+
+import threading
+from contextlib import ExitStack
+
+import structlog
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_admin
+from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
+from streamd.replica.leader import lead
+from streamd.replica.publisher import ChangelogPublisher
+from streamd.replica.topic import TopicState, ensure_topic, topic_name
+from streamd.settings import Settings
+from streamd.telemetry.heartbeat import Heartbeat
+
+logger = structlog.get_logger()
+RETRY_SECONDS = 1.0
+WAITING = "waiting for the changelog"
+
+
+class Stopped(Exception):  # noqa: N818 - a stop is no error
+    """The role was told to stop while it waited."""
+
+
+def open_topic(settings: Settings) -> TopicState:
+    """Make the topic where it is missing, and check it. Raises: KafkaError, ChangelogError."""
+    admin = make_admin(settings.kafka)
+    try:
+        state = ensure_topic(admin, settings.kafka, topic_name(settings.log.name))
+    finally:
+        admin.close()
+    for warning in state.warnings:
+        logger.warning("changelog_at_risk", topic=state.name, why=warning)
+    return state
+
+
+def connect_leader(
+    settings: Settings, beat: Heartbeat, stop: threading.Event
+) -> ChangelogPublisher | None:
+    """Bring the directory and the changelog to one end, and publish from there on.
+
+    It waits for the brokers, with the heartbeat touched. Returns: None where `stop` was set
+    meanwhile. Raises: LockedError, ChangelogError, DataDirectoryError, SettingsError.
+    """
+
+    def waiting() -> None:
+        beat.touch(WAITING)
+
+    def idle() -> None:
+        waiting()
+        if stop.is_set():
+            raise Stopped
+
+    warned = False
+    while not stop.is_set():
+        waiting()
+        with ExitStack() as stack:
+            try:
+                topic = open_topic(settings)
+                reader = KafkaReader(settings.kafka, topic.name, idle)
+                stack.callback(reader.close)
+                producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)
+                stack.callback(producer.close)
+                publisher = lead(settings.data_dir, producer, reader, waiting=idle)
+                # A log that is closed waits for acknowledgements although it was told to stop.
+                publisher.waiting = waiting
+                stack.pop_all()
+                logger.info("leading", topic=topic.shown, seq=publisher.acknowledged().seq)
+                return publisher
+            except Stopped:
+                return None
+            except KafkaError as error:
+                if not warned:
+                    logger.warning("changelog_away", error=str(error))
+                warned = True
+        stop.wait(RETRY_SECONDS)
+    return None

@@ -1,0 +1,106 @@
+"""What a replica's log lacks of the topics of events, which its follower asks Kafka itself.
+
+The servers here read it, as those beside ingest read ingest's heartbeat: so an answer's lag counts
+the whole way, through the leader and the changelog.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from streamd.errors import KafkaError
+from streamd.events import Position
+from streamd.ingest.client import make_consumer
+from streamd.roles import ENDS, FOLLOW, make_folder
+from streamd.segments.tail import JournalTail
+from streamd.settings import Settings
+
+PEEK_SECONDS = 0.5
+"""Longest look whether there is a record at all between a position and the end."""
+
+
+class SourceEnds:
+    """Writes which partitions of the log's topics have records that it does not have. Owner: one
+    thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._path = make_folder(settings.data_dir, FOLLOW) / ENDS
+        self._tail: JournalTail | None = None
+        self._inode = 0
+        self._consumer: Any = None
+        self._empty: set[tuple[TopicPartition, int, int]] = set()
+        """Partitions with a position and an end between which there is no record: only marks of
+        transactions."""
+
+    def step(self, wait_seconds: float = 0.0) -> None:
+        """Look once, after a pause of `wait_seconds`. Raises: KafkaError, JournalError."""
+        time.sleep(wait_seconds)
+        positions = self._positions()
+        if not positions:
+            return
+        asked_at = time.time()
+        try:
+            if self._consumer is None:
+                self._consumer = make_consumer(self._settings.kafka)
+            ends = self._consumer.end_offsets(list(positions))
+            behind: dict[str, dict[str, int]] = {}
+            for partition, position in positions.items():
+                end = ends[partition]
+                if end > position.offset and self._has_record(partition, position.offset, end):
+                    behind.setdefault(partition.topic, {})[str(partition.partition)] = end
+        except (ClientError, AssertionError) as error:
+            raise KafkaError(
+                f"The ends of the log's topics cannot be read: {error}.", "check the broker."
+            ) from None
+        _replace(self._path, {"time": asked_at, "behind": behind})
+
+    def _positions(self) -> dict[TopicPartition, Position]:
+        """How far the log here has read each partition that it reads."""
+        try:
+            inode = (self._settings.data_dir / "published").stat().st_ino
+        except FileNotFoundError:
+            return {}
+        # Another log may have been put in the place of the one that was followed.
+        if self._tail is None or self._tail.superseded or inode != self._inode:
+            self._tail = JournalTail.open(self._settings.data_dir)
+            self._inode = inode
+        assert self._tail is not None
+        self._tail.refresh()
+        return {
+            TopicPartition(topic, partition): position
+            for topic, parts in self._tail.state.progress.positions.items()
+            for partition, position in parts.items()
+        }
+
+    def _has_record(self, partition: TopicPartition, position: int, end: int) -> bool:
+        """Whether there is a record from a position on; else the end is that of a transaction."""
+        if (partition, position, end) in self._empty:
+            return False
+        self._consumer.assign([partition])
+        self._consumer.seek(partition, position)
+        deadline = time.monotonic() + PEEK_SECONDS
+        while time.monotonic() < deadline:
+            if self._consumer.poll(timeout_ms=100, max_records=1):
+                return True
+            if self._consumer.position(partition) >= end:
+                self._empty = {seen for seen in self._empty if seen[0] != partition}
+                self._empty.add((partition, position, end))
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection to Kafka."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that a reader sees whole; it need not survive a crash."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(content))
+    scratch.replace(path)

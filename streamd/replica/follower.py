@@ -1,0 +1,194 @@
+"""A follower writes the log that the changelog tells, in a directory of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import ChangelogError
+from streamd.events import Schema
+from streamd.replica.admission import Admission, Verdict
+from streamd.replica.changelog import ChangelogReader, OutOfRange
+from streamd.replica.records import LINE, Head, Record, decode_value
+from streamd.replica.start import OwnLines, check_known, reconcile
+from streamd.segments.applier import LogApplier
+from streamd.segments.changelog_position import ChangelogPosition
+from streamd.segments.journal import decode_line, journal_files
+from streamd.segments.recovery import last_state
+from streamd.segments.take_back import take_back
+from streamd.storage import DISK, Disk
+from streamd.telemetry import metrics
+
+logger = structlog.get_logger()
+Republish = Callable[[ChangelogPosition], ChangelogPosition]
+"""What the leader does at its start with the lines beyond the changelog's end: it is told where
+the two agree, and returns where they do when it is done."""
+
+
+class Follower:
+    """Applies the changelog to a directory. Owner: the follow role, and ingest at its start.
+
+    It holds the lock of the directory from the first commit that it knows. What it does not apply,
+    it leaves: after any error a new follower recovers.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        reader: ChangelogReader,
+        disk: Disk = DISK,
+        republish: Republish | None = None,
+        before_drop: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Compare the directory with the changelog, and open it where there is a log.
+
+        before_drop: called before segments are dropped, with the id of the event behind them.
+        republish: of the leader; a follower takes its lines beyond the changelog's end back.
+        Raises: OutOfRange where a newer manifest is needed; ChangelogError, DivergedError,
+        KafkaError, and those of `LogApplier`.
+        """
+        self.data_dir = data_dir
+        self._reader = reader
+        self._disk = disk
+        self._republish = republish
+        self._before_drop = before_drop
+        self._applier: LogApplier | None = None
+        self._line = bytearray()
+        self._made: dict[str, int] = {}
+        self._line_bytes = 0
+        self._position = ChangelogPosition(0, 0, 0)
+        if journal_files(data_dir / "journal"):
+            self._open(Schema())
+        else:
+            begin, _ = reader.bounds()
+            self._position = ChangelogPosition(0, 0, begin)
+        self._admission = Admission(self._position.term, self._position.seq)
+        self._own = OwnLines(data_dir, self._position.seq)
+        reader.seek(self._position.offset)
+        self._applied = self._position
+
+    def _open(self, schema: Schema) -> None:
+        """Open the log, whose lines then all are the changelog's."""
+
+        def prepare() -> None:
+            self._position = reconcile(self.data_dir, self._reader, self._disk)
+            if self._republish is not None:
+                self._position = self._republish(self._position)
+            elif last_state(self.data_dir, schema).seq > self._position.seq:
+                take_back(self.data_dir, self._position.seq + 1, self._disk)
+
+        self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
+        self._applier.flush(self._position)
+
+    @property
+    def seq(self) -> int:
+        """The newest commit that is durable and shown here."""
+        return self._applier.state.seq if self._applier is not None else 0
+
+    @property
+    def position(self) -> ChangelogPosition:
+        """Where the directory stands in the changelog."""
+        return self._applied
+
+    @property
+    def lag(self) -> int:
+        """Records of the changelog that are not applied yet. Raises: KafkaError."""
+        return max(0, self._reader.bounds()[1] - self._applied.offset)
+
+    def step(self, seconds: float) -> int:
+        """Apply what comes within some seconds. Returns: number of records.
+
+        Raises: OutOfRange where a newer manifest is needed, DiskError, ChangelogError, KafkaError.
+        """
+        records = self._reader.read(seconds)
+        for record in records:
+            self._take(record)
+        if self._applier is not None and self._applier.num_finished:
+            self._applier.flush(self._applied)
+        if records:
+            metrics.follow_seq.set(self.seq)
+        return len(records)
+
+    def _take(self, record: Record) -> None:
+        verdict = self._admission.judge(record)
+        if verdict is Verdict.KNOWN:
+            check_known(self._own, self.data_dir, record.seq, record.line)
+        elif verdict is Verdict.FIRST or verdict is Verdict.NEXT:
+            head, data = decode_value(record)
+            if verdict is Verdict.FIRST:
+                self._begin(record, head)
+            self._write(record, head, data)
+            metrics.follow_bytes.inc(len(record.value))
+            if record.is_last:
+                self._finish(record)
+
+    def _begin(self, record: Record, head: Head) -> None:
+        """Begin a commit; what was begun and not finished is dropped."""
+        if self._applier is None:
+            if record.seq != 1 or head.schema is None:
+                raise OutOfRange(f"there is no log here, and the changelog has commit {record.seq}")
+            schema = _schema_of(record, head)
+            self._applier = LogApplier(self.data_dir, schema, self._disk)
+        elif self._applier.has_begun:
+            # What it has written is cut off and zeroed as after a crash.
+            self._applier.flush(self._applied)
+            self._applier.close()
+            self._applier = LogApplier(self.data_dir, Schema(), self._disk)
+        self._line.clear()
+        self._line_bytes = head.line_bytes
+        self._made = dict(head.made)
+
+    def _write(self, record: Record, head: Head, data: memoryview) -> None:
+        assert self._applier is not None
+        at = 0
+        for path, offset, size in head.pieces:
+            part = data[at : at + size]
+            at += size
+            if path == LINE:
+                if offset != len(self._line) or offset + size > self._line_bytes:
+                    raise _misplaced(record, "bytes of its line")
+                self._line += part
+            elif not self._applier.has_begun:
+                raise _misplaced(record, f"bytes of {path} before its line")
+            else:
+                self._applier.write(path, offset, part)
+            whole = len(self._line) == self._line_bytes
+            if path == LINE and whole:
+                if self._line[:8].decode(errors="replace") != record.line:
+                    raise _misplaced(record, "another line than its headers say")
+                self._applier.begin(bytes(self._line), self._made)
+
+    def _finish(self, record: Record) -> None:
+        assert self._applier is not None
+        if not self._applier.has_begun:
+            raise _misplaced(record, "no whole line")
+        fields = decode_line(bytes(self._line))
+        if fields is not None and (dropped := fields.get("dropped")):
+            ends = [s.end for s in self._applier.newest.segments if s.first_edge in dropped]
+            self._before_drop(max(ends, default=0))
+        position = ChangelogPosition(record.term, record.seq, record.offset + 1)
+        self._applier.finish(position)
+        self._applied = position
+        self._admission.taken(record.seq)
+        metrics.follow_commits.inc()
+
+    def close(self) -> None:
+        """Close the log and release its lock; the reader stays open."""
+        if self._applier is not None:
+            self._applier.close()
+
+
+def _schema_of(record: Record, head: Head) -> Schema:
+    try:
+        assert head.schema is not None
+        return Schema.restored(head.schema)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _misplaced(record, f"the schema {error!r}") from None
+
+
+def _misplaced(record: Record, what: str) -> ChangelogError:
+    return ChangelogError(
+        f"The record at offset {record.offset} of the changelog has {what}.",
+        "see that only the streamd of this log writes the topic; then start from the newest "
+        "manifest.",
+    )

@@ -1,0 +1,134 @@
+"""The changelog in Kafka: one partition, read by assignment, written by an idempotent producer."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+from kafka.errors import OffsetOutOfRangeError
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_consumer, make_producer
+from streamd.replica.changelog import OutOfRange
+from streamd.replica.records import Record, decode_record
+from streamd.settings import KafkaSettings
+
+READ_RECORDS = 200
+"""Most records of a read: of a megabyte each, 200 MB."""
+OVERHEAD_BYTES = 4_096
+"""Bytes of a record beside its value, and of the batch around it."""
+SEND_BYTES = 1 << 20
+"""Most bytes of a record that is sent, where the topic admits more: memory on both sides."""
+FIXED = {"acks": "all", "enable_idempotence": True, "linger_ms": 0}
+"""What the promises rest on, whatever `kafka.client` says."""
+
+
+class KafkaReader:
+    """Reads the changelog's partition. Owner: one thread. It joins no group."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topic: str, idle: Callable[[], None] = lambda: None
+    ) -> None:
+        """idle: called after a read that brought nothing. Raises: KafkaError."""
+        self._partition = TopicPartition(topic, 0)
+        self._kafka = kafka
+        self._idle = idle
+        self._consumer = make_consumer(kafka)
+        self._consumer.assign([self._partition])
+        self.position = 0
+
+    def bounds(self) -> tuple[int, int]:
+        """Offsets of the first record, and one past the newest. Raises: KafkaError."""
+        tp = self._partition
+        try:
+            begin = self._consumer.beginning_offsets([tp])[tp]
+            return begin, self._consumer.end_offsets([tp])[tp]
+        except ClientError as error:
+            raise self._unanswered(error) from None
+
+    @property
+    def lag(self) -> int | None:
+        """Records behind the position, as the newest answer told; None before there was one."""
+        end = self._consumer.highwater(self._partition)
+        return None if end is None else max(0, end - self.position)
+
+    def seek(self, offset: int) -> None:
+        self._consumer.seek(self._partition, offset)
+        self.position = offset
+
+    def read(self, seconds: float) -> list[Record]:
+        """The next records. Raises: OutOfRange, KafkaError, ChangelogError."""
+        try:
+            polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=READ_RECORDS)
+            records = polled.get(self._partition, [])
+            self.position = self._consumer.position(self._partition, timeout_ms=1_000)
+        except OffsetOutOfRangeError:
+            raise OutOfRange(f"the changelog has no record {self.position} any more") from None
+        except ClientError as error:
+            raise self._unanswered(error) from None
+        if not records:
+            self._idle()
+        return [decode_record(r.offset, r.headers, r.value or b"") for r in records]
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _unanswered(self, error: Exception) -> KafkaError:
+        return KafkaError(
+            f"The changelog {self._partition.topic} cannot be read: {error}.",
+            f"check {self._kafka.bootstrap_servers}, kafka.client and this user's rights.",
+        )
+
+
+class KafkaReceipt:
+    """The acknowledgement of a record that was sent."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def offset(self) -> int | None:
+        """The record's offset, -1 where the broker had it already. Raises: KafkaError."""
+        if not self._future.is_done:
+            return None
+        if self._future.failed():
+            raise _not_stored(self._future.exception)
+        return int(self._future.value.offset)
+
+    def wait(self, seconds: float) -> None:
+        # What failed is told by `offset`.
+        with contextlib.suppress(ClientError):
+            self._future.get(timeout=seconds)
+
+
+class KafkaProducer:
+    """Appends records to the changelog's partition, in order and each once."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, max_message_bytes: int) -> None:
+        """Raises: KafkaError where no broker answers, SettingsError."""
+        self._topic = topic
+        self.part_bytes = min(max_message_bytes, SEND_BYTES) - OVERHEAD_BYTES
+        fixed = {**FIXED, "max_request_size": self.part_bytes + OVERHEAD_BYTES}
+        self._producer = make_producer(kafka, fixed)
+
+    def send(self, record: Record) -> KafkaReceipt:
+        """Send a record. Raises: KafkaError."""
+        try:
+            sent = self._producer.send(
+                self._topic, record.value, headers=record.headers(), partition=0
+            )
+        except ClientError as error:
+            raise _not_stored(error) from None
+        return KafkaReceipt(sent)
+
+    def close(self) -> None:
+        """Close the client; what is not acknowledged by now is published again at the next
+        start."""
+        self._producer.close(timeout=1)
+
+
+def _not_stored(error: Exception) -> KafkaError:
+    return KafkaError(
+        f"The changelog did not take a record: {type(error).__name__} {error}.",
+        "check the brokers; ingest starts again, and publishes again what is not there.",
+    )

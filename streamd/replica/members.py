@@ -1,0 +1,111 @@
+"""A member of the log: one machine that follows, and what it answers when compaction is asked."""
+
+import math
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import CorruptionError
+from streamd.replica import models_records as records
+from streamd.replica.models_state import ModelsState
+from streamd.roles import FOLLOW, make_folder
+from streamd.segments.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    compact_done,
+    end_lease,
+    read_holds,
+)
+from streamd.storage import write_durably
+
+logger = structlog.get_logger()
+MEMBER = "member"
+"""File in the follower's folder with the member's name."""
+
+
+def member_name(data_dir: Path) -> str:
+    """Name of the member that a data directory is, given once: host name and eight hex digits."""
+    path = make_folder(data_dir, FOLLOW) / MEMBER
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        name = f"{socket.gethostname()[:50]}-{uuid.uuid4().hex[:8]}"
+        write_durably(path, name.encode())
+        return name
+
+
+class Member:
+    """Joins, and answers compaction requests once no role of this machine has files with what was
+    deleted. Owner: the thread that follows the models topic.
+
+    name: of the member.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        lease_seconds: float,
+        append: Callable[[records.Known], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Args: lease_seconds: how long the hold of a server here that does not run counts. append:
+        to the models topic. now: wall time, seconds."""
+        self._data_dir = data_dir
+        self._lease_seconds = lease_seconds
+        self._append = append
+        self._now = now
+        self.name = member_name(data_dir)
+        self._joined = False
+
+    def step(self, state: ModelsState) -> None:
+        """Do what the topic asks of this machine. Raises: KafkaError."""
+        # Behind the read of the whole topic; whoever was left out while it ran joins again.
+        self._purge(state)
+        if not self._joined or self.name not in state.members:
+            self._append(records.Joined(term=state.term, member=self.name, at=self._now()))
+            self._joined = True
+
+    def leave(self, state: ModelsState) -> None:
+        """Say that this machine stops: compaction need not wait for it. Raises: KafkaError."""
+        if self._joined:
+            self._append(records.Left(term=state.term, member=self.name))
+
+    def _purge(self, state: ModelsState) -> None:
+        """Let the roles store newer state as far as any request needs it, end the holds that stand
+        in the way and are over, and answer."""
+        waiting = [r for r in state.compactions() if r.id not in state.released]
+        needed = max([state.purged_event, *(r.event for r in waiting)])
+        try:
+            holds = read_holds(self._data_dir)
+        except CorruptionError as error:
+            logger.error("members_answer_waits", error=str(error))
+            return
+        for name, hold in list(holds.items()):
+            # What others have let go of already must not come back with a role that starts again.
+            lease = -math.inf if _at(hold) < state.purged_event else self._lease_seconds
+            if _at(hold) < needed and end_lease(self._data_dir, name, lease, self._now()):
+                del holds[name]
+                logger.warning("lease_run_out", child=name, held_at_edge=hold.edge)
+        at = min(map(_at, holds.values()), default=needed)
+
+        # Servers look for the file, and store newer facts and memory while it is there.
+        asked = asked_to_compact(self._data_dir)
+        if at < needed and asked != needed:
+            ask_to_compact(self._data_dir, needed)
+        elif at >= needed and asked is not None:
+            compact_done(self._data_dir)
+        for request in waiting:
+            if at >= request.event and self.name not in state.answers.get(request.id, set()):
+                self._append(
+                    records.Answer(term=state.term, request=request.id, member=self.name, event=at)
+                )
+
+
+def _at(hold: Hold) -> int:
+    """The event before which a role's files hold nothing that was deleted and replays nothing."""
+    return min(hold.edge, hold.purged_before_event)

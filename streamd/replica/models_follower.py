@@ -1,0 +1,209 @@
+"""A replica's side of the models topic: `models/` and the history become what the trainer's are."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from streamd.errors import StoreError, VersionError
+from streamd.registry import Registry
+from streamd.registry.outcome import REFUSED
+from streamd.registry.registry import read_manifests
+from streamd.replica import models_records as records
+from streamd.replica.members import Member
+from streamd.replica.models_state import ModelsState
+from streamd.replica.models_topic import ModelsTopic
+from streamd.segments.tail import JournalTail
+from streamd.settings import Settings
+from streamd.storage import DISK, SCRATCH, append_durably, write_durably
+from streamd.store.store import Store
+from streamd.store.versions import MANIFEST, StoredVersion, download_version
+from streamd.telemetry import metrics
+from streamd.windows.history import FILE as HISTORY
+
+logger = structlog.get_logger()
+KEPT_REFUSALS = 100
+"""Newest refusals that servers here are told, whose callers wait for one."""
+
+
+class _Place(msgspec.Struct):
+    edge: int
+    seq: int
+
+
+class ModelsFollower:
+    """Copies what the models topic names into a replica's directory. Owner: one thread.
+
+    A version appears whole or not at all, and becomes champion only once it is there.
+
+    state: what the topic says. member: what this machine answers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        topic: ModelsTopic,
+        store: Store,
+        on_step: Callable[[str], None] = lambda _: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """on_step: called with the name of each step as it begins; tests stop there."""
+        self._settings = settings
+        self._registry = registry
+        self._topic = topic
+        self._store = store
+        self._on_step = on_step
+        self._now = now
+        self._settled = -1
+        self._refused: dict[str, str] = {}
+        self._history = settings.data_dir / HISTORY
+        self.state = ModelsState()
+        self.member = Member(
+            settings.data_dir,
+            settings.holds.lease_seconds,
+            lambda record: topic.append(records.encode(record)),
+            now,
+        )
+        registry.sweep()
+
+    def step(self, wait_seconds: float = 0.0) -> None:
+        """Read the topic to its end, and bring the directory in line with it.
+
+        wait_seconds: how long to wait for a record where there is none.
+        Raises: KafkaError; StoreError, OSError where a version cannot be fetched now: another step
+        tries again, and what does not need it is done.
+        """
+        self.state.take(self._topic.read(wait_seconds))
+        self._write_refusals()
+        self.member.step(self.state)
+        if self.state.number == self._settled:
+            metrics.models_followed.set(self._now())
+            return
+
+        # Champion first. One that cannot be fetched keeps neither the others nor moves waiting.
+        metrics.models_missing.set(self._num_missing())
+        failed: StoreError | None = None
+        for version in list(self.state.wanted()):
+            try:
+                self._fetch(version)
+            except StoreError as error:
+                logger.warning("version_not_fetched", version=version.name, error=str(error))
+                failed = failed or error
+            self._write_moves()
+        self._write_moves()
+        self._write_history()
+        self._prune()
+        metrics.models_missing.set(self._num_missing())
+        if failed is not None:
+            raise failed
+        if not self._num_missing():
+            self._settled = self.state.number
+            metrics.models_followed.set(self._now())
+
+    def _fetch(self, version: StoredVersion) -> None:
+        """Make a version's folder, unless it is there. Raises: StoreError, OSError."""
+        if self._is_here(version):
+            return
+        self._on_step("download")
+        begun = time.monotonic()
+        own = {
+            checksum: self._registry.folder / manifest.name / file
+            for manifest in read_manifests(self._registry)
+            for file, checksum in manifest.checksums.items()
+            if (self._registry.folder / manifest.name / file).exists()
+        }
+        # In the way is one without memory, or one of the same name that was learned before.
+        beside = self._registry.folder / f".{version.name}.fetched{SCRATCH}"
+        DISK.remove_folder(beside)
+        with_memory = version.name in self.state.with_memory
+        download_version(self._store, version, beside, with_memory, own)
+        self._on_step("downloaded")
+        self._registry.put(version.name, beside)
+        logger.info(
+            "version_fetched",
+            version=version.name,
+            seconds=round(time.monotonic() - begun, 3),
+        )
+
+    def _is_here(self, version: StoredVersion) -> bool:
+        """Whether a version is whole here, with memory where it must have it."""
+        try:
+            text = (self._registry.folder / version.name / MANIFEST).read_text()
+            if text != version.manifest:
+                return False
+            servable = self._registry.is_servable(self._registry.manifest(version.name))
+        except FileNotFoundError:
+            return False
+        except VersionError:
+            # One of a newer release: it is whole, and refused by name where it should serve.
+            return True
+        return servable or version.name not in self.state.with_memory
+
+    def _write_moves(self) -> None:
+        """Make the journal a copy of the trainer's, once the champion it names is whole here."""
+        moves = self.state.moves
+        if not moves:
+            return
+        here = set(self._registry.journal.moves())
+        champion = self.state.versions.get(self.state.champion)
+        # What a backup brought along is newer than the topic, which will say the same.
+        if here.issuperset(moves) or champion is None or not self._is_here(champion):
+            return
+        # Servers refuse for good what has an event that the log does not have.
+        if not self._log_has(champion):
+            return
+        self._on_step("move")
+        self._registry.journal.replace(moves)
+
+    def _log_has(self, version: StoredVersion) -> bool:
+        """Whether the log here has come to the place that a version was made at."""
+        place = msgspec.json.decode(version.manifest, type=_Place)
+        tail = JournalTail.open(self._settings.data_dir)
+        return tail is not None and (
+            tail.state.seq >= place.seq and tail.state.num_edges >= place.edge
+        )
+
+    def _write_history(self) -> None:
+        """Make the history a copy of the trainer's: mostly by appending to it."""
+        lines = self.state.windows
+        try:
+            here = self._history.read_text(errors="replace").split("\n")[:-1]
+        except FileNotFoundError:
+            here = []
+        if here[: len(lines)] == lines:
+            return
+        self._on_step("window")
+        self._history.parent.mkdir(parents=True, exist_ok=True)
+        if here == lines[: len(here)]:
+            text = "".join(f"{line}\n" for line in lines[len(here) :])
+            append_durably(self._history, text.encode())
+        else:
+            write_durably(self._history, "".join(f"{line}\n" for line in lines).encode())
+
+    def _prune(self) -> None:
+        """Drop what the trainer dropped, but not before its newest version is here."""
+        if self.state.versions and not self._num_missing():
+            self._on_step("prune")
+            names = {name: name in self.state.with_memory for name in self.state.versions}
+            self._registry.keep(names)
+
+    def _num_missing(self) -> int:
+        """Versions that are not here yet, and moves, as one, that are not."""
+        moves = self.state.moves
+        behind = bool(moves) and not set(self._registry.journal.moves()).issuperset(moves)
+        return behind + sum(not self._is_here(v) for v in self.state.versions.values())
+
+    def _write_refusals(self) -> None:
+        if self.state.refused != self._refused:
+            newest = dict(list(self.state.refused.items())[-KEPT_REFUSALS:])
+            write_durably(self._registry.folder / REFUSED, msgspec.json.encode(newest))
+            self._refused = dict(self.state.refused)
+
+    def close(self) -> None:
+        """Say that this machine stops, and close the connections. Raises: KafkaError."""
+        try:
+            self.member.leave(self.state)
+        finally:
+            self._topic.close()

@@ -1,0 +1,171 @@
+"""What the models topic says so far: a function of its records, the same on every machine."""
+
+from collections.abc import Iterator
+
+import msgspec
+import structlog
+
+from streamd.errors import ModelsTopicError
+from streamd.registry.journal import Move
+from streamd.replica import models_records as records
+from streamd.store.versions import StoredVersion
+
+logger = structlog.get_logger()
+MAX_OPEN = 1000
+"""Most requests that wait for the trainer; it answers within a second where it runs."""
+MAX_REFUSED = 1000
+"""Newest refusals that are remembered, for those who still wait for one."""
+MAX_MEMBERS = 10_000
+
+
+class ModelsState:
+    """Folds the records of the models topic. Owner: one thread.
+
+    term, number: of the trainer's newest record. versions: those that the trainer keeps, by name.
+    with_memory: names of those whose memory it keeps. moves: all, oldest first. windows: lines of
+    the history. open: the requests without an answer, by id. refused: id -> why. members: those
+    that follow, and since when. answers: id of a compaction request -> members that answered.
+    released: compaction requests that wait for nobody any more. purged_event: the newest event of
+    any of them: nobody may keep what was deleted before it.
+    """
+
+    def __init__(self) -> None:
+        self.term = self.number = 0
+        self.versions: dict[str, StoredVersion] = {}
+        self.with_memory: set[str] = set()
+        self.moves: list[Move] = []
+        self.windows: list[str] = []
+        self.open: dict[str, records.Request] = {}
+        self.refused: dict[str, str] = {}
+        self.members: dict[str, float] = {}
+        self.answers: dict[str, set[str]] = {}
+        self.released: set[str] = set()
+        self.purged_event = 0
+        self.passed_over = 0
+        """Records that could not be read, or were not admitted."""
+        self.kept_as: dict[str, bool] | None = None
+        """What the newest record about the versions kept says, None where a version came since."""
+        self._done: set[str] = set()
+        """Requests that were dealt with: none is done twice."""
+
+    def take(self, values: list[bytes | None]) -> None:
+        """Take the values of the next records; one that cannot be read is logged and passed
+        over."""
+        for value in values:
+            try:
+                self._admit(records.decode(value))
+            except ModelsTopicError as error:
+                self.passed_over += 1
+                logger.error("models_record_passed_over", error=str(error))
+
+    def _admit(self, record: records.Known) -> None:
+        """Take a record, unless it is of an older term or comes again."""
+        if isinstance(record, records.Trained):
+            if (record.term, record.number) <= (self.term, self.number):
+                self.passed_over += 1
+                logger.warning(
+                    "models_record_passed_over",
+                    error=f"record {record.number} of term {record.term} is no news behind record "
+                    f"{self.number} of term {self.term}",
+                )
+                return
+            self._trained(record)
+            self.term, self.number = record.term, record.number
+        else:
+            self._asked(record)
+
+    def _trained(self, record: records.Known) -> None:
+        """Take a record of the trainer. Raises: ModelsTopicError."""
+        match record:
+            case records.Version(version=version):
+                self.versions[version.name] = version
+                self.with_memory.discard(version.name)
+                # Beside the weights it has memory, or none at all.
+                if len(version.files) > 1 or len(version.checksums) == 1:
+                    self.with_memory.add(version.name)
+                self.kept_as = None
+            case records.Moved(line=line):
+                move = _move(line)
+                self.moves.append(move)
+                self._close(move.request)
+            case records.Scored(index=index, line=line):
+                if index > len(self.windows):
+                    raise ModelsTopicError(
+                        f"Window {index} comes behind {len(self.windows)} windows.",
+                        "none is needed: the trainer sends what lacks.",
+                    )
+                self.windows[index:] = [line]
+            case records.Kept(versions=versions):
+                self.versions = {n: v for n, v in self.versions.items() if n in versions}
+                self.with_memory &= {name for name, whole in versions.items() if whole}
+                self.kept_as = versions
+            case records.Refused(request=request, reason=reason):
+                self._close(request)
+                self.refused[request] = reason
+                if len(self.refused) > MAX_REFUSED:
+                    del self.refused[next(iter(self.refused))]
+            case records.Released(request=request, event=event, left=left):
+                self.released.add(request)
+                self.purged_event = max(self.purged_event, event)
+                self.answers.pop(request, None)
+                for member in left:
+                    self.members.pop(member, None)
+            case records.Compacted(request=request):
+                self._close(request)
+                self.released.discard(request)
+
+    def _asked(self, record: records.Known) -> None:
+        """Take a record that anyone may write."""
+        match record:
+            case records.Request(id=id):
+                if id not in self._done and id not in self.open and len(self.open) < MAX_OPEN:
+                    self.open[id] = record
+            case records.Joined(member=member, at=at):
+                if len(self.members) < MAX_MEMBERS:
+                    self.members[member] = at
+            case records.Left(member=member):
+                self.members.pop(member, None)
+            case records.Answer(request=request, member=member, event=event):
+                asked = self.open.get(request)
+                waits = asked is not None and request not in self.released
+                if asked is not None and waits and event >= asked.event:
+                    self.answers.setdefault(request, set()).add(member)
+
+    def is_done(self, request: str) -> bool:
+        """Whether a request was done or refused."""
+        return request in self._done
+
+    def compactions(self) -> list[records.Request]:
+        """The compaction requests that are not done."""
+        return [request for request in self.open.values() if request.action == "compact"]
+
+    def _close(self, request: str) -> None:
+        if request:
+            self.open.pop(request, None)
+            self.answers.pop(request, None)
+            self._done.add(request)
+
+    @property
+    def champion(self) -> str:
+        """Name of the version that serves by the newest move, "" before there is one."""
+        return self.moves[-1].champion if self.moves else ""
+
+    @property
+    def shadow(self) -> str:
+        """Name of the last proven version by the newest move, "" before there is one."""
+        return self.moves[-1].shadow if self.moves else ""
+
+    def wanted(self) -> Iterator[StoredVersion]:
+        """The versions that a machine needs: champion, shadow, then the others, newest first."""
+        first = [name for name in dict.fromkeys((self.champion, self.shadow)) if name]
+        others = [name for name in reversed(self.versions) if name not in first]
+        yield from (self.versions[n] for n in (*first, *others) if n in self.versions)
+
+
+def _move(line: str) -> Move:
+    try:
+        return msgspec.json.decode(line, type=Move)
+    except msgspec.DecodeError as error:
+        raise ModelsTopicError(
+            f"A move of the models topic cannot be read: {error}.", "none is needed."
+        ) from None

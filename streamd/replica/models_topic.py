@@ -1,0 +1,119 @@
+"""The models topic `<log.name>.models` in Kafka: one partition, read from its beginning."""
+
+import contextlib
+import time
+from typing import Any, Protocol
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_admin, make_consumer, make_producer
+from streamd.replica.topic import ensure_topic
+from streamd.settings import Settings
+
+SUFFIX = ".models"
+ACKNOWLEDGED_SECONDS = 20.0
+"""Longest wait for a record's acknowledgement; whether it is in is read from the topic then."""
+READ_SECONDS = 60.0
+"""Longest wait for records that the topic has."""
+POLLED = 1000
+"""Most records of one poll: each is at most 1 MiB, nearly all are below 1 KiB."""
+
+
+class ModelsTopic(Protocol):
+    """What the parts on each machine need of the topic; tests have one in memory."""
+
+    def read(self, wait_seconds: float) -> list[bytes | None]:
+        """Read the values of all records up to the end, and where there are none wait for them.
+        Raises: KafkaError."""
+
+    def append(self, value: bytes) -> None:
+        """Append a record and wait until it is acknowledged. Raises: KafkaError where that is not
+        known: it may be in all the same."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+def topic_of(settings: Settings) -> str:
+    """Name of the models topic."""
+    return settings.log.name + SUFFIX
+
+
+class KafkaModelsTopic:
+    """The topic in Kafka. Owner: one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make the topic where it is missing. Raises: KafkaError, ChangelogError."""
+        self._kafka = settings.kafka
+        self._partition = TopicPartition(topic_of(settings), 0)
+        self._consumer: Any = None
+        self._producer: Any = None
+        admin = make_admin(settings.kafka)
+        try:
+            ensure_topic(admin, settings.kafka, self._partition.topic)
+        finally:
+            admin.close()
+
+    def read(self, wait_seconds: float) -> list[bytes | None]:
+        """As of `ModelsTopic`."""
+        partition = self._partition
+        try:
+            if self._consumer is None:
+                self._consumer = make_consumer(self._kafka)
+                self._consumer.assign([partition])
+                self._consumer.seek(partition, 0)
+            end = self._consumer.end_offsets([partition])[partition]
+            if self._consumer.position(partition) > end:
+                raise KafkaError(
+                    f"Topic {partition.topic} ends at {end}, before what was read.",
+                    "it was made anew: the trainer sends again what is in models/.",
+                )
+            values = []
+            deadline = time.monotonic() + max(wait_seconds, READ_SECONDS)
+            wait_ms = int(1000 * wait_seconds)
+            while True:
+                polled = self._consumer.poll(timeout_ms=wait_ms, max_records=POLLED)
+                values += [record.value for records in polled.values() for record in records]
+                if self._consumer.position(partition) >= end:
+                    return values
+                if time.monotonic() > deadline:
+                    raise KafkaError(
+                        f"Topic {partition.topic} was not read to its end in {READ_SECONDS:.0f} s.",
+                        "check the broker.",
+                    )
+                wait_ms = 500
+        except ClientError as error:
+            raise KafkaError(
+                f"Topic {partition.topic} cannot be read: {error}.", "check the broker."
+            ) from None
+
+    def append(self, value: bytes) -> None:
+        """As of `ModelsTopic`."""
+        try:
+            if self._producer is None:
+                self._producer = make_producer(self._kafka, acks="all", enable_idempotence=True)
+            sent = self._producer.send(self._partition.topic, value=value, partition=0)
+            self._producer.flush(ACKNOWLEDGED_SECONDS)
+            sent.get(ACKNOWLEDGED_SECONDS)
+        except ClientError as error:
+            # What it still holds must not be sent later, behind what is decided then.
+            self._drop_producer()
+            raise KafkaError(
+                f"Topic {self._partition.topic} did not acknowledge a record: {error}.",
+                "check the broker.",
+            ) from None
+
+    def _drop_producer(self) -> None:
+        if self._producer is not None:
+            with contextlib.suppress(ClientError):
+                self._producer.close(0)
+            self._producer = None
+
+    def close(self) -> None:
+        """As of `ModelsTopic`."""
+        self._drop_producer()
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None

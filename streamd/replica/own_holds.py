@@ -1,0 +1,43 @@
+"""A follower's part in retention: it drops what the leader dropped, once the servers here are past
+it."""
+
+import os
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import CorruptionError, LockedError
+from streamd.roles import LOCK, folder_of
+from streamd.segments.holds import read_holds
+from streamd.segments.recovery import lock_directory
+
+logger = structlog.get_logger()
+DROP_SECONDS = 120.0
+"""Longest wait for a server that still reads what the leader dropped: past a segment it stores
+facts within seconds, and what comes behind the drop must not wait for one that is stuck."""
+
+
+def readers_before(data_dir: Path, event: int) -> list[str]:
+    """Names of the servers that run here and would need events before an id after a restart.
+
+    Those that do not run begin anew from the log's begin, as a machine that is new does.
+    """
+    try:
+        holds = read_holds(data_dir)
+    except CorruptionError as error:
+        logger.error("holds_passed_over", error=str(error))
+        return []
+    return [
+        name for name, hold in holds.items() if hold.edge < event and _is_running(data_dir, name)
+    ]
+
+
+def _is_running(data_dir: Path, name: str) -> bool:
+    try:
+        lock = lock_directory(folder_of(data_dir, name) / LOCK)
+    except LockedError:
+        return True
+    except FileNotFoundError:
+        return False
+    os.close(lock)
+    return False

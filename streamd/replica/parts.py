@@ -1,0 +1,54 @@
+"""What runs beside the trainer and beside a follower, each in a thread of its own."""
+
+import structlog
+
+from streamd.registry import Registry
+from streamd.replica.ends import SourceEnds
+from streamd.replica.models_follower import ModelsFollower
+from streamd.replica.models_publisher import ModelsPublisher
+from streamd.replica.models_topic import KafkaModelsTopic
+from streamd.replica.steps import StepThread
+from streamd.settings import Settings
+from streamd.store.store import Store
+
+logger = structlog.get_logger()
+NOT_SENT = "log.store is not set, which has their bytes"
+
+
+def publish_models(settings: Settings) -> StepThread | None:
+    """Send versions, moves and windows to other machines, and do what they ask for.
+
+    settings: with the directory of what is learned. Returns: the thread, None without a store.
+    """
+    from streamd.training.checkpoint import counted_history
+
+    if not settings.log.store:
+        logger.warning("models_not_published", meaning=NOT_SENT)
+        return None
+
+    def make() -> ModelsPublisher:
+        return ModelsPublisher(
+            settings,
+            Registry(settings),
+            KafkaModelsTopic(settings),
+            Store(settings.log.store),
+            lambda: counted_history(settings.data_dir / "train" / "checkpoints"),
+        )
+
+    return StepThread("models", make)
+
+
+def follow_models(settings: Settings) -> list[StepThread]:
+    """Take over what the trainer elsewhere sends, where there is a store, and look what Kafka
+    has."""
+
+    def make() -> ModelsFollower:
+        topic = KafkaModelsTopic(settings)
+        return ModelsFollower(settings, Registry(settings), topic, Store(settings.log.store))
+
+    threads = [StepThread("ends", lambda: SourceEnds(settings))]
+    if settings.log.store:
+        threads.append(StepThread("models", make))
+    else:
+        logger.warning("models_not_followed", meaning=NOT_SENT)
+    return threads

@@ -1,0 +1,126 @@
+"""What a member asks of the trainer by the models topic: to promote, to roll back, to compact."""
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Literal
+
+from streamd.errors import VersionError
+from streamd.registry import Registry
+from streamd.registry.journal import Move
+from streamd.registry.outcome import Refusal, Waiting, outcome_of
+from streamd.replica.members import member_name
+from streamd.replica.models_records import Request, encode
+from streamd.replica.models_state import ModelsState
+from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
+from streamd.settings import Settings
+
+POLL_SECONDS = 0.1
+"""Pause between two looks at the journal, or at the topic."""
+
+
+def is_replica(settings: Settings) -> bool:
+    """Whether the trainer is on another machine."""
+    return bool(settings.log.name) and settings.log.member == "replica"
+
+
+class RequestedMoves:
+    """Moves of the champion that the trainer elsewhere makes. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        wait_seconds: float,
+        topic: Callable[[Settings], ModelsTopic] = KafkaModelsTopic,
+    ) -> None:
+        """wait_seconds: how long to wait for the trainer's answer to reach this machine."""
+        self._settings = settings
+        self._registry = registry
+        self._wait_seconds = wait_seconds
+        self._make_topic = topic
+        self._topic: ModelsTopic | None = None
+        self._lock = threading.Lock()
+
+    def promote(self, name: str, who: str, why: str) -> Move | Waiting:
+        """Ask to make a version champion. Raises: VersionError where the trainer refuses,
+        KafkaError."""
+        return self._ask("promote", who, why, name)
+
+    def rollback(self, who: str, why: str) -> Move | Waiting:
+        """Ask to make the last proven version champion. Raises: as `promote`."""
+        return self._ask("rollback", who, why, "")
+
+    def _ask(
+        self, action: Literal["promote", "rollback"], who: str, why: str, version: str
+    ) -> Move | Waiting:
+        deadline = time.monotonic() + self._wait_seconds
+        request = _request(self._settings, action, who, why, version=version)
+        with self._lock:
+            if self._topic is None:
+                self._topic = self._make_topic(self._settings)
+            self._topic.append(encode(request))
+        while True:
+            outcome = outcome_of(self._registry, request.id)
+            if isinstance(outcome, Refusal):
+                raise VersionError(f"The trainer refused it: {outcome.reason}")
+            if isinstance(outcome, Move) or time.monotonic() >= deadline:
+                return outcome
+            time.sleep(POLL_SECONDS)
+
+
+def compact_everywhere(
+    settings: Settings,
+    event: int,
+    wait_seconds: float,
+    tell: Callable[[str], None],
+    topic: ModelsTopic,
+) -> tuple[bool, str]:
+    """Ask for compaction on all machines, and wait until the leader is done.
+
+    Args: event: deletes before it are to become physical. tell: called with whom it waits for.
+    Returns: whether it is done, and what to tell the user. Raises: KafkaError.
+    """
+    request = _request(settings, "compact", "operator", "by hand", event=event)
+    topic.append(encode(request))
+    state = ModelsState()
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        state.take(topic.read(POLL_SECONDS))
+        if state.is_done(request.id):
+            return True, (
+                "compacted: what was deleted is gone from the leader's log and versions, and from "
+                "what each member answered for; the others start anew"
+            )
+        if request.id in state.released:
+            waiting = "waiting for the leader"
+        else:
+            late = sorted(state.members.keys() - state.answers.get(request.id, set()))
+            waiting = f"waiting for {', '.join(late)}" if late else "waiting for the trainer"
+        tell(waiting)
+        if time.monotonic() >= deadline:
+            return False, f"not all is gone yet: {waiting}; the request stays"
+
+
+def _request(
+    settings: Settings,
+    action: Literal["promote", "rollback", "compact"],
+    who: str,
+    why: str,
+    version: str = "",
+    event: int = 0,
+) -> Request:
+    member = member_name(settings.data_dir) if is_replica(settings) else socket.gethostname()
+    return Request(
+        term=0,
+        id=uuid.uuid4().hex,
+        action=action,
+        who=who,
+        why=why,
+        member=member,
+        at=time.time(),
+        version=version,
+        event=event,
+    )

@@ -1,0 +1,136 @@
+"""The topics of a log with a name: made where they are missing, and checked, because promises rest
+on it."""
+
+import contextlib
+from typing import Any, NamedTuple
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import KafkaError as ClientError
+from kafka.errors import TopicAlreadyExistsError
+
+from streamd.errors import ChangelogError, KafkaError
+from streamd.settings import KafkaSettings
+
+SUFFIX = ".changelog"
+REPLICAS = 3
+MIN_IN_SYNC = 2
+"""With three copies, one broker may be lost and every acknowledged record is still there."""
+FOREVER = "-1"
+DEFAULT_MAX_BYTES = 1_048_588
+"""`max.message.bytes` of a topic for which nothing else is set."""
+WANTED = {
+    "cleanup.policy": "delete",
+    "retention.ms": FOREVER,
+    "retention.bytes": FOREVER,
+}
+"""Nothing but streamd deletes records, when a manifest has what they say."""
+
+
+class TopicState(NamedTuple):
+    """What the broker says of the topic. num_brokers: of the cluster. warnings: in words."""
+
+    name: str
+    num_brokers: int
+    replicas: int
+    max_message_bytes: int
+    warnings: list[str]
+
+    @property
+    def shown(self) -> str:
+        told = "".join(f"; {warning}" for warning in self.warnings)
+        return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{told}"
+
+
+def topic_name(log_name: str) -> str:
+    return log_name + SUFFIX
+
+
+def settings_of_topic(num_brokers: int) -> dict[str, str]:
+    """The settings with which a topic is made."""
+    in_sync = MIN_IN_SYNC if num_brokers >= REPLICAS else 1
+    return {**WANTED, "min.insync.replicas": str(in_sync)}
+
+
+def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> TopicState:
+    """Make a topic of one partition where it is missing, and check it. Raises: KafkaError,
+    ChangelogError."""
+    try:
+        if _described(admin, name) is None:
+            num_brokers = len(admin.describe_cluster()["brokers"])
+            topic = {
+                "num_partitions": 1,
+                "replication_factor": min(REPLICAS, num_brokers),
+                "configs": settings_of_topic(num_brokers),
+            }
+            with contextlib.suppress(TopicAlreadyExistsError):
+                admin.create_topics({name: topic}, wait_for_metadata=True)
+        state = look_at_topic(admin, name)
+    except ClientError as error:
+        raise _unanswered(kafka, name, error) from None
+    if state is None:
+        raise KafkaError(f"The topic {name!r} was made and is not there yet.", "wait.")
+    return state
+
+
+def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
+    """Check a topic; None where it does not exist. Raises: ChangelogError where promises would not
+    hold, kafka.errors.KafkaError."""
+    described = _described(admin, name)
+    if described is None:
+        return None
+    num_brokers = len(admin.describe_cluster()["brokers"])
+    partitions = described["partitions"]
+    replicas = len(partitions[0]["replica_nodes"])
+    found = _configs(admin, name)
+    wrong = [f"{len(partitions)} partitions, not one"] if len(partitions) != 1 else []
+    wrong += [
+        f"{key} {found[key]}, not {value}"
+        for key, value in WANTED.items()
+        if found.get(key, value) != value
+    ]
+    if wrong:
+        raise ChangelogError(
+            f"The topic {name!r} has {', '.join(wrong)}.",
+            "set it so with kafka-configs.sh --alter, or remove the topic and let streamd make it.",
+        )
+
+    # One broker is no error: it is how people begin.
+    warnings = []
+    in_sync = int(found.get("min.insync.replicas", "1"))
+    if num_brokers < REPLICAS:
+        warnings.append(f"{num_brokers} brokers: a disk that is lost takes acknowledged commits")
+    elif replicas < REPLICAS or in_sync < MIN_IN_SYNC:
+        warnings.append(f"{replicas} copies, {in_sync} in sync: fewer than 3 and 2")
+    size = int(found.get("max.message.bytes", DEFAULT_MAX_BYTES))
+    return TopicState(name, num_brokers, replicas, size, warnings)
+
+
+def _described(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
+    for topic in admin.describe_topics([name]):
+        if topic["name"] == name and not topic["error_code"] and topic["partitions"]:
+            found: dict[str, Any] = topic
+            return found
+    return None
+
+
+def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
+    """The settings of a topic, those included that it has from its broker."""
+    wanted = dict.fromkeys((*WANTED, "min.insync.replicas", "max.message.bytes"))
+    resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted)
+    answer = admin.describe_configs([resource], config_filter="all")
+    values: dict[str, Any] = {}
+    for topics in answer.values():
+        for config in topics.get(name, {}).items():
+            values[config[0]] = config[1]
+    return {
+        key: str(value["value"] if isinstance(value, dict) else value)
+        for key, value in values.items()
+    }
+
+
+def _unanswered(kafka: KafkaSettings, name: str, error: Exception) -> KafkaError:
+    return KafkaError(
+        f"The topic {name!r} cannot be made or described: {error}.",
+        f"check {kafka.bootstrap_servers}, kafka.client and this user's rights to the topic.",
+    )

@@ -1,0 +1,31 @@
+"""What the log's writer knows of a changelog: it hands over each durable commit, and shows a commit
+to readers only when the changelog has it."""
+
+from typing import Any, Protocol
+
+from streamd.segments.changelog_position import ChangelogPosition
+from streamd.segments.journal import LogState
+
+
+class Publisher(Protocol):
+    """Publishes the commits of a log to other machines. Owner: the log's writer.
+
+    Its methods raise KafkaError where a commit cannot be published any more, and ChangelogError
+    where another machine leads. The process then ends, and what it did not show is decided at its
+    next start.
+    """
+
+    def publish(self, before: LogState, fields: dict[str, Any], line: bytes) -> None:
+        """Hand over a commit that is durable: its line of the journal, decoded and as bytes, and
+        the state before it. What the line says of files is read from them."""
+        ...
+
+    def acknowledged(self) -> ChangelogPosition:
+        """The newest commit up to which all are acknowledged; it does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Wait a little for a further acknowledgement."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,157 @@
+"""Explanations: what a score is made of, as exact Shapley shares of groups of facts and of the
+graph, and the neighbours that were looked at.
+
+The game: v(S) is the score where the groups outside S are at their baseline. A version's baseline
+of a fact is its mean over what the version was trained on, which is 0 once standardised; the
+graph's is that it adds nothing. The rule's is a pair of which nothing is known.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.events import Float32, Key
+from streamd.graph.fact_columns import FACT_NAMES, NUM_FACTS
+from streamd.graph.fact_groups import GROUPS, fact_words, group_words
+from streamd.models.rule import rule_scores
+from streamd.models.shapley import Float64, coalitions, shapley_shares
+from streamd.server.loaded_version import UNKNOWN, LoadedVersion
+from streamd.server.requests import Explanation, Fact, Group, NeighborShare, NotFinite
+from streamd.server.server_graph import ServerGraph
+
+GRAPH = "graph"
+"""The group of what the graph adds to the facts."""
+GRAPH_WORDS = "what the embeddings of the two add, from their neighbours, memory and features"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is explained. src, dst: ids, or UNKNOWN. edge_set: its number. time_us: of the query."""
+
+    src: int
+    dst: int
+    edge_set: int
+    time_us: int
+
+
+def explained(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Explanation:
+    """Explain the score of a pair. served: None for the rule. Raises: NotFinite."""
+    facts_F = _facts(view, pair.src, pair.dst, pair)
+
+    # The value of each coalition of groups of facts, then of each with the graph too.
+    if served is None:
+        baseline_F = _facts(view, UNKNOWN, UNKNOWN, pair)
+        score = float(rule_scores(facts_F[None])[0])
+        value_S = rule_scores(_coalition_rows(facts_F, baseline_F)).astype(np.float64)
+        residual = None
+    else:
+        ends = np.array([pair.src]), np.array([pair.dst])
+        score = float(served.scores(facts_F[None], *ends, view.live)[0])
+        rows = _coalition_rows(facts_F, served.mean_facts)
+        value_S = served.pair_logits(rows).astype(np.float64)
+        residual = served.residual(facts_F, *ends, view.live)
+        if residual is not None:
+            value_S = np.concatenate([value_S, value_S + residual])
+    if not (np.isfinite(value_S).all() and np.isfinite(score)):
+        raise NotFinite("a score is not finite")
+
+    neighbors: tuple[NeighborShare, ...] = ()
+    weights = "none"
+    if served is not None and residual is not None:
+        neighbors, weights = _neighbors(view, served, pair)
+    return Explanation(
+        score=score,
+        baseline=float(value_S[0]),
+        groups=_groups(facts_F, value_S, residual is not None),
+        neighbors=neighbors,
+        weights=weights,
+    )
+
+
+def _facts(view: ServerGraph, src: int, dst: int, pair: Pair) -> Float32:
+    """The facts of a pair at the time and in the edge set of another: float32[F]."""
+    row: Float32 = view.facts.compute(
+        np.array([src]),
+        np.array([pair.time_us]),
+        np.array([[dst]]),
+        np.array([pair.edge_set]),
+    )[0, 0]
+    return row
+
+
+def _coalition_rows(facts_F: Float32, baseline_F: Float32) -> Float32:
+    """The facts of each coalition of groups, float32[2**G, F]: its own where a group is in it, the
+    baseline elsewhere. Which edge set is asked about is no fact, and stays."""
+    has_SG = coalitions(len(GROUPS))
+    rows = np.repeat(facts_F[None], len(has_SG), 0)
+    for number, group in enumerate(GROUPS):
+        for first in _blocks(facts_F):
+            for column in group.columns:
+                rows[~has_SG[:, number], first + column] = baseline_F[first + column]
+    return rows
+
+
+def _blocks(facts_F: Float32) -> tuple[int, ...]:
+    """Where the facts begin in a row: those of the asked edge set, and those of all sets together
+    where there are several."""
+    return (0,) if len(facts_F) == NUM_FACTS else (0, NUM_FACTS)
+
+
+def _groups(facts_F: Float32, value_S: Float64, has_graph: bool) -> tuple[Group, ...]:
+    """The groups with their shares, those that carry most of the score first."""
+    shares = shapley_shares(value_S)
+    everyone = len(value_S) - 1
+    groups = [
+        Group(
+            name=group.name,
+            words=group_words(group.name, facts_F),
+            share=float(shares[number]),
+            without=float(value_S[everyone - (1 << number)]),
+            facts=tuple(
+                Fact(
+                    name=FACT_NAMES[column],
+                    all_sets=first > 0,
+                    value=float(facts_F[first + column]),
+                    words=fact_words(column, facts_F[first : first + NUM_FACTS]),
+                )
+                for first in _blocks(facts_F)
+                for column in group.columns
+            ),
+        )
+        for number, group in enumerate(GROUPS)
+    ]
+    if has_graph:
+        without = float(value_S[everyone - (1 << len(GROUPS))])
+        groups.append(Group(GRAPH, GRAPH_WORDS, float(shares[-1]), without, ()))
+    return tuple(sorted(groups, key=lambda group: -abs(group.share)))
+
+
+def _neighbors(
+    view: ServerGraph, served: LoadedVersion, pair: Pair
+) -> tuple[tuple[NeighborShare, ...], str]:
+    """The sampled neighbours of both ends, those that count most first, and where their weights are
+    from."""
+    roots = np.unique([pair.src, pair.dst])
+    around, weights = served.looked_at(roots, view.live)
+    # Of windows of time all hops have the same roots; deeper hops are about other nodes.
+    hops = around.hops if around.windows else around.hops[:1]
+    found = []
+    for of, end in (("src", pair.src), ("dst", pair.dst)):
+        row = int(np.searchsorted(roots, end))
+        total = sum(int(hop.mask_UK[row].sum()) for hop in hops)
+        for number, hop in enumerate(hops):
+            for k in np.flatnonzero(hop.mask_UK[row]):
+                key = _key(view, int(around.node_M[hop.neighbor_UK[row, k]]))
+                if key is None:
+                    continue
+                time_us = served.memory.now_us - int(hop.ago_UK[row, k])
+                weight = float(weights[number][row, k]) if weights else 1.0 / total
+                found.append(NeighborShare(key, of, time_us, weight))
+    found.sort(key=lambda one: (one.of != "src", -one.weight, -one.time_us))
+    return tuple(found), "attention" if weights else "uniform"
+
+
+def _key(view: ServerGraph, node: int) -> Key | None:
+    """The key of a node, None where it was deleted."""
+    keys = view.log.keys
+    return keys[node] if node < len(keys) else None

@@ -1,0 +1,193 @@
+"""A model version in a store: its files as objects named by their content, and one object that
+names them all."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from crc32c import crc32c
+
+from streamd.errors import StoreError
+from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
+from streamd.store.manifest import OBJECT_BYTES, OBJECT_NAME, OBJECTS, Piece, StoredFile
+from streamd.store.marks import under_way
+from streamd.store.ranges import Wanted, objects_of
+from streamd.store.restore import write_file
+from streamd.store.store import Store
+
+FOLDER = "versions"
+MANIFEST = "manifest.json"
+VERSION_BYTES = 900_000
+"""Most bytes of what names a version, so that it fits a Kafka record of the default 1 MiB: that of
+200 GB in objects of 32 MiB."""
+NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
+FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors", re.ASCII)
+AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` makes all anew."
+
+
+class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version whose files are in a store.
+
+    manifest: text of its manifest.json. files: the others, whose pieces fill them in order; without
+    those of its memory where it was stored as a record only.
+    """
+
+    name: str
+    manifest: str
+    files: list[StoredFile]
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """CRC32C of each file in hex by the manifest, also of files that are not stored."""
+        found: dict[str, str] = msgspec.json.decode(self.manifest, type=_Checksums).checksums
+        return found
+
+
+class _Checksums(msgspec.Struct):
+    name: str
+    checksums: dict[str, str] = {}
+
+
+class _Envelope(msgspec.Struct):
+    crc: str
+    version: msgspec.Raw
+
+
+def object_of(name: str) -> str:
+    """Name of the object that names a version's objects."""
+    return f"{FOLDER}/{name}.json"
+
+
+def upload_version(
+    folder: Path, store: Store, earlier: Mapping[tuple[str, int], StoredFile]
+) -> StoredVersion:
+    """Upload the files that a version's folder has, each once.
+
+    A file that an earlier version has too is not read again; what a killed upload sent is not sent
+    again. While it runs, and as long as `object_of` is there, nobody removes its objects.
+
+    Args: folder: of the version, named as it. earlier: (checksum, bytes) -> file of a version whose
+    `object_of` is in the store.
+    Raises: StoreError; FileNotFoundError, CorruptionError where the folder loses files meanwhile.
+    """
+    manifest = (folder / MANIFEST).read_text()
+    checksums = msgspec.json.decode(manifest, type=_Checksums).checksums
+    files = []
+    with under_way(store):
+        known = store.sizes(OBJECTS)
+        for path in sorted(folder.glob("*.safetensors")):
+            size = path.stat().st_size
+            same = earlier.get((checksums.get(path.name, ""), size))
+            if same is not None and all(known.get(p.object) == p.size for p in same.pieces):
+                files.append(StoredFile(path.name, size, same.pieces))
+                continue
+            pieces = []
+            wanted = Wanted(path=path.name, size=size, extents=((0, size),) if size else ())
+            for piece, data in objects_of(folder, wanted):
+                if known.get(piece.object) != piece.size:
+                    store.put(piece.object, data)
+                    known[piece.object] = piece.size
+                pieces.append(piece)
+            files.append(StoredFile(path.name, size, pieces))
+        version = StoredVersion(name=folder.name, manifest=manifest, files=files)
+        store.put(object_of(version.name), encode(version))
+    return version
+
+
+def download_version(
+    store: Store,
+    version: StoredVersion,
+    folder: Path,
+    with_memory: bool,
+    here: Mapping[str, Path],
+    disk: Disk = DISK,
+) -> None:
+    """Write a version's folder, which appears whole and durably or not at all.
+
+    Args: folder: must not exist. with_memory: or the weights only. here: checksum -> a file of this
+    machine with those bytes, which is linked to.
+    Raises: StoreError where an object is not there or differs, OSError.
+    """
+    scratch = folder.with_name(f".{folder.name}{SCRATCH}")
+    checksums = version.checksums
+    try:
+        disk.remove_folder(scratch)
+        disk.make_folder(scratch)
+        for file in version.files:
+            if not with_memory and file.path != "model.safetensors":
+                continue
+            own = here.get(checksums.get(file.path, ""))
+            if own is not None and own.stat().st_size == file.size:
+                link_or_copy(own, scratch / file.path, disk)
+            else:
+                write_file(store, scratch / file.path, file, False, lambda _: None, disk)
+        fd = disk.open(scratch / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            disk.write(fd, version.manifest.encode(), 0)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.sync_folder(scratch)
+        disk.replace(scratch, folder)
+    except (OSError, StoreError):
+        disk.remove_folder(scratch)
+        raise
+    disk.sync_folder(folder.parent)
+
+
+def encode(version: StoredVersion) -> bytes:
+    """Encode a version with its checksum."""
+    text = msgspec.json.encode(version)
+    return msgspec.json.encode(_Envelope(f"{crc32c(text):08x}", msgspec.Raw(text)))
+
+
+def stored_versions(store: Store) -> dict[str, StoredVersion]:
+    """The versions that a store has, by name. Raises: StoreError where one cannot be read."""
+    found = {}
+    for name in store.sizes(FOLDER):
+        data = store.get(name, VERSION_BYTES)
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope)
+            if f"{crc32c(bytes(envelope.version)):08x}" != envelope.crc:
+                raise StoreError(f"{name} differs from its checksum.", AGAIN)
+            version = msgspec.json.decode(envelope.version, type=StoredVersion)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{name} is damaged: {error}.", AGAIN) from None
+        check(version)
+        found[version.name] = version
+    return found
+
+
+def check(version: StoredVersion) -> None:
+    """Check what names a version, of which nothing is trusted: it may come from a topic. Raises:
+    StoreError."""
+    wrong = ""
+    if not NAME.fullmatch(version.name):
+        raise StoreError(f"{version.name[:80]!r} is no name of a version.", AGAIN)
+    try:
+        if msgspec.json.decode(version.manifest, type=_Checksums).name != version.name:
+            wrong = "its manifest is that of another"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        wrong = f"its manifest is damaged: {error}"
+    if len({file.path for file in version.files}) != len(version.files):
+        wrong = "it names a file twice"
+    for file in version.files:
+        if not FILE_NAME.fullmatch(file.path):
+            wrong = f"{file.path!r} is no file of a version"
+        elif not _fills(file.pieces, file.size):
+            wrong = f"the pieces of {file.path} do not make it up"
+    if wrong:
+        raise StoreError(f"Version {version.name} cannot be trusted: {wrong}.", AGAIN)
+
+
+def _fills(pieces: list[Piece], size: int) -> bool:
+    """Whether pieces are objects that make up a file of so many bytes, one after the other."""
+    at = 0
+    for piece in pieces:
+        plain = OBJECT_NAME.fullmatch(piece.object) and 0 < piece.size <= OBJECT_BYTES
+        if not plain or piece.extents != [(at, piece.size)]:
+            return False
+        at += piece.size
+    return at == size

@@ -1,0 +1,149 @@
+"""A models topic in memory, and a trainer's registry with versions that are small and real."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from streamd.errors import KafkaError
+from streamd.events import Schema
+from streamd.registry import Registry
+from streamd.registry.candidate import Candidate, TrainResult
+from streamd.replica.models_follower import ModelsFollower
+from streamd.replica.models_publisher import ModelsPublisher
+from streamd.storage import StoredFile
+from streamd.store.store import Store
+from streamd.tensors import file_checksum
+from streamd.windows import Window
+from streamd.windows.history import FILE, WindowRecord, append_record
+from tests.builders import settings, stream, write_log
+
+MADE = tempfile.TemporaryDirectory()
+LOG = Path(MADE.name) / "log"
+write_log(LOG, *stream(), segment_edges=600)
+
+
+class MemoryLog:
+    """What Kafka has: the values, and how the next appends fail."""
+
+    def __init__(self):
+        self.values = []
+        self.is_away = False
+        self.lose_next = self.keep_but_fail_next = False
+
+
+class MemoryTopic:
+    """One client of the log, as `KafkaModelsTopic` is."""
+
+    def __init__(self, log):
+        self.log, self.at = log, 0
+
+    def read(self, wait_seconds):
+        if self.log.is_away:
+            raise KafkaError("no broker")
+        values, self.at = self.log.values[self.at :], len(self.log.values)
+        return values
+
+    def append(self, value):
+        if self.log.is_away:
+            raise KafkaError("no broker")
+        lost, self.log.lose_next = self.log.lose_next, False
+        failed, self.log.keep_but_fail_next = self.log.keep_but_fail_next, False
+        if not lost:
+            self.log.values.append(value)
+        if lost or failed:
+            raise KafkaError("not acknowledged")
+
+    def close(self):
+        pass
+
+
+class Killed(BaseException):
+    """The process was killed at this step."""
+
+
+def memory(n, parent=None):
+    """Files of a memory: the messages, which differ in each version, and the rows, which versions share."""
+    out = []
+    for name in (f"messages-{n}", "rows"):
+        path = Path(MADE.name) / name
+        path.write_bytes(name.encode() * 50)
+        out.append(StoredFile(path, file_checksum(path)))
+    return tuple(out)
+
+
+def candidate(n, parent=""):
+    return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))},
+                     memory=lambda: memory(n), memory_us=5, parent=parent, facts=("met",), schema=Schema(),
+                     scores={"live": {"mrr": 0.5}},
+                     learned=TrainResult(loss=0.1, finite=True, tail_before=0.5, tail_after=0.6, num_tail=20))
+
+
+def window(n):
+    return WindowRecord(start_us=n, end_us=n + 10, first_edge=0, end_edge=n, num_scored=5, version=f"{n + 10}-{n}", scored_by="", promoted=True,
+                        reason="", scores={}, loss=None, seconds={}, finished_at=float(n))
+
+
+class TrainerSide:
+    """A trainer's directory with a log of 600 events, and its publisher."""
+
+    def __init__(self, folder, log, url, **more):
+        self.settings = settings(folder, registry__keep=3, log__name="t", log__store=url, **more)
+        self.log, self.url = log, url
+        if not (folder / "published").exists():
+            shutil.copytree(LOG, folder)
+        self.registry = Registry(self.settings)
+        self.counted = self.history_bytes()
+        self.now = 1_000_000.0
+        self.start()
+
+    def history_bytes(self):
+        path = self.settings.data_dir / FILE
+        return path.stat().st_size if path.exists() else 0
+
+    def start(self, on_step=lambda _: None):
+        """Start the publisher, as after a kill."""
+        self.publisher = ModelsPublisher(self.settings, self.registry, MemoryTopic(self.log), Store(self.url, 0.1, sleep=lambda _: None),
+                                         lambda: self.counted, on_step, lambda: self.now)
+
+    def learn(self, n):
+        """Publish and record a window, as the trainer does before its checkpoint."""
+        result = self.registry.publish(candidate(n, self.registry.champion() or ""))
+        append_record(self.settings.data_dir, window(n))
+        self.counted = self.history_bytes()
+        return result.version
+
+    def step(self):
+        self.publisher.step()
+
+    settle = step
+
+
+class ReplicaSide:
+    """A replica's directory, and what follows the topic into it."""
+
+    def __init__(self, folder, log, url, **more):
+        self.settings = settings(folder, registry__keep=3, log__name="t", log__store=url, log__member="replica", **more)
+        self.log, self.url, self.now = log, url, 1_000_000.0
+        if not (folder / "published").exists():
+            shutil.copytree(LOG, folder)
+        self.start()
+
+    def start(self, on_step=lambda _: None):
+        self.registry = Registry(self.settings)
+        self.follower = ModelsFollower(self.settings, self.registry, MemoryTopic(self.log), Store(self.url, 0.1, sleep=lambda _: None),
+                                       on_step, lambda: self.now)
+
+    def step(self):
+        self.follower.step()
+
+
+def content(data_dir):
+    """What a machine has of versions, moves and windows: path -> bytes."""
+    models = data_dir / "models"
+    paths = [p for p in models.rglob("*") if p.is_file() and not any(x.startswith(".") for x in p.relative_to(models).parts)
+             and p.name != "refused.json"]
+    found = {str(p.relative_to(data_dir)): p.read_bytes() for p in paths}
+    history = data_dir / FILE
+    return found | ({FILE: history.read_bytes()} if history.exists() else {})

@@ -1,0 +1,49 @@
+"""A leader's life of commits, told by a changelog, makes the same log elsewhere."""
+
+
+import pytest
+
+from streamd import storage
+from streamd.replica.follower import Follower
+from streamd.replica.leader import lead
+from streamd.segments import features, journal
+from streamd.segments.log import LogWriter
+from tests.replica.directories import difference
+from tests.replica.twin import Topic
+from tests.segments import test_crash as life
+
+
+@pytest.fixture(autouse=True)
+def short_journals_and_holes(monkeypatch):
+    monkeypatch.setattr(journal, "FILE_LINES", 5)
+    monkeypatch.setattr(features, "SLICE_BYTES", 100)
+    monkeypatch.setattr(storage, "HOLE_BYTES", 16)
+
+
+@pytest.fixture(params=[life.ONE_SET, life.THREE_SETS], ids=["one set", "three sets"])
+def schema(request, monkeypatch):
+    monkeypatch.setattr(life, "SCHEMA", request.param)
+    return request.param
+
+
+def leader(path, topic, schema, disk=storage.DISK):
+    publisher = lead(path, topic.producer(), topic.reader(), disk)
+    return LogWriter(path, schema, life.SEGMENT_EDGES, disk, publisher)
+
+
+def follow(path, topic):
+    follower = Follower(path, topic.reader())
+    while follower.step(0):
+        pass
+    follower.close()
+    return follower
+
+
+def test_a_life_of_commits_is_told_byte_for_byte(tmp_path, schema):
+    topic = Topic()
+    log = leader(tmp_path / "a", topic, schema)
+    life.live(log)
+    log.close()
+    assert max(r[0][3][1] for r in topic.records) > b"1", "some commits have several parts"
+    follow(tmp_path / "b", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""

@@ -1,0 +1,231 @@
+"""Leader, changelog and follower as one state machine: killed at any system call, acknowledged late, twice or not at all.
+
+At the end the two directories are equal byte for byte; at no time did a reader see what the changelog has not."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from streamd.errors import DiskError
+from streamd.events import Position
+from streamd.replica.follower import Follower
+from streamd.replica.leader import lead
+from streamd.replica.records import HEAD_BYTES
+from streamd.replica.start import published_seq
+from streamd.segments import features, journal
+from streamd.segments.log import LogWriter
+from streamd.segments.prune import pruning
+from streamd.segments.verify import verify_log
+from tests.builders import compact
+from tests.faults import Crash, FaultyDisk
+from tests.replica.directories import difference
+from tests.replica.twin import Topic
+from tests.segments import test_crash as life
+
+CALLS = 60
+
+
+class ReplicaMachine(RuleBasedStateMachine):
+    schema = life.ONE_SET
+
+    @initialize(parts=st.sampled_from([120, 400, 100_000]))
+    def begin(self, parts):
+        self.folder = Path(tempfile.mkdtemp(prefix="replica-machine-"))
+        self.saved = journal.FILE_LINES, features.SLICE_BYTES, life.SCHEMA
+        journal.FILE_LINES, features.SLICE_BYTES, life.SCHEMA = 4, 100, type(self).schema
+        self.topic = Topic(HEAD_BYTES + parts)
+        self.log = self.follower = None
+        self.disks = {"leader": FaultyDisk(), "follower": FaultyDisk()}
+        self.start_leader()
+
+    def teardown(self):
+        if not hasattr(self, "topic"):
+            return
+        try:
+            self.topic.hold = False
+            self.disks["leader"].at = self.disks["follower"].at = -1
+            if self.log is not None and not self.log.closed:
+                self.log.close()
+            self.start_leader()
+            life.live(self.log, self.log.progress.positions.get("t", {0: Position(0)})[0].offset + 1, housekeeping=False)
+            self.log.close()
+            self.drop_follower()
+            self.follow()
+            assert difference(self.a, self.b) == ""
+            assert verify_log(self.b)[1] == []
+        finally:
+            self.drop_follower()
+            journal.FILE_LINES, features.SLICE_BYTES, life.SCHEMA = self.saved
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    a = property(lambda self: self.folder / "a")
+    b = property(lambda self: self.folder / "b")
+
+    def start_leader(self):
+        """A killed leader's records may arrive while the new one starts; it waits for acknowledgements, so none are held back."""
+        held, self.topic.hold = self.topic.hold, False
+        while True:
+            disk = self.disks["leader"]
+            self.log = None
+            try:
+                publisher = lead(self.a, self.topic.producer(), self.topic.reader(), disk)
+                self.log = LogWriter(self.a, life.SCHEMA, life.SEGMENT_EDGES, disk, publisher)
+                self.topic.hold = held
+                return self.log
+            except (Crash, DiskError) as error:
+                self.abandon("leader", error)
+
+    def abandon(self, who, error):
+        disk = self.disks[who]
+        log = self.log if who == "leader" else None
+        if isinstance(error, DiskError):
+            if log is not None and not log.closed:
+                log.close()
+            disk.at = -1
+            return
+        disk.abandon(log)
+        if who == "follower" and self.follower is not None:
+            self.drop_follower()
+        self.disks[who] = FaultyDisk()
+
+    def as_leader(self, operation):
+        try:
+            operation()
+        except (Crash, DiskError) as error:
+            self.topic.lose(self.arriving)
+            self.abandon("leader", error)
+            self.start_leader()
+
+    arriving = 0
+
+    @rule(housekeeping=st.sampled_from(["", "", "", "seal", "compact", "drop", "prune"]), kept=st.integers(0, 3))
+    def commit(self, housekeeping, kept):
+        self.arriving = kept
+        held, self.topic.hold = self.topic.hold, self.topic.hold and not housekeeping
+
+        def run():
+            i = self.log.progress.positions.get("t", {0: Position(0)})[0].offset
+            life.live(self.log, i + 1, housekeeping=False)
+            if housekeeping == "seal":
+                self.log.seal()
+            elif housekeeping == "compact":
+                compact(self.log)
+            elif housekeeping == "drop" and len(self.log.state.segments) > 2:
+                self.log.drop_before(self.log.state.segments[1].first_edge)
+            elif housekeeping == "prune":
+                list(pruning(self.log))
+
+        if self.log.is_waiting and len(self.log._waiting) > 14:
+            self.topic.hold = False
+        self.as_leader(run)
+        self.topic.hold = held
+
+    @rule()
+    def hold_back(self):
+        self.topic.hold = True
+
+    @rule(stored=st.integers(0, 4), acknowledged=st.integers(0, 4))
+    def let_through(self, stored, acknowledged):
+        self.topic.store(stored)
+        self.topic.acknowledge(acknowledged)
+        self.as_leader(self.log.show_acknowledged)
+
+    @rule()
+    def release(self):
+        self.topic.hold = False
+        self.topic.turn()
+        self.as_leader(self.log.show_acknowledged)
+
+    @rule(who=st.sampled_from(["leader", "follower"]), at=st.integers(0, CALLS), mode=st.sampled_from(["kill", "torn", "power"]))
+    def plan_a_crash(self, who, at, mode):
+        disk = self.disks[who]
+        disk.at, disk.mode = disk.calls + at, mode
+
+    @rule(kept=st.integers(0, 3), late=st.booleans())
+    def kill_the_leader(self, kept, late):
+        """Of what it had sent some records arrive; others arrive only when the next leader has read the changelog's end."""
+        self.arriving = kept
+        sent = list(self.topic.sent[kept:])
+        self.topic.lose(kept)
+        self.disks["leader"].abandon(self.log)
+        self.disks["leader"] = FaultyDisk()
+        if late:
+            self.topic.on_turn = lambda: self.arrive(sent)
+        self.start_leader()
+        self.topic.on_turn = lambda: None
+
+    def arrive(self, sent):
+        for receipt in sent[:2]:
+            self.topic.append(receipt.record)
+        del sent[:2]
+
+    @rule()
+    def stop_the_leader(self):
+        held, self.topic.hold = self.topic.hold, False
+        self.as_leader(lambda: (self.log.close(), self.start_leader()))
+        self.topic.hold = held
+
+    def drop_follower(self):
+        follower, self.follower = self.follower, None
+        if follower is not None and follower._applier is not None and not follower._applier.closed:
+            follower._applier.disk.abandon(follower._applier)
+
+    @rule(reads=st.integers(1, 30), at_once=st.integers(1, 40))
+    def follow_a_little(self, reads, at_once):
+        self.follow(reads, at_once)
+
+    def follow(self, reads=10**9, at_once=1000):
+        tries = 0
+        while True:
+            tries += 1
+            assert tries < 50
+            try:
+                if self.follower is None:
+                    reader = self.topic.reader()
+                    reader.max_records = at_once
+                    self.follower = Follower(self.b, reader, self.disks["follower"])
+                while reads > 0 and self.follower.step(0):
+                    reads -= 1
+                return
+            except Crash as error:
+                self.abandon("follower", error)
+
+    @rule()
+    def restart_the_follower(self):
+        self.drop_follower()
+        self.disks["follower"] = FaultyDisk()
+
+    @invariant()
+    def nothing_is_shown_that_the_changelog_lacks(self):
+        if not hasattr(self, "topic"):
+            return
+        whole = {int(dict(h)["seq"]) for h, _ in self.topic.records if int(dict(h)["part"]) == int(dict(h)["parts"]) - 1}
+        newest = max(whole, default=0)
+        assert published_seq(self.a) <= newest and published_seq(self.b) <= newest
+
+
+class SetsReplicaMachine(ReplicaMachine):
+    schema = life.THREE_SETS
+
+
+TestReplicaMachine = ReplicaMachine.TestCase
+TestSetsReplicaMachine = SetsReplicaMachine.TestCase
+FEW = settings(max_examples=4, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate))
+TestReplicaMachine.settings = TestSetsReplicaMachine.settings = FEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [ReplicaMachine, SetsReplicaMachine])
+def test_the_machine_for_a_long_time(machine):
+    run_state_machine_as_test(machine, settings=settings(FEW, max_examples=1000, stateful_step_count=40))

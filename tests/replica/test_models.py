@@ -1,0 +1,479 @@
+"""The trainer's registry and a replica's, over a topic in memory and a store in a folder."""
+
+import json
+import shutil
+
+import msgspec
+import pytest
+
+from streamd.errors import KafkaError, StoreError
+from streamd.registry.journal import Move
+from streamd.replica import models_records as records
+from streamd.replica.models_state import ModelsState
+from streamd.segments.holds import Hold, asked_to_compact, compact_done, read_holds, write_hold
+from streamd.store.store import Store
+from streamd.store.upload import remove_unneeded
+from streamd.store.versions import FOLDER, stored_versions
+from tests.replica.models_world import (
+    Killed,
+    MemoryLog,
+    MemoryTopic,
+    ReplicaSide,
+    TrainerSide,
+    candidate,
+    content,
+    window,
+)
+
+
+@pytest.fixture
+def log():
+    return MemoryLog()
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def trainer(tmp_path, log, url):
+    return TrainerSide(tmp_path / "trainer", log, url)
+
+
+@pytest.fixture
+def replica(tmp_path, log, url):
+    return ReplicaSide(tmp_path / "replica", log, url)
+
+
+def kinds(log):
+    return [json.loads(v)["record"]["type"] for v in log.values]
+
+
+def request(id="a" * 32, action="promote", version="", event=0, at=1_000_000.0, **more):
+    return records.Request(**{"term": 0, "id": id, "action": action, "who": "api", "why": "try", "member": "m-1", "at": at,
+                              "version": version, "event": event, **more})
+
+
+def test_a_replica_has_what_the_trainer_has_byte_for_byte(trainer, replica):
+    for n in range(1, 8):
+        trainer.learn(n)
+        trainer.settle()
+        replica.step()
+        assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    assert replica.registry.champion() == "17-7" and len(replica.registry.names()) == 4
+    assert replica.registry.load("17-7").manifest.edge == 7
+
+
+def test_a_replica_that_comes_late_fetches_only_what_is_kept(trainer, replica, tmp_path):
+    for n in range(1, 8):
+        trainer.learn(n)
+        trainer.settle()
+    before = len(list((tmp_path / "store/objects").rglob("*")))
+    remove_unneeded(Store(trainer.url), 1)
+    assert len(list((tmp_path / "store/objects").rglob("*"))) < before
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+def test_files_that_versions_share_are_sent_and_fetched_once(trainer, replica, tmp_path):
+    for n in (1, 2):
+        trainer.learn(n)
+        trainer.settle()
+        replica.step()
+    rows = [replica.registry.folder / name / "memory-001.safetensors" for name in ("11-1", "12-2")]
+    assert rows[0].samefile(rows[1])
+    objects = [p for p in (tmp_path / "store/objects").rglob("*") if p.is_file()]
+    assert sum(p.read_bytes() == rows[0].read_bytes() for p in objects) == 1
+
+
+@pytest.mark.parametrize("step", ["links", "upload", "version", "move", "window", "kept", "sweep"])
+def test_a_trainer_killed_at_any_step_sends_nothing_twice_and_loses_nothing(step, trainer, replica, log):
+    for n in (1, 2, 3):
+        trainer.learn(n)
+        trainer.settle()
+    for n in (4, 5):
+        trainer.learn(n)
+    left = [step]
+
+    def die(name):
+        if left and name == left[0]:
+            left.clear()
+            raise Killed
+
+    trainer.start(die)
+    with pytest.raises(Killed):
+        trainer.settle()
+    trainer.start()
+    trainer.settle()
+    trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    moves = [json.loads(v)["record"]["line"] for v in log.values if json.loads(v)["record"]["type"] == "move"]
+    assert len(moves) == len(set(moves)) == 5 and kinds(log).count("window") == 5 and kinds(log).count("version") == 5
+
+
+@pytest.mark.parametrize("step", ["download", "downloaded", "move", "window", "prune"])
+def test_a_replica_killed_at_any_step_goes_on(step, trainer, replica):
+    for n in (1, 2):
+        trainer.learn(n)
+        trainer.settle()
+    replica.step()
+    for n in (3, 4, 5):
+        trainer.learn(n)
+        trainer.settle()
+
+    def die(name):
+        if name == step:
+            raise Killed
+
+    replica.start(die)
+    with pytest.raises(Killed):
+        replica.step()
+    # Whoever is champion can be loaded.
+    assert replica.registry.load(replica.registry.champion())
+    replica.start()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    assert not list(replica.registry.folder.glob(".*.tmp"))
+
+
+def test_an_append_of_unknown_outcome_counts_once(trainer, replica, log):
+    trainer.learn(1)
+    for n, fault in enumerate(("lose_next", "keep_but_fail_next"), start=2):
+        setattr(log, fault, True)
+        with pytest.raises(KafkaError):
+            trainer.settle()
+        trainer.settle()
+        trainer.learn(n)
+    trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    assert kinds(log).count("version") == 3
+
+
+def test_a_record_that_arrives_late_a_second_time_changes_nothing(trainer, replica, log):
+    for n in (1, 2, 3, 4, 5):
+        trainer.learn(n)
+        trainer.settle()
+    log.values += list(log.values[:7])
+    replica.step()
+    trainer.settle()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    assert replica.follower.state.passed_over >= 7
+
+
+def test_while_kafka_is_away_the_registry_is_the_queue(trainer, replica, log):
+    log.is_away = True
+    for n in range(1, 7):
+        trainer.learn(n)
+        with pytest.raises(KafkaError):
+            trainer.settle()
+    log.is_away = False
+    trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+    assert len(replica.registry.journal.moves()) == 6
+
+
+def test_while_the_store_is_away_no_move_names_a_version_that_nobody_can_fetch(trainer, replica, log, tmp_path):
+    trainer.learn(1)
+    trainer.settle()
+    replica.step()
+    store = tmp_path / "store"
+    store.rename(tmp_path / "away")
+    store.write_text("no folder")
+    trainer.learn(2)
+    with pytest.raises(StoreError):
+        trainer.settle()
+    replica.step()
+    assert replica.registry.champion() == "11-1"
+    store.unlink()
+    (tmp_path / "away").rename(store)
+    trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+def test_a_version_is_not_champion_on_a_replica_before_it_is_whole(trainer, replica, tmp_path):
+    trainer.learn(1)
+    trainer.settle()
+    replica.step()
+    trainer.learn(2)
+    trainer.settle()
+    version = stored_versions(Store(trainer.url))["12-2"]
+    weights = tmp_path / "store" / next(f for f in version.files if f.path == "model.safetensors").pieces[0].object
+    good = weights.read_bytes()
+    for bad in (b"x" * len(good), good[:-1], None):
+        weights.unlink() if bad is None else weights.write_bytes(bad)
+        with pytest.raises(StoreError):
+            replica.step()
+        assert replica.registry.champion() == "11-1" and replica.registry.names() == ["11-1"]
+    weights.write_bytes(good)
+    replica.step()
+    assert replica.registry.champion() == "12-2"
+
+
+def test_an_older_version_that_the_store_lost_keeps_nobody_waiting(trainer, replica, tmp_path):
+    for n in (1, 2, 3):
+        trainer.learn(n)
+        trainer.settle()
+    trainer.registry.prove("13-3", "good")
+    trainer.settle()
+    version = stored_versions(Store(trainer.url))["11-1"]
+    (tmp_path / "store" / version.files[0].pieces[0].object).unlink()
+    with pytest.raises(StoreError):
+        replica.step()
+    assert replica.registry.champion() == "13-3" and len(replica.registry.journal.moves()) == 4
+
+
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_a_request_is_done_once_by_the_trainer_and_seen_by_all(action, trainer, replica, log):
+    for n in (1, 2):
+        trainer.learn(n)
+    trainer.settle()
+    asking = MemoryTopic(log)
+    asked = records.encode(request(action=action, version="11-1" if action == "promote" else ""))
+    asking.append(asked)
+    asking.append(asked)
+    trainer.settle()
+    trainer.start()
+    trainer.settle()
+    replica.step()
+    moves = replica.registry.journal.moves()
+    assert [m.request for m in moves if m.request] == ["a" * 32]
+    assert (moves[-1].champion, moves[-1].action, moves[-1].who, moves[-1].why) == ("11-1", action, "api@m-1", "try")
+    assert trainer.registry.moved_by_hand() == "11-1"
+
+
+def test_a_request_that_was_done_before_a_kill_is_not_done_again(trainer, replica, log):
+    for n in (1, 2):
+        trainer.learn(n)
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(version="11-1")))
+
+    def die(name):
+        if name == "move":
+            raise Killed
+
+    trainer.start(die)
+    with pytest.raises(Killed):
+        trainer.settle()
+    trainer.registry.promote("12-2", "operator", "back")
+    trainer.start()
+    trainer.settle()
+    assert trainer.registry.champion() == "12-2" and trainer.publisher.state.champion == "12-2"
+    assert sum(m.request == "a" * 32 for m in trainer.publisher.state.moves) == 1
+
+
+@pytest.mark.parametrize(("asked", "reason"), [
+    (request(version="99-9"), "no version"), (request(version="11-1", at=1.0), "more than an hour old"),
+    (request(action="rollback"), "no version to roll back to")])
+def test_a_request_that_cannot_be_done_is_refused_with_the_reason(asked, reason, trainer, replica, log):
+    trainer.learn(1)
+    MemoryTopic(log).append(records.encode(asked))
+    trainer.settle()
+    trainer.settle()
+    replica.step()
+    assert kinds(log).count("refused") == 1 and reason in replica.follower.state.refused["a" * 32]
+    refused = msgspec.json.decode((replica.registry.folder / "refused.json").read_bytes())
+    assert reason in refused["a" * 32] and not trainer.publisher.state.open
+
+
+def test_a_replica_asks_for_the_present_champion_and_gets_a_move(trainer, log):
+    trainer.learn(1)
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(version="11-1")))
+    trainer.settle()
+    assert trainer.publisher.state.moves[-1].request == "a" * 32
+
+
+def test_windows_learned_again_take_the_place_of_those_before(trainer, replica):
+    for n in (1, 2, 3):
+        trainer.learn(n)
+    trainer.settle()
+    replica.step()
+    history = trainer.settings.data_dir / "train/windows.jsonl"
+    lines = history.read_bytes().splitlines(keepends=True)
+    history.write_bytes(lines[0] + window(4).line())
+    trainer.counted = trainer.history_bytes()
+    trainer.settle()
+    replica.step()
+    assert (replica.settings.data_dir / "train/windows.jsonl").read_bytes() == history.read_bytes()
+
+
+def test_a_window_counts_once_a_checkpoint_follows_it(trainer, log):
+    trainer.learn(1)
+    trainer.counted = 0
+    trainer.settle()
+    assert "window" not in kinds(log)
+
+
+def test_a_trainer_restored_from_a_backup_takes_the_replicas_with_it(trainer, replica, log, tmp_path):
+    trainer.learn(1)
+    trainer.settle()
+    shutil.copytree(trainer.settings.data_dir, tmp_path / "backup")
+    for n in (2, 3):
+        trainer.learn(n)
+        trainer.settle()
+    replica.step()
+    restored = TrainerSide(tmp_path / "backup", log, trainer.url)
+    restored.settle()
+    restored.settle()
+    replica.step()
+    assert replica.registry.champion() == "11-1" and "older state" in replica.registry.journal.last().why
+    restored.learn(2)
+    restored.settle()
+    replica.step()
+    assert replica.registry.champion() == restored.registry.champion() == "12-2"
+    assert (replica.registry.folder / "12-2/manifest.json").read_bytes() == (restored.registry.folder / "12-2/manifest.json").read_bytes()
+
+
+def test_a_replica_made_of_a_newer_backup_waits_for_the_topic(trainer, replica, tmp_path):
+    for n in (1, 2):
+        trainer.learn(n)
+        trainer.settle()
+    trainer.learn(3)
+    for part in ("models", "train"):
+        shutil.rmtree(replica.settings.data_dir / part, ignore_errors=True)
+        shutil.copytree(trainer.settings.data_dir / part, replica.settings.data_dir / part)
+    replica.step()
+    assert replica.registry.champion() == "13-3" and "13-3" in replica.registry.names()
+    trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+@pytest.mark.parametrize("value", [
+    None, b"", b"{}", b"\xff", b"[1]", b"x" * 1_000_000, b'{"crc":"00000000","record":{"type":"move","term":1,"number":1,"line":"{}"}}',
+    records.encode(records.Kept(term=1, number=1, versions={"../x": True})),
+    records.encode(records.Moved(term=1, number=1, line="{}")),
+    records.encode(records.Scored(term=1, number=1, index=5, line="{}")),
+    records.encode(request(version="../x")), records.encode(request(version="1-1", why="x" * 2000))])
+def test_a_record_that_cannot_be_trusted_is_passed_over(value):
+    state = ModelsState()
+    state.take([value])
+    assert state.passed_over == 1 and (state.number, state.open, state.moves, state.windows) == (0, {}, [], [])
+
+
+def test_a_version_that_would_write_elsewhere_is_passed_over(trainer, log):
+    trainer.learn(1)
+    trainer.settle()
+    value = next(v for v, kind in zip(log.values, kinds(log), strict=True) if kind == "version")
+    good = records.decode(value)
+    files = good.version.files
+    for bad in (msgspec.structs.replace(files[0], path="../../x.safetensors"), msgspec.structs.replace(files[0], size=7),
+                msgspec.structs.replace(files[0], pieces=[msgspec.structs.replace(files[0].pieces[0], object="../x")])):
+        state = ModelsState()
+        state.take([records.encode(msgspec.structs.replace(good, version=msgspec.structs.replace(good.version, files=[bad])))])
+        assert state.passed_over == 1 and not state.versions
+
+
+def test_records_of_an_older_term_do_not_count():
+    state = ModelsState()
+    move = Move(time=1.0, action="promote", champion="1-1", shadow="1-1", who="trainer", why="").line().decode().strip()
+    state.take([records.encode(records.Moved(term=2, number=1, line=move)), records.encode(records.Moved(term=1, number=9, line=move))])
+    assert len(state.moves) == 1 and state.passed_over == 1
+
+
+# Compaction over machines
+
+
+def holds(side, edge, name="serve"):
+    write_hold(side.settings.data_dir, name, Hold(edge, edge))
+
+
+def test_compaction_waits_until_every_member_answered(trainer, replica, log, tmp_path):
+    other = ReplicaSide(tmp_path / "other", log, trainer.url)
+    for side in (replica, other):
+        holds(side, 100)
+        side.step()
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
+    trainer.settle()
+    for side in (replica, other):
+        side.step()
+        assert asked_to_compact(side.settings.data_dir) == 300
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) is None
+
+    # One server after the other stores newer state.
+    holds(replica, 350)
+    replica.step()
+    trainer.settle()
+    assert asked_to_compact(replica.settings.data_dir) is None and asked_to_compact(trainer.settings.data_dir) is None
+    holds(other, 300)
+    other.step()
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) == 300 and kinds(log)[-1] == "released"
+
+    # Done on the leader, which says so.
+    compact_done(trainer.settings.data_dir)
+    trainer.settle()
+    replica.step()
+    assert kinds(log)[-1] == "compacted" and not replica.follower.state.open
+
+
+def test_a_member_that_does_not_answer_is_left_behind_and_starts_anew(trainer, replica, log):
+    holds(replica, 100)
+    facts = replica.settings.data_dir / "roles/serve/facts"
+    facts.mkdir()
+    replica.step()
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) is None
+    trainer.now += trainer.settings.holds.lease_seconds
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) == 300 and not trainer.publisher.state.members
+    compact_done(trainer.settings.data_dir)
+    trainer.settle()
+
+    # It comes back: what its server stored may hold what was deleted.
+    replica.start()
+    replica.step()
+    assert not facts.exists() and read_holds(replica.settings.data_dir) == {}
+    trainer.settle()
+    assert list(trainer.publisher.state.members) == [replica.follower.member.name]
+
+
+def test_a_member_that_stopped_is_not_waited_for(trainer, replica, log):
+    replica.step()
+    replica.follower.close()
+    MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) == 300
+
+
+@pytest.mark.parametrize("step", ["released", "compacted"])
+def test_a_trainer_killed_during_a_compaction_goes_on_with_it(step, trainer, log):
+    MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
+
+    def die(name):
+        if name == step:
+            raise Killed
+
+    trainer.start(die)
+    with pytest.raises(Killed):
+        trainer.settle()
+        compact_done(trainer.settings.data_dir)
+        trainer.settle()
+    trainer.start()
+    trainer.settle()
+    compact_done(trainer.settings.data_dir)
+    trainer.settle()
+    assert [k for k in kinds(log) if k in ("released", "compacted")] == ["released", "compacted"]
+
+
+def test_versions_that_the_trainer_dropped_leave_store_and_replicas(trainer, replica, tmp_path):
+    for n in range(1, 8):
+        trainer.learn(n)
+        trainer.settle()
+    replica.step()
+    trainer.registry.prove("17-7", "good")
+    trainer.registry.drop_before(1)
+    trainer.settle()
+    replica.step()
+    names = sorted(trainer.registry.names())
+    assert sorted(stored_versions(Store(trainer.url))) == names == sorted(replica.registry.names())
+    assert candidate(1) and (tmp_path / "store" / FOLDER).exists()

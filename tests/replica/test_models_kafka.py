@@ -1,0 +1,121 @@
+"""Versions and moves through a real Apache Kafka, to a server that answers from the replica's directory."""
+
+import json
+import shutil
+import uuid
+from contextlib import ExitStack, closing
+
+import pytest
+from kafka import KafkaProducer, TopicPartition
+
+from streamd.errors import ChangelogError
+from streamd.events import Position, Progress, Schema, empty_batch
+from streamd.ingest.client import make_admin
+from streamd.replica.ends import SourceEnds
+from streamd.replica.models_follower import ModelsFollower
+from streamd.replica.models_publisher import ModelsPublisher
+from streamd.replica.models_topic import KafkaModelsTopic, topic_of
+from streamd.replica.requests import RequestedMoves, compact_everywhere
+from streamd.replica.steps import StepThread
+from streamd.segments.holds import asked_to_compact, compact_done
+from streamd.segments.log import LogWriter
+from streamd.server.lag import Completeness
+from streamd.store.store import Store
+from streamd.training.checkpoint import counted_history
+from tests.builders import HOUR, settings, stream, write_log
+from tests.replica.models_world import content
+from tests.server.world import SCHEMA, World, ask, wait
+
+pytestmark = pytest.mark.kafka
+WHY = {"why": "to see"}
+
+
+def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_path):
+    write_log(tmp_path / "trainer", *stream(300), SCHEMA, watermark=100 * HOUR)
+    shutil.copytree(tmp_path / "trainer", tmp_path / "replica")
+    values = {"log__name": uuid.uuid4().hex, "log__store": f"file://{tmp_path}/store", "kafka__bootstrap_servers": kafka.bootstrap_servers}
+    first, second = World(tmp_path / "trainer", **values), World(tmp_path / "replica", **values, log__member="replica")
+    second.state.moves = RequestedMoves(second.settings, second.registry, 30)
+
+    def publisher():
+        checkpoints = tmp_path / "trainer/train/checkpoints"
+        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints))
+
+    def follower():
+        return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
+
+    with ExitStack() as stack:
+        for name, make in (("publisher", publisher), ("follower", follower)):
+            stack.enter_context(closing(StepThread(name, make)))
+        for world in (first, second):
+            stack.callback(world.stop)
+        first.train(2)
+        wait(lambda: content(second.path) == content(first.path) != {}, 60)
+        first.start()
+        second.start()
+        wait(lambda: ask(second)["as_of"]["version"] == ask(first)["as_of"]["version"] == first.registry.champion())
+        assert ask(second)["scores"] == ask(first)["scores"]
+        pages = [world.client.get("/status.json").json() for world in (first, second)]
+        for key in ("windows", "versions", "moves", "champion", "shadow"):
+            assert pages[0][key] == pages[1][key] and pages[0][key]
+
+        # One request from the replica, and both machines swap.
+        older = next(n for n in first.registry.names() if n != first.registry.champion() and first.registry.is_servable(first.registry.manifest(n)))
+        assert second.client.post(f"/v1/models/{older}/promote", json=WHY).status_code == 200
+        for world in (first, second):
+            wait(lambda world=world: ask(world)["as_of"]["version"] == older)
+        assert ask(second)["scores"] == ask(first)["scores"]
+
+        # Compaction is asked of both. The server there stores newer state first.
+        told = []
+
+        def tell(text):
+            told.append(text)
+            if asked_to_compact(first.path) is not None:
+                compact_done(first.path)
+
+        topic = stack.enter_context(closing(KafkaModelsTopic(second.settings)))
+        assert compact_everywhere(second.settings, 250, 60, tell, topic)[0] and told
+
+
+def test_a_topic_that_would_lose_moves_is_refused(kafka, tmp_path):
+    s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
+    with closing(make_admin(s.kafka)) as admin:
+        admin.create_topics({topic_of(s): {"num_partitions": 1, "configs": {"retention.ms": "1000"}}}, wait_for_metadata=True)
+    with pytest.raises(ChangelogError, match="retention"):
+        KafkaModelsTopic(s)
+
+
+def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):
+    name = uuid.uuid4().hex
+    s = settings(tmp_path, log__name=name, log__member="replica", kafka__topics=[name], kafka__bootstrap_servers=kafka.bootstrap_servers)
+    with closing(make_admin(s.kafka)) as admin:
+        admin.create_topics({name: {"num_partitions": 2}}, wait_for_metadata=True)
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=name)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.send(name, b"x", partition=0)
+        producer.commit_transaction()
+
+    def commit(writer, offset):
+        writer.commit(empty_batch(Schema()), Progress(positions={name: {0: Position(offset=offset)}}), writer.watermark)
+
+    write_log(tmp_path, *stream(8))
+    writer = LogWriter(tmp_path, Schema(), 100_000)
+    ends = SourceEnds(s)
+    with closing(ends), closing(writer):
+        commit(writer, 2)
+        ends.step()
+        said = json.loads((tmp_path / "roles/follow/ends.json").read_bytes())
+        assert said["behind"] == {name: {"0": 4}}
+
+        # The mark of the transaction is no record.
+        commit(writer, 3)
+        ends.step()
+        assert json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["behind"] == {}
+        complete = Completeness(tmp_path, is_replica=True)
+        complete.look(100.0)
+        complete.show(writer.state, 101.0)
+        assert complete.until == json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["time"]
+        assert TopicPartition(name, 1) not in ends._positions()

@@ -1,0 +1,114 @@
+"""A changelog in memory that behaves as Kafka's does: offsets, acknowledgements that come late or not at all, gaps."""
+
+from streamd.errors import KafkaError
+from streamd.replica.changelog import OutOfRange
+from streamd.replica.records import HEAD_BYTES, Record, decode_record
+
+
+class TwinReceipt:
+    def __init__(self, topic, record):
+        self.topic, self.record, self.at, self.shown = topic, record, None, False
+
+    def offset(self):
+        if self.topic.failed:
+            raise KafkaError("a record was not stored")
+        return self.at if self.shown else None
+
+    def wait(self, seconds):
+        self.topic.turn()
+
+
+class Topic:
+    """One partition. sent: records on their way to the broker. unacknowledged: stored, but their producer does not know."""
+
+    def __init__(self, part_bytes=HEAD_BYTES + 400):
+        self.records, self.sent, self.unacknowledged, self.begin = [], [], [], 0
+        self.part_bytes, self.failed, self.hold = part_bytes, False, False
+        self.on_turn = lambda: None
+
+    def producer(self):
+        return Producer(self)
+
+    def reader(self):
+        return Reader(self)
+
+    @property
+    def end(self):
+        return self.begin + len(self.records)
+
+    def append(self, record):
+        """Store a record as the broker does. Returns: its offset."""
+        headers = record.headers()
+        self.records.append((headers, bytes(record.value)))
+        return self.end - 1
+
+    def store(self, number=10**9):
+        """The broker takes the oldest records that are on their way."""
+        for receipt in self.sent[:number]:
+            receipt.at = self.append(receipt.record)
+            self.unacknowledged.append(receipt)
+        del self.sent[:number]
+
+    def acknowledge(self, number=10**9):
+        for receipt in self.unacknowledged[:number]:
+            receipt.shown = True
+        del self.unacknowledged[:number]
+
+    def turn(self):
+        """Some time passes: what is on its way arrives, unless the broker holds back."""
+        self.on_turn()
+        if not self.hold:
+            self.store()
+            self.acknowledge()
+
+    def lose(self, keep=0):
+        """The producer is gone: of what was on its way the first `keep` records arrive."""
+        self.store(keep)
+        self.sent.clear()
+        self.unacknowledged.clear()
+
+    def delete_before(self, offset):
+        del self.records[: offset - self.begin]
+        self.begin = offset
+
+
+class Producer:
+    def __init__(self, topic):
+        self.topic, self.part_bytes = topic, topic.part_bytes
+
+    def send(self, record):
+        receipt = TwinReceipt(self.topic, record)
+        self.topic.sent.append(receipt)
+        return receipt
+
+    def close(self): ...
+
+
+class Reader:
+    """max_records: most of one read."""
+
+    def __init__(self, topic):
+        self.topic, self.position, self.max_records = topic, 0, 1000
+
+    def bounds(self):
+        return self.topic.begin, self.topic.end
+
+    def seek(self, offset):
+        self.position = offset
+
+    def read(self, seconds):
+        if not self.topic.begin <= self.position <= self.topic.end:
+            raise OutOfRange(f"offset {self.position}")
+        first = self.position - self.topic.begin
+        found = self.topic.records[first: first + self.max_records]
+        out = [decode_record(self.position + i, headers, value) for i, (headers, value) in enumerate(found)]
+        self.position += len(found)
+        return out
+
+    def close(self): ...
+
+
+def record(**values):
+    """A record of another leader, of which only the headers are looked at."""
+    known = {"offset": 0, "term": 1, "seq": 1, "part": 0, "parts": 1, "line": "00000000", "crc": 0, "value": b""}
+    return Record(**{**known, **values})

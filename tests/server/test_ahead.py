@@ -1,0 +1,30 @@
+"""On a replica a version may come before the events that it was made of."""
+
+import shutil
+
+from streamd.events import Progress
+from streamd.segments.log import LogWriter
+from streamd.telemetry import metrics
+from tests.builders import HOUR, batch, stream, write_log
+from tests.readings import reading
+from tests.server.world import SCHEMA, World, ask, wait
+
+
+def test_a_version_ahead_of_the_log_is_waited_for_and_not_refused(tmp_path):
+    src, dst, time = stream(300)
+    write_log(tmp_path / "leader", src, dst, time, SCHEMA, tails=(50,), watermark=100 * HOUR)
+    leader = World(tmp_path / "leader")
+    leader.train(2)
+    edge = leader.registry.manifest(leader.registry.champion()).edge
+    write_log(tmp_path / "replica", src[: edge - 20], dst[: edge - 20], time[: edge - 20], SCHEMA, tails=(50,))
+    shutil.copytree(tmp_path / "leader/models", tmp_path / "replica/models")
+    replica = World(tmp_path / "replica", log__name="t", log__member="replica")
+    replica.run()
+    wait(lambda: replica.engine.status.edge == edge - 20)
+
+    writer = LogWriter(tmp_path / "replica", SCHEMA, 100_000)
+    writer.commit(batch(SCHEMA, src[edge - 20 :], dst[edge - 20 :], time[edge - 20 :], (), edge - 20), Progress(), 100 * HOUR)
+    writer.close()
+    wait(lambda: replica.engine.status.ready and ask(replica)["as_of"]["version"] == leader.registry.champion())
+    assert not reading(metrics.champion_not_served)
+    replica.stop()

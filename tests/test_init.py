@@ -1,0 +1,135 @@
+"""`streamd init`: a settings file of a sample, by questions or by options."""
+
+import json
+import os
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from streamd.cli import app
+from streamd.errors import KafkaError, SettingsError
+from streamd.exchange.first_settings import Place, pasted_records, settings_text
+from streamd.exchange.guess import guess
+from streamd.settings import load_settings
+
+RECORD = {"user_id": 8, "item": {"id": "b41"}, "ts": "2026-11-22T10:00:00Z", "dwell": 3.5}
+NOW_US = 1_790_000_000_000_000
+AWAY = "127.0.0.1:1"
+
+
+def invoke(tmp_path, *args, stdin=None):
+    clean = {k: None for k in os.environ if k.startswith("STREAMD_")} | {"COLUMNS": "200"}
+    return CliRunner().invoke(app, ["init", str(tmp_path / "settings.yaml"), *map(str, args)], input=stdin, env=clean)
+
+
+def read(tmp_path):
+    return load_settings(tmp_path / "settings.yaml", environ={})[0]
+
+
+def rows(tmp_path, count=50):
+    file = tmp_path / "shop.csv"
+    file.write_text("who,what,at,price,rank\n" + "".join(f"u{n % 7},i{n % 5},{1790000000 + n},{n % 3}.5,{n % 4}\n" for n in range(count)))
+    return file
+
+
+def test_a_file_of_the_readers_own_becomes_settings_that_load_and_map_all_of_it(tmp_path):
+    done = invoke(tmp_path, "--topic", "shop", "--sample", rows(tmp_path), "--src", "who", "--dst", "what")
+    assert done.exit_code == 0, done.output
+    assert "50 records: 50 edges; 0 skipped; 0 refused" in done.output and "streamd backtest" in done.output
+    s = read(tmp_path)
+    source, = s.sources
+    assert s.kafka.topics == ("shop",) and (source.fields.src.path, source.fields.dst.path, source.time) == ("who", "what", "s")
+    assert set(source.fields.features) == {"price", "rank"} and s.stream.edge_feature_dim == 2
+    text = (tmp_path / "settings.yaml").read_text()
+    assert "# What predicts what: of each who, which what comes next." in text and "# To look at:" in text
+    check = CliRunner().invoke(app, ["sources", "check", str(tmp_path / "shop.csv"), "-c", str(tmp_path / "settings.yaml")], env={"STREAMD_CONFIG": None})
+    assert check.exit_code == 0, check.output
+
+
+def test_questions_offer_what_is_guessed_and_take_other_answers(tmp_path):
+    answers = ["shop", AWAY, "what", "who", "none", "none"]
+    done = invoke(tmp_path, "--ask", "--sample", rows(tmp_path), stdin="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    s = read(tmp_path)
+    source, = s.sources
+    assert (source.fields.src.path, source.fields.dst.path, source.time, source.fields.features) == ("what", "who", "record", {})
+    assert s.kafka.bootstrap_servers == AWAY
+
+
+def test_a_wrong_answer_is_said_and_asked_again(tmp_path):
+    answers = ["shop", AWAY, "nobody", "what", "at", "none", "who", "what", "price", "none", "who", "what", "at", "price"]
+    done = invoke(tmp_path, "--ask", "--sample", rows(tmp_path), stdin="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "No record has a field nobody" in done.output and "price holds no times" in done.output
+    assert set(read(tmp_path).sources[0].fields.features) == {"price"}
+
+
+def test_a_record_is_pasted_where_the_broker_is_away(tmp_path):
+    done = invoke(tmp_path, "--ask", "--broker", AWAY, "--topic", "clicks", stdin="\n".join([json.dumps(RECORD), "", "", "", "dwell"]) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "No broker answers" in done.output and "1 records: 1 edge" in done.output
+    assert read(tmp_path).sources[0].fields.dst.path == "item.id"
+
+
+def test_without_questions_a_broker_that_is_away_is_an_error_and_writes_nothing(tmp_path):
+    done = invoke(tmp_path, "--broker", AWAY, "--topic", "clicks", "--no-ask")
+    assert isinstance(done.exception, KafkaError) and list(tmp_path.iterdir()) == []
+
+
+def test_a_sample_comes_through_a_pipe(tmp_path):
+    lines = "".join(json.dumps(RECORD | {"user_id": n}) + "\n" for n in range(3))
+    done = invoke(tmp_path, "--topic", "clicks", "--sample", "-", stdin=lines)
+    assert done.exit_code == 0 and "3 records: 3 edges" in done.output
+
+
+@pytest.mark.parametrize("made", ["file", "link"])
+def test_nothing_is_ever_overwritten(tmp_path, made):
+    target = tmp_path / "settings.yaml"
+    target.write_text("mine") if made == "file" else target.symlink_to(tmp_path / "nowhere")
+    done = invoke(tmp_path, "--topic", "shop", "--sample", rows(tmp_path))
+    assert isinstance(done.exception, SettingsError) and "exists already" in str(done.exception)
+    assert target.is_symlink() if made == "link" else target.read_text() == "mine"
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """Another init in the same folder, between the check and the write."""
+    import streamd.cli_init
+    judge = streamd.cli_init._judge
+
+    def meanwhile(*args):
+        (tmp_path / "settings.yaml").write_text("mine")
+        return judge(*args)
+
+    monkeypatch.setattr(streamd.cli_init, "_judge", meanwhile)
+    done = invoke(tmp_path, "--topic", "shop", "--sample", rows(tmp_path))
+    assert isinstance(done.exception, SettingsError) and (tmp_path / "settings.yaml").read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"settings.yaml", "shop.csv"}
+
+
+def test_records_that_are_refused_are_shown_and_end_with_status_1(tmp_path):
+    (tmp_path / "r.ndjson").write_text(json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"ts": None}) + "\n")
+    done = invoke(tmp_path, "--topic", "clicks", "--sample", tmp_path / "r.ndjson")
+    assert done.exit_code == 1 and "1 refused" in done.output and (tmp_path / "settings.yaml").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[1]", "7", '{"a": 1}\n{'])
+def test_a_sample_that_is_no_record_is_refused(text):
+    with pytest.raises(SettingsError):
+        pasted_records(text, 0)
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(names, st.one_of(st.text(max_size=20), st.integers(-10, 2**40), st.floats(allow_nan=False, allow_infinity=False)), min_size=1, max_size=6))
+def test_no_record_breaks_the_file_that_is_written(record):
+    """Names and values from outside end neither a comment nor a string of the YAML."""
+    records = pasted_records(json.dumps([record, record]), 1)
+    guessed = guess("t", records, NOW_US)
+    text = settings_text(Place(broker="b:1", topic="t", sample="x\ny"), guessed)
+    loaded = yaml.safe_load(text)
+    assert set(loaded) == {"kafka", "sources"} | ({"graph"} & set(guessed.tree)) and loaded["sources"] == guessed.tree["sources"]
