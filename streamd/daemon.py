@@ -357,15 +357,14 @@ def _run_serve(
     """
     import uvicorn
 
-    from streamd.gpu import choose_device, fix_torch
+    from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
-    # Set up the process: one thread answers, so batches need no locks.
-    fix_torch(1)
+    # Set up the process. torch is not part of it: a version that needs it loads it.
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()

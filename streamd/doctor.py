@@ -429,15 +429,16 @@ def warm_up() -> float:
     # The roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
     with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
-        half = None
         if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
-            # numba compiles on one core at a time: a second process does half of it.
-            half = subprocess.Popen(
-                [*PYTHON, "-c", "from streamd.doctor import warm_facts; warm_facts()"]
-            )
+            # numba compiles on one core at a time, so each of two processes does half of it. Not
+            # this one: what a compiler takes of memory is never given back.
+            halves = [
+                subprocess.Popen([*PYTHON, "-c", f"from streamd.doctor import {half}; {half}()"])
+                for half in (warm_graph.__name__, warm_facts.__name__)
+            ]
+            for process in halves:
+                process.wait()
         warm_graph()
-        if half is not None:
-            half.wait()
         warm_facts()
         note_compiled()
     return time.perf_counter() - begun

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
-import torch
 
 from streamd.errors import StreamdError
 from streamd.events import Key
@@ -199,8 +198,6 @@ class Engine:
 
     async def run(self) -> None:
         """Follow log and versions and answer requests, until `stop`."""
-        # The matrices are small: more threads gain nothing.
-        torch.set_num_threads(1)
         try:
             await self._made_ready()
             while not self._stopping or self._queue or self._searches:

@@ -22,8 +22,8 @@ from streamd.errors import CorruptionError, SchemaError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
 from streamd.models import Memory, build_model
-from streamd.models.link import with_all_facts
 from streamd.models.memory_files import read_memory
+from streamd.models.stored_weights import with_all_facts
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.schema_change import check_extends

@@ -9,8 +9,8 @@ import structlog
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64
-from streamd.models import restored
 from streamd.models.memory_files import MemoryReader
+from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike

@@ -10,7 +10,7 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, RanksError, VersionError
 from streamd.graph.fact_columns import FACT_NAMES
-from streamd.models import restored
+from streamd.models.restored import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.ranks import ALONE, Ranks
@@ -302,7 +302,7 @@ class Trainer:
                 window=step.range,
                 edge=step.range.end_edge,
                 seq=step.seq,
-                weights=learner.model.state_dict(),
+                weights=learner.model.arrays(),
                 memory=partial(self._ledger.store_memory, learner.memory),
                 memory_us=learner.memory.now_us,
                 parent=step.version,

@@ -14,6 +14,7 @@ from tests.benchmarks import (
     gpu,
     graph,
     growth,
+    inference,
     ingest,
     ingest_sets,
     labels,
@@ -24,6 +25,7 @@ from tests.benchmarks import (
     restart_sets,
     sampling,
     sampling_sets,
+    server_memory,
     serving,
     tfgnn,
     tgb,
@@ -32,7 +34,7 @@ from tests.benchmarks import (
 )
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
-       "serving": serving.run, "explain": explain.run, "traces": traces.run,
+       "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
        "replica": replica.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
