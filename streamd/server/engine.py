@@ -41,7 +41,6 @@ from streamd.server.requests import (
     Recommend,
     Request,
     Seen,
-    TooOld,
 )
 from streamd.server.search import Searches
 from streamd.server.server_graph import ServerGraph
@@ -193,7 +192,7 @@ class Engine:
                     span.child("reach", begun, time.monotonic())
         answers = await self._queue.answers(requests, deadline)
         if conditions.max_lag_seconds is not None:
-            _check_age(answers[0].seen, conditions.max_lag_seconds)
+            answers[0].seen.check_age(conditions.max_lag_seconds, time.time())
         return answers
 
     async def run(self) -> None:
@@ -491,14 +490,3 @@ def _traced(batch: PendingBatch, version: str) -> Done:
         batch.done(result)
 
     return done
-
-
-def _check_age(seen: Seen, max_lag_seconds: float) -> None:
-    """Check that an answer is not older than its request allows. Raises: TooOld."""
-    lag_seconds = seen.lag_seconds(time.time())
-    if lag_seconds is None:
-        raise TooOld("the server does not know yet how old its answers are")
-    if lag_seconds > max_lag_seconds:
-        raise TooOld(
-            f"the answer would be {lag_seconds:.1f} s old, and {max_lag_seconds:g} s are allowed"
-        )

@@ -3,16 +3,14 @@
 `docs/metrics.md` lists them by role, and a test holds the two together.
 """
 
-import math
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
 
-import prometheus_client
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from streamd import __version__
+from streamd.telemetry.gauge import Gauge
 
 # One registry for each role, so that a role exports only what it measures.
 INGEST = CollectorRegistry()
@@ -41,23 +39,6 @@ def exported_by(role: str) -> CollectorRegistry:
     for registry in (REGISTRY, *OWNED[role]):
         together.register(registry)
     return together
-
-
-class Gauge(prometheus_client.Gauge):
-    """A gauge that is absent until it is set, and again while it is set to NaN."""
-
-    def __init__(
-        self, name: str, documentation: str, labelnames: Iterable[str] = (), **more: Any
-    ) -> None:
-        super().__init__(name, documentation, labelnames, **more)
-        # A gauge with labels has no value of its own, only its children do.
-        if not labelnames or "_labelvalues" in more:
-            self.set(math.nan)
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in super().collect():
-            metric.samples = [s for s in metric.samples if not math.isnan(s.value)]
-            yield metric
 
 
 # Bounds of the histograms' buckets, in seconds.
