@@ -23,6 +23,7 @@ from tests.benchmarks import (
     sampling,
     sampling_sets,
     serving,
+    store,
     tfgnn,
     tgb,
     traces,
@@ -32,7 +33,7 @@ from tests.benchmarks import (
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "explain": explain.run, "traces": traces.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
-       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
+       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, "store": store.run, **ranks.PARTS,
        "ranks-model": ranks_model.run, **gpu.PARTS}
 
 
