@@ -260,7 +260,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             if is_first and settings.log.name:
                 from streamd.replica.parts import publish_models
 
-                publisher = publish_models(_kept(settings))
+                publisher = publish_models(settings, learning_dir(settings))
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
@@ -270,11 +270,6 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _kept(settings: Settings) -> Settings:
-    """The settings with the directory of what is learned, which may be elsewhere than the log."""
-    return settings.model_copy(update={"data_dir": learning_dir(settings)})
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -314,7 +309,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = _kept(settings)
+    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
@@ -362,16 +357,14 @@ def _run_serve(
     """
     import uvicorn
 
-    from streamd.gpu import choose_device, fix_torch
+    from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
-    # Set up the process: one thread answers, so batches need no locks.
-    fix_torch(1)
-    make_kernels_ready()
+    # Set up the process. torch is not part of it: a version that needs it loads it.
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
@@ -396,7 +389,7 @@ def _run_serve(
     if lock is None:
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
-    engine = Engine(settings, registry, beat, end_process)
+    engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
     moves: Moves = registry
     if settings.log.name and settings.log.member == "replica":
         from streamd.replica.requests import RequestedMoves

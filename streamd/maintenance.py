@@ -79,6 +79,7 @@ def damage_outside_the_log(settings: Settings) -> Iterator[str]:
         "serve/facts/*",
         "serve/*",
         "train/replay/*",
+        "train/nightly/*/facts*",
     ):
         for path in sorted(settings.data_dir.glob(f"{pattern}.safetensors")):
             try:

@@ -240,3 +240,17 @@ class Moved(_Answer, frozen=True):
     action: str
     champion: str
     shadow: str
+
+
+class MoveRequested(_Answer, frozen=True):
+    """A replica asked the trainer, on another machine, which has not answered yet."""
+
+    request: str
+
+
+class RequestOutcome(_Answer, frozen=True):
+    """What became of a request to move the champion, as far as the server knows."""
+
+    state: Literal["waiting", "done", "refused"]
+    reason: str = ""
+    moved: Moved | None = None

@@ -16,7 +16,9 @@ from streamd.client.answers import (
     LabelsResponse,
     ModelsResponse,
     Moved,
+    MoveRequested,
     RecommendRequest,
+    RequestOutcome,
     SchemaResponse,
     ScoreRequest,
     ScoreResponse,
@@ -27,7 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[T]):
-    """One call. path: with its query. content: JSON, or None.
+    """One call. path: with its query. content: JSON, or None. accepted: type of the answer where
+    the server answers 202 by another one.
 
     idempotent: whether it may be sent again when nobody knows whether it was done. sees_log:
     whether its answer is computed from the log, so that it can be asked to have seen a place of it.
@@ -37,6 +40,7 @@ class Call(Generic[T]):
     method: str
     path: str
     answer: type[T]
+    accepted: type[T] | None = None
     content: bytes | None = None
     idempotent: bool = True
     sees_log: bool = False
@@ -175,15 +179,23 @@ def models() -> Call[ModelsResponse]:
     return Call(method="GET", path="/v1/models", answer=ModelsResponse)
 
 
-def promote(version: str, why: str) -> Call[Moved]:
+def promote(version: str, why: str) -> Call[Moved | MoveRequested]:
     """Make a version champion; needs an admin key. It is not sent again when nobody knows whether
-    it was done: somebody may have moved the champion since."""
+    it was done: somebody may have moved the champion since.
+
+    A replica whose trainer does not answer in time returns a `MoveRequested`."""
     return _moved(f"/v1/models/{quote(version, safe='')}/promote", why)
 
 
-def rollback(why: str) -> Call[Moved]:
+def rollback(why: str) -> Call[Moved | MoveRequested]:
     """Make the last proven version champion; as `promote`."""
     return _moved("/v1/models/rollback", why)
+
+
+def move_outcome(request: str) -> Call[RequestOutcome]:
+    """What became of a `MoveRequested`."""
+    path = f"/v1/models/requests/{quote(request, safe='')}"
+    return Call(method="GET", path=path, answer=RequestOutcome)
 
 
 # How they are made
@@ -217,9 +229,15 @@ def _sent(body: object, at_least_once: bool) -> Call[EventsResponse]:
     )
 
 
-def _moved(path: str, why: str) -> Call[Moved]:
-    content = msgspec.json.encode({"why": why})
-    return Call(method="POST", path=path, answer=Moved, content=content, idempotent=False)
+def _moved(path: str, why: str) -> Call[Moved | MoveRequested]:
+    return Call(
+        method="POST",
+        path=path,
+        answer=Moved,
+        accepted=MoveRequested,
+        content=msgspec.json.encode({"why": why}),
+        idempotent=False,
+    )
 
 
 def _of_node(path: str, node: Key, node_set: str | None) -> str:

@@ -170,6 +170,7 @@ class Client(_Core[httpx2.Client]):
     models = _blocking(calls.models)
     promote = _blocking(calls.promote)
     rollback = _blocking(calls.rollback)
+    move_outcome = _blocking(calls.move_outcome)
 
 
 class AsyncClient(_Core[httpx2.AsyncClient]):
@@ -238,3 +239,4 @@ class AsyncClient(_Core[httpx2.AsyncClient]):
     models = _awaited(calls.models)
     promote = _awaited(calls.promote)
     rollback = _awaited(calls.rollback)
+    move_outcome = _awaited(calls.move_outcome)

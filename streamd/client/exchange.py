@@ -140,7 +140,7 @@ class Exchange(Generic[T]):
         Raises: Problem, BadAnswer, DeadlineExceeded.
         """
         if 200 <= status < 300:
-            return Done(self._answer(headers, content))
+            return Done(self._answer(status, headers, content))
         problem = self._problem(status, headers, content)
         if not isinstance(problem, TryAgain):
             raise problem
@@ -162,9 +162,12 @@ class Exchange(Generic[T]):
             raise error
         return Again(wait)
 
-    def _answer(self, headers: Mapping[str, str], content: bytes) -> T:
+    def _answer(self, status: int, headers: Mapping[str, str], content: bytes) -> T:
+        kind = self.call.answer
+        if status == HTTPStatus.ACCEPTED and self.call.accepted is not None:
+            kind = self.call.accepted
         try:
-            answer = msgspec.json.decode(content, type=self.call.answer)
+            answer = msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError as error:
             raise BadAnswer(f"{self.call.method} {self.call.path}: {error}") from error
 

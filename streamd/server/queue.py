@@ -6,9 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamd.server.requests import Answer, Done, Overloaded, Recommend, Request
+from streamd.server.requests import Answer, Done, Explain, Overloaded, Recommend, Request
 from streamd.settings import ServerSettings
 from streamd.telemetry.spans import Started, current
+
+EXPLAIN_WEIGHT = 8
+"""Explanations take about as long as so many scores, and come one a request: a pass of
+`server.max_batch` of them would keep others waiting for 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,12 @@ class PendingBatch:
     done: Done
     span: Started | None = None
     """Of the request that asks, where spans are made."""
+
+    @property
+    def weight(self) -> int:
+        """How much of a pass it takes: a request counts 1, an explanation EXPLAIN_WEIGHT."""
+        more = sum(isinstance(r, Explain) for r in self.requests)
+        return len(self.requests) + (EXPLAIN_WEIGHT - 1) * more
 
     @property
     def searches(self) -> list[Recommend]:
@@ -76,8 +86,10 @@ class RequestQueue:
         Batches whose callers gave up are dropped.
         """
         batch: list[PendingBatch] = []
-        while self._waiting and sum(len(w.requests) for w in batch) < self._settings.max_batch:
+        weight = 0
+        while self._waiting and weight < self._settings.max_batch:
             batch.append(self._waiting.popleft())
+            weight += batch[-1].weight
         now = time.monotonic()
         return [w for w in batch if w.deadline > now]
 

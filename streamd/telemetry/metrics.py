@@ -290,6 +290,18 @@ trained_until = Gauge(
     registry=TRAIN,
 )
 # Of the trainer: the gate, forgetting and replay, and versions.
+nightly_difference = Gauge(
+    "streamd_nightly_mrr_difference",
+    "MRR of the version that serves less the nightly twin's, over the same events of the newest "
+    "window",
+    registry=TRAIN,
+)
+nightly_bytes = Gauge(
+    "streamd_nightly_twin_bytes",
+    "Bytes of the nightly twin's facts: mapped from a file, and in memory",
+    ["where"],
+    registry=TRAIN,
+)
 gate_difference = Gauge(
     "streamd_gate_mrr_difference",
     "MRR of champions less the last proven version's, so far",

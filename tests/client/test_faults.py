@@ -14,6 +14,7 @@ from streamd.client import (
     ClientError,
     ConnectionFailed,
     DeadlineExceeded,
+    MoveRequested,
     NotAllowed,
     NotFound,
     NotPossible,
@@ -186,6 +187,16 @@ def test_it_need_not(asked):
 
 
 SCHEMA = {"node_sets": [], "edge_sets": [], "label_dim": 0, "time_unit": "ms"}
+
+
+def test_a_move_that_a_replica_asked_for_is_told_from_one_that_was_made(asked):
+    done = {"action": "promote", "champion": "2-2", "shadow": "1-1"}
+    with scripted(answer(200, done), answer(202, {"request": "r-1"}), answer(200, {"state": "waiting", "reason": "", "moved": None}),
+                  answer(200, {"state": "done", "reason": "", "moved": done})) as server:
+        made, later, waits, outcome = asked(
+            server.url, ("promote", "2-2", "why"), ("rollback", "why"), ("move_outcome", "r-1"), ("move_outcome", "r-1"))
+    assert made.champion == "2-2" and later == MoveRequested(request="r-1")
+    assert (waits.state, waits.moved, outcome.state, outcome.moved) == ("waiting", None, "done", made)
 
 
 def test_a_key_and_other_headers_go_with_every_request(asked):

@@ -116,6 +116,7 @@ def test_errors_are_those_of_the_server(world, url):
                 admin.promote("1-1", "to see")
             with pytest.raises(NotPossible, match="no version to roll back to"):
                 admin.rollback("to see")
+            assert admin.move_outcome("nobody's").state == "waiting", "it may have been asked of another replica"
             champion = admin.models().champion
             assert admin.promote(champion, "it is so already").champion == champion
 
@@ -214,10 +215,10 @@ def test_every_call_is_a_method_of_both_clients_with_its_words():
 
 def test_every_route_of_v1_has_a_call(world):
     routes = {(m.upper(), p) for p, item in world.client.get("/openapi.json").json()["paths"].items() if p.startswith("/v1/") for m in item}
-    asked = {(c.method, c.path.replace("x-1", "{version}").replace("/n", "/{node}")) for c in (
+    asked = {(c.method, c.path.replace("x-1", "{version}").replace("/n", "/{node}").replace("a-request", "{request}")) for c in (
         calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.explain(1, 2), calls.embedding("n"),
         calls.embeddings([]), calls.labels("n"), calls.labels_of([]), calls.events([]), calls.schema(), calls.models(), calls.promote("x-1", ""),
-        calls.rollback(""))}
+        calls.rollback(""), calls.move_outcome("a-request"))}
     assert asked == routes
 
 

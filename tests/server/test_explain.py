@@ -1,7 +1,9 @@
 """Explanations add up to the score, and a group that is removed changes it as they say."""
 
+import asyncio
 import dataclasses
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +19,14 @@ from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.fact_groups import GROUPS
 from streamd.models.architectures import ARCHITECTURES, architecture_of
 from streamd.models.memory import EdgeRows
+from streamd.models.numpy_model import NumpyModel
 from streamd.models.rule import rule_scores
+from streamd.models.torch_model import TorchModel
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.loaded_version import LoadedVersion
+from streamd.server.queue import RequestQueue
 from streamd.server.requests import Explain, NotFinite, Score, Seen
 from streamd.server.schemas import ExplainedGroup
 from streamd.server.server_graph import ServerGraph
@@ -59,15 +64,21 @@ class Explained:
         if not rule:
             self.served = self.loaded()
 
-    def loaded(self):
+    def loaded(self, unweighed=(), bias=None):
+        """A version of drawn weights. unweighed: columns of facts that it does not look at; bias: of its last layer over facts."""
         model = drawn_model(self.settings.model, self.schema)
         model.load_state_dict(model.state_dict())  # what follows from the statistics drawn
+        with torch.no_grad():
+            model.pair[0].weight[:, list(unweighed)] = 0
+            if bias is not None:
+                model.pair[-1].bias.fill_(bias)
         memory = model.new_memory()
         for first in range(0, 400, 40):
             model.advance(memory, EdgeRows.of(self.log, first, first + 40), self.log.deletions.of_nodes)
-        make_fast = architecture_of(self.settings.model).fast_inference
+        in_numpy = architecture_of(self.settings.model).in_numpy
+        answers = NumpyModel(model.settings, self.schema, model.arrays()) if in_numpy else TorchModel(model)
         manifest = SimpleNamespace(name="drawn", window_seconds=3600, window_end_us=0)
-        return LoadedVersion(manifest, model, memory, make_fast(model) if make_fast else None)
+        return LoadedVersion(manifest, answers, memory)
 
     def ask(self, *requests):
         return answers_of(requests, moments_of(self.view, self.served, requests, Seen()))
@@ -122,8 +133,7 @@ def check(made, src, dst, time_us=None, edge_set=0):
 def removed(moment, name, row, ids, edge_set):
     """The score of a pair without a group, by what answers scores."""
     if name == "graph":
-        with torch.no_grad():
-            return float(moment.served.model.pair_logits(torch.from_numpy(row))[0])
+        return float(moment.served.model.pair_logits(row)[0])
     columns = next(group.columns for group in GROUPS if group.name == name)
     columns = [c + first for c in columns for first in ((0, NUM_FACTS) if row.shape[1] > NUM_FACTS else (0,))]
     row = row.copy()
@@ -131,7 +141,7 @@ def removed(moment, name, row, ids, edge_set):
         unknown = moment.view.facts.compute(np.array([-1]), np.array([0]), np.array([[-1]]), np.array([edge_set]))[0, 0]
         row[0, columns] = unknown[columns]
         return float(rule_scores(row)[0])
-    row[0, columns] = moment.served.model.fact_stats.mean.numpy()[columns]
+    row[0, columns] = moment.served.model.mean_facts[columns]
     return float(moment.served.scores(row, ids[:1], ids[1:], moment.view.live)[0])
 
 
@@ -154,14 +164,10 @@ def test_a_group_that_a_model_does_not_weigh_has_no_share(made):
         assert {g.name for g in made.explain("n:3", "n:24").groups if g.share} <= {"frequency", "popularity"}
         return
     hour = [group for group in GROUPS if group.name == "hour"][0].columns
-    saved = made.served.model.pair[0].weight.detach().clone()
-    fast, made.served.fast = made.served.fast, None
-    with torch.no_grad():
-        made.served.model.pair[0].weight[:, list(hour)] = 0
-        found = check(made, "n:3", "n:24")
-        made.served.model.pair[0].weight.copy_(saved)
-    made.served.fast = fast
-    assert {g.name: g.share for g in found.groups}["hour"] == pytest.approx(0, abs=1e-9)
+    saved, made.served = made.served, made.loaded(hour)
+    found = check(made, "n:3", "n:24")
+    made.served = saved
+    assert {g.name: g.share for g in found.groups}["hour"] == pytest.approx(0, abs=1e-7), "but for float32's rounding"
 
 
 def test_neighbors_are_events_before_memorys_cut_with_their_weights(made):
@@ -189,9 +195,7 @@ def test_neighbors_are_events_before_memorys_cut_with_their_weights(made):
 def test_weights_that_are_not_finite_are_not_explained(several):
     if several.served is None:
         return
-    broken, asked = several.loaded(), [Explain(3, SetKey(1, 4))]
-    with torch.no_grad():
-        broken.model.pair[-1].bias.fill_(float("nan"))
+    broken, asked = several.loaded(bias=float("nan")), [Explain(3, SetKey(1, 4))]
     with pytest.raises(NotFinite):
         answers_of(asked, moments_of(several.view, broken, asked, Seen()))
 
@@ -262,6 +266,25 @@ def test_strangers_are_explained_as_such(world):
     told = explain(world, "nobody", 8)
     assert not told["known"] and not told["dst_known"] and told["neighbors"] == []
     assert next(g["words"] for g in told["groups"] if g["name"] == "frequency") == "the two never met"
+
+
+def test_a_pass_takes_a_few_explanations_so_that_others_do_not_wait_for_many(world):
+    """Of 32 requests a pass takes 32 scores, or 4 explanations; all are answered in their order."""
+    async def passes(requests):
+        queue = RequestQueue(world.settings.server)
+        waiting = [asyncio.create_task(queue.answers([r], time.monotonic() + 60)) for r in requests]
+        await asyncio.sleep(0)
+        taken = []
+        while queue:
+            taken.append([r for batch in queue.take() for r in batch.requests])
+        for one in waiting:
+            one.cancel()
+        return taken
+
+    scores, explanations = [Score("u:3", (f"i:{i}",)) for i in range(40)], [Explain("u:3", f"i:{i}") for i in range(10)]
+    assert [len(p) for p in asyncio.run(passes(scores))] == [32, 8]
+    assert [len(p) for p in asyncio.run(passes(explanations))] == [4, 4, 2]
+    assert [r for p in asyncio.run(passes(scores + explanations)) for r in p] == scores + explanations
 
 
 def test_what_does_not_fit_is_refused(world):

@@ -1,12 +1,26 @@
-"""A client sends events by REST to a daemon, and asks at once: it reads what it wrote."""
+"""A client sends events by REST to a daemon, and asks at once: it reads what it wrote, in one trace."""
+
+import pytest
 
 from streamd.client import Event, Retries, ScoreRequest, TooOld
 from streamd.demo.broker import free_port
 from streamd.demo.standin import StandIn
 from tests.crash.daemons import Daemon, wait
+from tests.telemetry.collector import collecting, spans_by_service
 
 
-def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path):
+@pytest.fixture
+def collector():
+    with collecting() as (url, got):
+        yield url, got
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path, collector, monkeypatch):
+    url, got = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     broker = StandIn()
     broker.create_topic("events", 4)
     daemon = Daemon(
@@ -16,7 +30,8 @@ def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path):
     try:
         wait(daemon.is_ready, "it answers", 120)
         # Nothing is tried twice, so each answer has seen the writes before it.
-        with daemon.client(timeout=20, retries=Retries(most=0)) as client:
+        caller = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+        with daemon.client(timeout=20, retries=Retries(most=0), headers=caller) as client:
             for turn in range(5):
                 sources = [f"u:{turn}-{i}" for i in range(8)]
                 client.events([Event(src=src, dst="i:1", time=1_000 + turn) for src in sources])
@@ -33,6 +48,13 @@ def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path):
 
             wait(is_young, "answers are young")
         assert daemon.stop() == 0, daemon.output()[-3000:]
+
+        # The commits of ingest link to the requests by which their events came.
+        sent = spans_by_service(got)
+        requests = {s.span_id for s in sent["streamd-serve"] if s.name == "POST /v1/events"}
+        links = {x.span_id for s in sent["streamd-ingest"] if s.name == "commit events" for x in s.links if x.trace_id.hex() == TRACE}
+        assert len(requests) == 5 and links == requests
+        assert {"reach", "wait", "answer"} <= {s.name for s in sent["streamd-serve"] if s.trace_id.hex() == TRACE}
     finally:
         if daemon.process.poll() is None:
             daemon.kill()

@@ -1,19 +1,16 @@
 """Spans of requests, commits and windows continue the traces of callers and records; without the extra none are made."""
 
 import ast
-import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,6 +25,7 @@ from streamd.telemetry.spans import Spans, begin_spans, end_spans
 from tests.builders import HOUR, settings, stream, write_log
 from tests.ingest.world import World as IngestWorld
 from tests.server.world import SCHEMA, World
+from tests.telemetry.collector import collecting, resources
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -281,24 +279,8 @@ def test_a_window_has_a_span_with_its_phases(tmp_path, made):
 
 @pytest.fixture
 def collector():
-    """What an OTLP collector gets."""
-    got = []
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append((self.path, dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_): ...
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", got
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with collecting() as (url, got):
+        yield url, got
 
 
 def test_spans_go_where_the_standard_variables_say(collector, monkeypatch):
@@ -309,10 +291,9 @@ def test_spans_go_where_the_standard_variables_say(collector, monkeypatch):
     begin_spans("serve", "serve-2")
     spans.active().add("answer", 0.0, 1.0)
     end_spans()
-    (path, headers, body), = got
-    sent = ExportTraceServiceRequest.FromString(body).resource_spans[0]
-    resource = {a.key: a.value.string_value for a in sent.resource.attributes}
-    assert path == "/v1/traces" and headers["x-team"] == "graph" and sent.scope_spans[0].spans[0].name == "answer"
+    (path, headers, _), = got
+    (resource, (span,)), = resources(got)
+    assert path == "/v1/traces" and headers["x-team"] == "graph" and span.name == "answer"
     assert {k: resource[k] for k in ("service.name", "service.instance.id", "service.namespace", "deployment.environment.name")} == {
         "service.name": "streamd-serve", "service.instance.id": "serve-2", "service.namespace": "mine", "deployment.environment.name": "test"}
     assert spans.active() is None

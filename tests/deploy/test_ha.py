@@ -1,0 +1,123 @@
+"""The overlay of a leader and replicas, and the same by compose: checked as far as it can be without a cluster or an engine."""
+
+import copy
+import json
+import re
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.main import get_command
+
+from streamd.cli import app
+from streamd.settings import load_settings
+from tests.deploy.test_deploy import DEPLOY, built, config_map, needs, one
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return built("overlays/ha")
+
+
+def pod_of(documents, kind, name):
+    return one(documents, kind, name)["spec"]["template"]["spec"]
+
+
+def settings_of(documents, container):
+    """The settings that a container runs with: those of the ConfigMap, and its own above them."""
+    own = {e["name"]: e.get("value", "").replace("$(ZONE)", "b") for e in container.get("env", []) if e["name"] != "ZONE"}
+    return load_settings(None, None, config_map(documents)["data"] | own)[0]
+
+
+@needs["kubectl"]
+def test_the_overlay_fits_the_schemas_of_kubernetes(documents):
+    for document in documents:
+        if "monitoring.coreos.com" not in document["apiVersion"]:
+            for version in ("1.30", "1.34"):
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+@needs["kubectl"]
+@pytest.mark.parametrize(("kind", "name"), [("Deployment", "streamd-replica"), ("HorizontalPodAutoscaler", "streamd-replica"),
+                                            ("PodDisruptionBudget", "streamd-replica"), ("NetworkPolicy", "streamd-replica")])
+def test_a_field_that_kubernetes_does_not_know_is_noticed(documents, kind, name):
+    wrong = copy.deepcopy(one(documents, kind, name))
+    wrong["spec"]["maxReplica"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError, match="maxReplica"):
+        kubernetes_validate.validate(wrong, "1.34", strict=True)
+
+
+@needs["kubectl"]
+def test_one_pod_leads_and_the_others_follow(documents):
+    leader, replica = pod_of(documents, "StatefulSet", "streamd"), pod_of(documents, "Deployment", "streamd-replica")
+    assert [c["name"] for c in leader["containers"]] == ["ingest", "train", "archive"]
+    assert [c["name"] for c in replica["containers"]] == ["follow", "serve"]
+    assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"leader"}
+    assert {settings_of(documents, c).log.member for c in replica["containers"]} == {"replica"}
+    assert len({(s.log.name, s.log.store) for c in leader["containers"] + replica["containers"] for s in [settings_of(documents, c)]}) == 1
+    assert json.loads(replica["containers"][0]["env"][2]["value"].replace("$(ZONE)", "b")) == {"client_rack": "b"}
+    for container in leader["containers"] + replica["containers"]:
+        get_command(app).commands["run"].make_context("run", list(container["args"][1:]))
+
+
+@needs["kubectl"]
+def test_replicas_run_restricted_and_only_their_servers_can_be_unready(documents):
+    pod = pod_of(documents, "Deployment", "streamd-replica")
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not pod["enableServiceLinks"] and not pod["automountServiceAccountToken"]
+    for container in pod["containers"] + pod_of(documents, "StatefulSet", "streamd")["containers"]:
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"] and not own["allowPrivilegeEscalation"] and own["capabilities"] == {"drop": ["ALL"]}
+        assert "startupProbe" in container and "livenessProbe" in container
+        assert ("readinessProbe" in container) == (container["name"] == "serve")
+        assert "memory" in container["resources"]["limits"] and "cpu" not in container["resources"]["limits"]
+    assert {c["topologyKey"] for c in pod["topologySpreadConstraints"]} == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
+    grace = settings_of(documents, pod["containers"][1]).server.drain_seconds + 30
+    assert pod["terminationGracePeriodSeconds"] > grace
+
+
+@needs["kubectl"]
+def test_callers_reach_replicas_alone_and_prometheus_every_role(documents):
+    labels = {"app.kubernetes.io/name": "streamd", "app.kubernetes.io/component": "replica"}
+    assert one(documents, "Service")["spec"]["selector"] == labels
+    assert one(documents, "Deployment", "streamd-replica")["spec"]["selector"]["matchLabels"] == labels
+    for name, policy, pod in (("streamd-replica", "streamd-replica", pod_of(documents, "Deployment", "streamd-replica")),
+                              ("streamd", "streamd", pod_of(documents, "StatefulSet", "streamd"))):
+        ports = {p["name"]: p["containerPort"] for c in pod["containers"] for p in c["ports"]}
+        scraped = {e["port"] for e in one(documents, "ServiceMonitor", name)["spec"]["endpoints"]}
+        assert scraped == set(ports)
+        opened = {p["port"] for rule in one(documents, "NetworkPolicy", policy)["spec"]["ingress"] for p in rule["ports"]}
+        assert opened == set(ports.values())
+        services = [s for s in documents if s["kind"] == "Service" and s["metadata"]["labels"]["app.kubernetes.io/component"]
+                    == one(documents, "ServiceMonitor", name)["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]]
+        assert {p["name"] for s in services for p in s["spec"]["ports"]} == set(ports)
+        out = {p["port"] for rule in one(documents, "NetworkPolicy", policy)["spec"]["egress"] for p in rule["ports"]}
+        assert out == {53, 443, 9092}
+
+
+@needs["kubectl"]
+def test_the_autoscaler_waits_for_as_long_as_a_replica_takes_to_start(documents):
+    spec = one(documents, "HorizontalPodAutoscaler", "streamd-replica")["spec"]
+    assert spec["scaleTargetRef"]["name"] == one(documents, "Deployment", "streamd-replica")["metadata"]["name"]
+    assert "replicas" not in one(documents, "Deployment", "streamd-replica")["spec"], "applying again would undo the autoscaler"
+    assert spec["minReplicas"] >= 2 and spec["behavior"]["scaleUp"]["stabilizationWindowSeconds"] >= 60
+    assert {m["type"] for m in spec["metrics"]} == {"ContainerResource", "Pods"}
+    assert one(documents, "PodDisruptionBudget", "streamd-replica")["spec"]["maxUnavailable"] == 1
+
+
+def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    more = yaml.safe_load((DEPLOY / "compose.replicas.yaml").read_text())
+    image = dict(re.findall(r"(STREAMD_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
+    leader, _ = load_settings(None, None, image | compose["services"]["streamd"]["environment"] | more["services"]["streamd"]["environment"])
+    replicas = [more["services"][name] for name in ("replica-1", "replica-2")]
+    for replica in replicas:
+        s, _ = load_settings(None, None, image | replica["environment"])
+        assert (s.log.name, s.log.store, s.kafka.bootstrap_servers) == (leader.log.name, leader.log.store, leader.kafka.bootstrap_servers)
+        assert s.log.member == "replica" and replica["image"] == compose["services"]["streamd"]["image"] and replica["read_only"]
+        assert set(replica["secrets"]) <= set(compose["secrets"])
+    volumes = [v.split(":")[0] for r in replicas for v in r["volumes"]]
+    assert len(set(volumes)) == 5 and set(volumes) <= set(more["volumes"]), "each has a directory of its own, the store is one"
+    proxy = (DEPLOY / "proxy.conf").read_text()
+    assert set(re.findall(r"server (\S+):8000", proxy)) == {"replica-1", "replica-2"}
+    assert not re.search(r"events", re.search(r"location ~ (\S+) ", proxy)[1]), "events are sent once"
