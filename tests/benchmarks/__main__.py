@@ -27,6 +27,7 @@ from tests.benchmarks import (
     sampling_sets,
     server_memory,
     serving,
+    store,
     tfgnn,
     tgb,
     traces,
@@ -37,7 +38,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "replica": replica.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
+       "replica": replica.run, "store": store.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamd.errors import KafkaError, StoreError
+from streamd.errors import StoreError
 from streamd.segments.changelog_position import ChangelogPosition, PositionFile, read_position
 from streamd.segments.holds import compact_done, read_compacted
 from streamd.segments.log import LogWriter
@@ -30,29 +30,12 @@ from streamd.store.versions import object_of, upload_version
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import SECOND, ManualClock, compact, stream
 from tests.faults import Crash, FaultyDisk
+from tests.store.changelogs import TwinChangelog
 from tests.store.test_store import committed, grow, rich_log
 
 SRC, DST, _ = stream(20_000)
 TIME = np.arange(20_000) * SECOND + 10**12
 BOOTSTRAP, MANIFEST_SECONDS = 1000.0, 600.0
-
-
-class TwinChangelog:
-    """A changelog in memory: offsets of its oldest record and behind its newest one."""
-
-    def __init__(self, end=100):
-        self.first, self.end, self.away, self.deletes = 0, end, False, []
-
-    def bounds(self):
-        if self.away:
-            raise KafkaError("no broker answers")
-        return self.first, self.end
-
-    def delete_before(self, offset):
-        self.bounds()
-        assert offset <= self.end
-        self.first = max(self.first, offset)
-        self.deletes.append(offset)
 
 
 class Leader:
