@@ -17,6 +17,7 @@ from rich.text import Text
 
 from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
+from streamd.cli_changelog import changelog_app
 from streamd.cli_init import init
 from streamd.cli_models import models_app
 from streamd.cli_options import (
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(tguf_app, name="tguf")
 app.add_typer(tfgnn_app, name="tfgnn")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
+app.add_typer(changelog_app, name="changelog")
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")

@@ -80,6 +80,27 @@ def _broker(settings: Settings) -> str:
     return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
 
 
+def _changelog(settings: Settings) -> str:
+    """Check the changelog's topic, which the leader makes where it is missing."""
+    if not settings.log.name:
+        return "one machine holds the log"
+    from kafka.errors import KafkaError as ClientError
+
+    from streamd.ingest.client import make_admin
+    from streamd.replica.topic import look_at_topic, topic_name
+
+    admin = make_admin(settings.kafka)
+    try:
+        state = look_at_topic(admin, topic_name(settings.log.name))
+    except ClientError as error:
+        raise KafkaError(
+            f"The broker does not describe the changelog: {error}.", "check kafka.client."
+        ) from None
+    finally:
+        admin.close()
+    return "not there yet: the leader makes it" if state is None else state.shown
+
+
 def _schema_registry(settings: Settings) -> str:
     """Check that the schema registry answers, where a source needs it."""
     from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
@@ -377,6 +398,7 @@ def _roles(settings: Settings) -> str:
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
+    "changelog": _changelog,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
     "store": _store,

@@ -19,6 +19,7 @@ from tests.benchmarks import (
     labels,
     ranks,
     ranks_model,
+    replica,
     restart_sets,
     sampling,
     sampling_sets,
@@ -33,7 +34,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "ranks-model": ranks_model.run, **gpu.PARTS}
+       "ranks-model": ranks_model.run, "replica": replica.run, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:
