@@ -10,7 +10,7 @@ RECORDS ?= 1000000
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test contract tgb slow fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
+.PHONY: demo demos test screenshots contract tgb slow fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -40,6 +40,10 @@ contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
 tgb: $(VENV)/.bench $(VENV)-tgb/.made
 	$(BIN)/python -m tests.benchmarks.tgb --save $(VENV)-tgb
 	$(VENV)-tgb/bin/python tests/benchmarks/peers/tgb_evaluator.py $(VENV)-tgb/validation.npz
+
+# The pictures of the status page in the README, after some days of the demo's stream.
+screenshots: $(VENV)/.dev
+	STREAMD_SCREENSHOTS=docs/images $(BIN)/python -m pytest -m slow -k screenshots --timeout 3600 tests/server/test_page.py
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
+from streamd.cli_changelog import changelog_app
 from streamd.cli_init import init
 from streamd.cli_models import models_app
 from streamd.cli_options import (
@@ -36,7 +37,7 @@ from streamd.cli_options import (
     settings_of,
 )
 from streamd.cli_sources import sources_app
-from streamd.cli_store import backup, restore
+from streamd.cli_store import backup, restore, verify
 from streamd.cli_tfgnn import tfgnn_app
 from streamd.cli_tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(tguf_app, name="tguf")
 app.add_typer(tfgnn_app, name="tfgnn")
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
+app.add_typer(changelog_app, name="changelog")
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")
@@ -64,13 +66,15 @@ def run(
     config: ConfigOption = None,
     data_dir: DataOption = None,
     role: Annotated[
-        str | None, typer.Option(help="Run only ingest, train, serve or follow, in this process.")
+        str | None,
+        typer.Option(help="Run only ingest, train, serve, archive or follow, in this process."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
     ] = None,
 ) -> None:
-    """Run the daemon: ingest, train and serve, until a signal."""
+    """Run the daemon: ingest, train and serve, and of a log that other machines follow the archive,
+    until a signal."""
     from streamd.daemon import run_role
     from streamd.processes import place_of
     from streamd.roles import ALL_ROLES, check_name
@@ -224,35 +228,14 @@ def train(
 
 
 @app.command()
-def verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check every committed byte of the log, and all versions and stored state, against their
-    checksums."""
-    from streamd.maintenance import damage_outside_the_log
-    from streamd.segments.verify import verify_log
-
-    settings = settings_of(config, data_dir)
-    if not (settings.data_dir / "published").exists():
-        raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
-    with ProgressLine(err, "checking what was committed", "pieces") as line:
-        commits, damage = verify_log(settings.data_dir, line.at)
-        line.begin("checking versions and stored state")
-        other_damage = list(damage_outside_the_log(settings))
-
-    # Damage goes to stderr, a line each, the counts to stdout.
-    for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
-        err.print(f"damaged: {text}", markup=False, soft_wrap=True)
-    out.print(
-        f"{commits:,} commits checked, {len(damage)} damaged; "
-        f"{len(other_damage)} damaged outside the log"
-    )
-    raise typer.Exit(1 if damage or other_damage else 0)
-
-
-@app.command()
 def compact(
     wait: Annotated[
         float,
-        typer.Option(min=0, help="Seconds to wait for the roles that still hold deleted events."),
+        typer.Option(
+            min=0,
+            help="Seconds to wait for the roles that still hold deleted events, and for store and "
+            "changelog.",
+        ),
     ] = 60,
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -268,6 +251,7 @@ def compact(
     raise typer.Exit(0 if done else 1)
 
 
+app.command()(verify)
 app.command()(backup)
 app.command()(restore)
 
@@ -390,7 +374,7 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 @app.command()
 def health(
     role: Annotated[
-        str, typer.Option(help="The role to ask: ingest, train, serve or follow.")
+        str, typer.Option(help="The role to ask: ingest, train, serve, archive or follow.")
     ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")

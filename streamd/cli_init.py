@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,10 +168,8 @@ def _sample_of(
     name = topic if sample is None else sample
     if sample is not None and not Path(sample).is_file():
         raise SettingsError(f"{sample} is not a file.", "check the path.")
-    # The client says each of its attempts; one sentence is enough here.
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     try:
-        with ProgressLine(err, f"reading {name}", "records") as line:
+        with _quiet_client(), ProgressLine(err, f"reading {name}", "records") as line:
             line.begin(f"reading {name}", "records")
             read = read_sample(settings, name, count, SystemClock())
         records = [record for part in read.records.values() for record in part]
@@ -190,6 +189,18 @@ def _sample_of(
     if Path(text).is_file():
         return _sample_of(broker, topic, text, count, asks, now_ms)
     return Found(records=pasted_records(text, now_ms), words="a pasted record")
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Keep the Kafka client from saying each of its attempts; one sentence is enough here."""
+    logger = logging.getLogger("kafka")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _pasted(text: str, now_ms: int) -> Found:

@@ -1,11 +1,14 @@
-"""The commands `streamd backup` and `streamd restore`: a data directory to a store and back."""
+"""The commands about a data directory and its copies: `streamd verify`, `backup` and `restore`."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.errors import StreamdError
+from streamd.settings import Settings
 from streamd.telemetry.progress import ProgressLine
 
 UrlArgument = Annotated[
@@ -17,6 +20,83 @@ UrlArgument = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option(min=1, help="Seconds that one object is tried for where the store fails.")
 ]
+
+
+def verify(
+    deleted: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Look for the bytes of this deleted key instead, everywhere; @FILE for one a "
+            "line. May be given several times."
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Check every committed byte of the log, and all versions and stored state, against their
+    checksums; or look for deleted keys."""
+    settings = settings_of(config, data_dir)
+    if not (settings.data_dir / "published").exists():
+        raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
+    raise typer.Exit(_verify_deleted(settings, deleted) if deleted else _verify_all(settings))
+
+
+def _verify_all(settings: Settings) -> int:
+    """Check against checksums. Returns: exit status, 1 where something is damaged."""
+    from streamd.maintenance import damage_outside_the_log
+    from streamd.segments.verify import verify_log
+
+    with ProgressLine(err, "checking what was committed", "pieces") as line:
+        commits, damage = verify_log(settings.data_dir, line.at)
+        line.begin("checking versions and stored state")
+        other_damage = list(damage_outside_the_log(settings))
+
+    # Damage goes to stderr, a line each, the counts to stdout.
+    for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
+        err.print(f"damaged: {text}", markup=False, soft_wrap=True)
+    out.print(
+        f"{commits:,} commits checked, {len(damage)} damaged; "
+        f"{len(other_damage)} damaged outside the log"
+    )
+    return 1 if damage or other_damage else 0
+
+
+def _verify_deleted(settings: Settings, given: list[str]) -> int:
+    """Look for deleted keys. Returns: exit status, 1 where one was found."""
+    from streamd.store.changelog import changelog_topic, models_topic
+    from streamd.store.deleted import DeletedSearch, KafkaTopic, read_keys
+    from streamd.store.store import Store
+
+    keys = read_keys(given)
+    log = settings.log
+    found = 0
+    with ProgressLine(err, "searching the data directory", "bytes") as line:
+        search = DeletedSearch(keys, line.of)
+        places = [search.in_files(settings.data_dir)]
+        if log.store:
+            places.append(search.in_store(Store(log.store)))
+        for topic in (changelog_topic, models_topic) if log.name else ():
+            places.append(search.in_topic(KafkaTopic(settings.kafka, topic(log.name))))
+        for place in chain.from_iterable(places):
+            found += 1
+            line.leave()
+            text = f"found: key {place.key + 1} in {place.where}, byte {place.at:,}"
+            err.print(text, markup=False, soft_wrap=True)
+
+    # A short key may be there by chance: who reads the places must know that.
+    if search.search.short:
+        err.print(
+            f"{len(search.search.short):,} of {len(keys):,} keys are so short that their bytes are "
+            "found by chance: look at the places.",
+            soft_wrap=True,
+        )
+    done = search.searched
+    out.print(
+        f"{len(keys):,} keys looked for in {done.files:,} files, {done.objects:,} objects and "
+        f"{done.records:,} records, {done.num_bytes:,} bytes: found {found:,} times",
+        soft_wrap=True,
+    )
+    return 1 if found else 0
 
 
 def backup(
@@ -36,7 +116,8 @@ def backup(
     """Back a data directory up to a store, also while the daemon runs: only what the store lacks is
     sent, the manifest last."""
     from streamd.store.store import Store
-    from streamd.store.upload import remove_unneeded, upload
+    from streamd.store.sweep import remove_unneeded
+    from streamd.store.upload import upload
 
     settings = settings_of(config, data_dir)
     store = Store(url, timeout)

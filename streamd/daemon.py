@@ -34,7 +34,7 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import FOLLOW, LOCK, make_folder, server_names, take_over
+from streamd.roles import ARCHIVE, FOLLOW, LOCK, make_folder, server_names, take_over
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -92,6 +92,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             make_data_dir(settings.data_dir)
         if role == "serve":
             _run_serve(settings, name, stop, at_once)
+        elif role == ARCHIVE:
+            _run_archive(settings, stop)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
@@ -171,6 +173,33 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
         writer.close()
 
 
+def _run_archive(settings: Settings, stop: threading.Event) -> None:
+    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
+    from streamd.segments.recovery import lock_directory
+    from streamd.store.archive import RUNNING, open_archive
+
+    # One archive for each data directory.
+    beat = Heartbeat(settings.data_dir, ARCHIVE)
+    folder = make_folder(settings.data_dir, ARCHIVE)
+    lock = _once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
+    if lock is None:
+        return
+    try:
+        archive = open_archive(settings, beat, stop)
+        open_port(
+            settings.telemetry.archive_port,
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+            archive.refresh_metrics,
+        )
+        beat.touch("starting")
+        beat.end_when_stalled()
+        archive.run()
+    finally:
+        os.close(lock)
+
+
 def _run_follow(settings: Settings, stop: threading.Event) -> None:
     """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
     from streamd.replica.parts import follow_models
@@ -231,7 +260,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             if is_first and settings.log.name:
                 from streamd.replica.parts import publish_models
 
-                publisher = publish_models(_kept(settings))
+                publisher = publish_models(settings, learning_dir(settings))
             try:
                 _learn(settings, ranks, beat, stop if is_first else threading.Event())
             finally:
@@ -241,11 +270,6 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _kept(settings: Settings) -> Settings:
-    """The settings with the directory of what is learned, which may be elsewhere than the log."""
-    return settings.model_copy(update={"data_dir": learning_dir(settings)})
 
 
 def learning_dir(settings: Settings) -> Path:
@@ -285,7 +309,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = _kept(settings)
+    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
@@ -333,16 +357,14 @@ def _run_serve(
     """
     import uvicorn
 
-    from streamd.gpu import choose_device, fix_torch
+    from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.engine import Engine
     from streamd.server.listening import web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
-    # Set up the process: one thread answers, so batches need no locks.
-    fix_torch(1)
-    make_kernels_ready()
+    # Set up the process. torch is not part of it: a version that needs it loads it.
     metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
@@ -367,7 +389,7 @@ def _run_serve(
     if lock is None:
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
-    engine = Engine(settings, registry, beat, end_process)
+    engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
     moves: Moves = registry
     if settings.log.name and settings.log.member == "replica":
         from streamd.replica.requests import RequestedMoves

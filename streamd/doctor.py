@@ -17,6 +17,7 @@ import numpy as np
 
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON, place_of
+from streamd.roles import ARCHIVE, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 1_000_000_000
 """Least free disk: a few segments of a million edges, versions and checkpoints."""
+STORE_SECONDS = 10.0
+"""Longest time that the store is tried for."""
 OTHER_FILES = 128
 """Open files of a role besides connections and segments: libraries, logs, sockets to brokers."""
 
@@ -75,6 +78,27 @@ def _broker(settings: Settings) -> str:
     )
     partitions = dict(Counter(tp.topic for tp in topics.partitions))
     return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
+
+
+def _changelog(settings: Settings) -> str:
+    """Check the changelog's topic, which the leader makes where it is missing."""
+    if not settings.log.name:
+        return "one machine holds the log"
+    from kafka.errors import KafkaError as ClientError
+
+    from streamd.ingest.client import make_admin
+    from streamd.replica.topic import look_at_topic, topic_name
+
+    admin = make_admin(settings.kafka)
+    try:
+        state = look_at_topic(admin, topic_name(settings.log.name))
+    except ClientError as error:
+        raise KafkaError(
+            f"The broker does not describe the changelog: {error}.", "check kafka.client."
+        ) from None
+    finally:
+        admin.close()
+    return "not there yet: the leader makes it" if state is None else state.shown
 
 
 def _schema_registry(settings: Settings) -> str:
@@ -152,6 +176,29 @@ def _data_directory(settings: Settings) -> str:
     )
 
 
+def _store(settings: Settings) -> str:
+    """Check that the store of a log that other machines follow answers, and takes objects where
+    this is the leader. Credentials are never shown."""
+    from streamd.store import manifest as manifests
+    from streamd.store.store import Store
+
+    log = settings.log
+    if not log.store:
+        return "none is set"
+    store = Store(log.store, STORE_SECONDS)
+    names = manifests.names(store)
+    newest = "no manifest yet"
+    if names:
+        term, seq = manifests.commit_of(names[-1])
+        newest = f"newest manifest of term {term}, commit {seq:,}"
+    if log.member != "leader":
+        return f"{store.shown} can be read, {newest}"
+    probe = f"probes/{os.getpid()}-{time.time_ns()}"
+    store.put(probe, b"1")
+    store.remove([probe])
+    return f"{store.shown} can be read and written, {newest}"
+
+
 def _widths(settings: Settings) -> str:
     """Check that the log has the widths of features and labels that the settings name."""
     from streamd.segments.recovery import last_state
@@ -214,8 +261,11 @@ def _ports(settings: Settings) -> str:
         ("serve", settings.server.port),
         ("ingest", own.ingest_port),
         ("train", own.train_port),
+        (ARCHIVE, own.archive_port),
     ):
-        if not port:
+        log = settings.log
+        archives = ARCHIVE in roles_of(log.name, log.store, log.member)
+        if not port or (role == ARCHIVE and not archives):
             continue
         # A port is free where it can be bound, as the role would bind it.
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
@@ -348,8 +398,10 @@ def _roles(settings: Settings) -> str:
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
+    "changelog": _changelog,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
+    "store": _store,
     "feature widths": _widths,
     "clock": _clock,
     "ports": _ports,
@@ -377,15 +429,16 @@ def warm_up() -> float:
     # The roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
     with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
-        half = None
         if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
-            # numba compiles on one core at a time: a second process does half of it.
-            half = subprocess.Popen(
-                [*PYTHON, "-c", "from streamd.doctor import warm_facts; warm_facts()"]
-            )
+            # numba compiles on one core at a time, so each of two processes does half of it. Not
+            # this one: what a compiler takes of memory is never given back.
+            halves = [
+                subprocess.Popen([*PYTHON, "-c", f"from streamd.doctor import {half}; {half}()"])
+                for half in (warm_graph.__name__, warm_facts.__name__)
+            ]
+            for process in halves:
+                process.wait()
         warm_graph()
-        if half is not None:
-            half.wait()
         warm_facts()
         note_compiled()
     return time.perf_counter() - begun

@@ -22,6 +22,7 @@
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
     |-- BadEvent               one event does not fit and becomes a dead letter; others go on
     |-- StoreError             a store does not answer, or holds something else than it should
+    |   `-- ManifestError      the bytes of a manifest are not those that were written
     |-- VersionError           a model version is unknown, half written, or does not fit the log
     |   `-- NewerSchemaError   it knows sets or features that the log got since it was opened
     |-- DeviceError            the device asked for cannot be used
@@ -149,6 +150,11 @@ class BadEvent(StreamdError):
 class StoreError(StreamdError):
     """When a store does not answer in time, or an object in it is not what its manifest says. The
     operator checks URL, credentials and network, or takes another manifest."""
+
+
+class ManifestError(StoreError):
+    """When the bytes of a manifest are not those that were written. An older one may be whole: what
+    takes the newest takes that; the operator backs up again."""
 
 
 class VersionError(StreamdError):

@@ -17,7 +17,8 @@ ANSWER_SECONDS = 4.0
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     """Ask a role on this machine whether it is well.
 
-    Args: role: ingest, train, serve or follow; path: /livez or /readyz, which only the server has.
+    Args: role: ingest, train, serve, archive or follow; path: /livez or /readyz, which only the
+    server has.
     Returns: whether it answers 200, and its reason.
     Raises: SettingsError where there is nothing to ask under these settings.
     """
@@ -26,6 +27,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         "ingest": settings.telemetry.ingest_port,
         "train": settings.telemetry.train_port,
         "serve": settings.server.port,
+        "archive": settings.telemetry.archive_port,
         "follow": settings.telemetry.ingest_port,
     }
     if role not in ports:

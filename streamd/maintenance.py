@@ -16,12 +16,19 @@ from streamd.events import Schema
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
 from streamd.ingest.deadletter import make_dead_letters
-from streamd.roles import COMPACT
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds
+from streamd.roles import ARCHIVE, COMPACT
+from streamd.segments.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    read_compacted,
+    read_holds,
+)
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
+from streamd.store.archive import read_forgotten
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 from streamd.tensors import unpack
@@ -72,6 +79,7 @@ def damage_outside_the_log(settings: Settings) -> Iterator[str]:
         "serve/facts/*",
         "serve/*",
         "train/replay/*",
+        "train/nightly/*/facts*",
     ):
         for path in sorted(settings.data_dir.glob(f"{pattern}.safetensors")):
             try:
@@ -87,8 +95,9 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     """
     # The request outlives this process.
     log = open_log(settings.data_dir)
+    deadline = time.monotonic() + wait_seconds
     if not log.deletions.count:
-        return True, "nothing was deleted"
+        return _until_forgotten(settings, deadline, line, "nothing was deleted")
     compaction_request = log.deletions.newest_place
     if settings.log.name:
         from streamd.replica.models_topic import KafkaModelsTopic
@@ -96,13 +105,15 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
 
         topic = KafkaModelsTopic(settings)
         try:
-            return compact_everywhere(settings, compaction_request, wait_seconds, line.begin, topic)
+            done, text = compact_everywhere(
+                settings, compaction_request, wait_seconds, line.begin, topic
+            )
         finally:
             topic.close()
+        return _until_forgotten(settings, deadline, line, text) if done else (False, text)
     ask_to_compact(settings.data_dir, compaction_request)
 
     # A pass can do more only once a hold has moved.
-    deadline = time.monotonic() + wait_seconds
     tried: dict[str, Hold] | None = None
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
@@ -117,7 +128,41 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
             )
         _say_how_far(settings.data_dir, compaction_request, line)
         time.sleep(POLL_SECONDS)
-    return True, "compacted: what was deleted is gone from the log and from all that was learned"
+    gone = "compacted: what was deleted is gone from the log and from all that was learned"
+    return _until_forgotten(settings, deadline, line, gone)
+
+
+def _until_forgotten(
+    settings: Settings, deadline: float, line: ProgressLine, done: str
+) -> tuple[bool, str]:
+    """Wait until the archive has taken out of store and changelog what a compaction removed, where
+    other machines follow this log.
+
+    deadline: monotonic seconds. Returns: whether it is gone, and what to tell the user, `done`
+    where nothing waits.
+    """
+    log = settings.log
+    compacted = read_compacted(settings.data_dir)
+    if not (log.name and log.store) or log.member != "leader" or compacted is None:
+        return True, done
+    while read_forgotten(settings.data_dir) < compacted.seq:
+        if time.monotonic() >= deadline:
+            line.leave()
+            return False, (
+                f"{done}; store and changelog may still hold it: {_archive_waits(settings)}; "
+                "the archive goes on with it"
+            )
+        line.of("waiting for store and changelog", 0, 1, "compactions")
+        time.sleep(POLL_SECONDS)
+    return True, f"{done}, and from store and changelog"
+
+
+def _archive_waits(settings: Settings) -> str:
+    """What the archive waits for before a compaction is done, in words."""
+    beat = read_beat(settings.data_dir, ARCHIVE)
+    if beat is None or not beat.alive:
+        return "the role archive does not run"
+    return str(beat.detail.get("error") or beat.detail.get("forgetting") or beat.state)
 
 
 def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:

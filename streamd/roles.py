@@ -10,10 +10,14 @@ from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
 """The roles of a machine that is alone, or that leads."""
+ARCHIVE = "archive"
+"""The role of a leader that keeps the store for other machines."""
 FOLLOW = "follow"
 """The role that writes the log where another machine leads."""
-ALL_ROLES = (*ROLES, FOLLOW)
+ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW)
 REPLICA_ROLES = (FOLLOW, "serve")
+BACKUP = "backup"
+"""Folder of `streamd backup`, which is no role."""
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 COMPACT = "compact"
@@ -33,6 +37,14 @@ OLD_HEARTBEATS = "run"
 """Folders of older releases, in which each role had a file."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Names that are safe as a folder's and as a label of metrics."""
+
+
+def roles_of(name: str, store: str, member: str) -> tuple[str, ...]:
+    """The roles that `streamd run` starts, by the settings `log.name`, `log.store` and
+    `log.member`."""
+    if member == "replica":
+        return REPLICA_ROLES
+    return (*ROLES, ARCHIVE) if name and store else ROLES
 
 
 def server_names(workers: int) -> tuple[str, ...]:
@@ -74,7 +86,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    if name in ("ingest", "train", FOLLOW, COMPACT):
+    if name in ("ingest", "train", ARCHIVE, FOLLOW, BACKUP, COMPACT):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
         )

@@ -19,7 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from streamd.errors import SettingsError
 from streamd.settings_branch import Branch
 from streamd.settings_lines import line_of, nearest_name
-from streamd.settings_log import LogSettings
+from streamd.settings_log import LogSettings, without_secrets
 from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings_sets import Misplaced, check_sets
 from streamd.settings_sources import REGISTRY_FORMATS, check_sources
@@ -86,6 +86,8 @@ KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
 DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
 """Settings whose values are trees of their own."""
+STORE_URL = ("log", "store")
+"""Setting that is a URL, in which user, password and query may be credentials."""
 MAX_SHOWN = 80
 """Most characters of a wrong value that an error shows."""
 
@@ -236,6 +238,8 @@ def effective(settings: Settings) -> dict[str, Any]:
             value = ["***" for _ in value]
         elif isinstance(value, SecretStr):
             value = "***"
+        elif path == STORE_URL:
+            value = without_secrets(value)
         out[".".join(path)] = str(value) if isinstance(value, Path) else value
     return out
 

@@ -1,10 +1,21 @@
 """The settings of a log that several machines hold."""
 
 from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
 from streamd.settings_branch import Branch, Seconds
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: without user, password and query, which may be credentials."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "***"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class LogSettings(Branch):

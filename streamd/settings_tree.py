@@ -322,6 +322,11 @@ class TrainingSettings(Branch):
         None, description="where ranks of several machines keep what they learn; unset: data_dir"
     )
     nice: Natural = Field(10, description="scheduling niceness of the trainer")
+    nightly_twin: bool = Field(
+        True,
+        description="also score up to 2,000 events of each window by the model as of the last "
+        "midnight UTC",
+    )
 
 
 class BootstrapSettings(Branch):

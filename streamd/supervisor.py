@@ -16,7 +16,7 @@ import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import ALL_ROLES, REPLICA_ROLES, ROLES, server_names
+from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings, as_environment, changed, schema_of
@@ -75,10 +75,10 @@ class Supervisor:
         roles: tuple[str, ...] | None = None,
         read: Callable[[], Settings] | None = None,
     ) -> None:
-        """roles: those of the machine where None. read: reads the settings again at SIGHUP; without
-        it the signal changes nothing."""
-        if roles is None:
-            roles = REPLICA_ROLES if settings.log.member == "replica" else ROLES
+        """roles: those that the settings ask for where None. read: reads the settings again at
+        SIGHUP; without it the signal changes nothing."""
+        log = settings.log
+        roles = roles_of(log.name, log.store, log.member) if roles is None else roles
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()

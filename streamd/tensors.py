@@ -119,7 +119,36 @@ def unpack(
             f"{path} is damaged: {error}.", "restore it from a backup, or remove it."
         ) from None
 
-    # Refuse what a newer release wrote, and arrays that changed since they were written.
+    _check(path, arrays, metadata)
+    return arrays, metadata
+
+
+def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a file that `write_arrays` made: they take no memory but the file cache.
+
+    What is written to an array stays in this process. The bytes are read once, for their checksum.
+    Raises: as `unpack`.
+    """
+    metadata = metadata_of(path)
+    try:
+        whole = np.memmap(path, np.uint8, "c").view(np.ndarray)
+        (length,) = struct.unpack("<Q", whole[:8].tobytes())
+        header = msgspec.json.decode(whole[8 : 8 + length].tobytes())
+        arrays = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, end = entry["data_offsets"]
+                rows = whole[8 + length + first : 8 + length + end].view(DTYPES[entry["dtype"]])
+                arrays[name] = rows.reshape(entry["shape"])
+    except (msgspec.DecodeError, struct.error, OSError, ValueError, TypeError, KeyError) as error:
+        raise CorruptionError(f"{path} is damaged: {error}.", "remove it.") from None
+    _check(path, arrays, metadata)
+    return arrays
+
+
+def _check(path: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
+    """Refuse what a newer release wrote, and arrays that changed since they were written. Raises:
+    CorruptionError."""
     if not metadata.get("format", "0").isdigit() or int(metadata.get("format", "0")) > FORMAT:
         raise CorruptionError(
             f"{path} has format {metadata['format']}, this streamd reads up to {FORMAT}.",
@@ -134,7 +163,6 @@ def unpack(
         raise CorruptionError(
             f"{path} differs from its checksum.", "restore it from a backup, or remove it."
         )
-    return arrays, metadata
 
 
 class Column(NamedTuple):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from streamd.cli import app
+from streamd.demo.standin import StandIn
 from streamd.errors import KafkaError, SettingsError
 from streamd.exchange.first_settings import Place, pasted_records, settings_text
 from streamd.exchange.guess import guess
@@ -72,6 +73,34 @@ def test_a_record_is_pasted_where_the_broker_is_away(tmp_path):
     assert done.exit_code == 0, done.output
     assert "No broker answers" in done.output and "1 records: 1 edge" in done.output
     assert read(tmp_path).sources[0].fields.dst.path == "item.id"
+
+
+def test_a_topic_is_read_where_the_broker_is_there(tmp_path):
+    from confluent_kafka import Producer
+
+    broker = StandIn()
+    broker.create_topic("clicks", 4)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for n in range(20):
+        producer.produce("clicks", json.dumps(RECORD | {"user_id": n % 5, "dwell": n / 2}).encode())
+    assert producer.flush(20) == 0
+    os.environ["STREAMD_KAFKA__CLIENT"] = json.dumps(broker.client)
+    try:
+        done = CliRunner().invoke(app, ["init", str(tmp_path / "s.yaml"), "--topic", "clicks", "--broker", broker.bootstrap_servers])
+    finally:
+        del os.environ["STREAMD_KAFKA__CLIENT"]
+        broker.close()
+    assert done.exit_code == 0, done.output
+    assert "20 records: 20 edges; 0 skipped; 0 refused" in done.output and "backtest" not in done.output
+
+
+def test_what_comes_from_outside_cannot_spoil_the_terminal(tmp_path):
+    hostile = "\x1b[2J\x9b2J"
+    lines = [RECORD | {hostile: 1, "kind": hostile}, RECORD, RECORD | {"item": {"id": {hostile: hostile}}}]
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    done = invoke(tmp_path, "--topic", "clicks", "--sample", tmp_path / "r.ndjson", "--ask", stdin="\n" * 9)
+    assert "1 refused" in done.output
+    assert not set("\x1b\x9b") & set(done.output + (tmp_path / "settings.yaml").read_text())
 
 
 def test_without_questions_a_broker_that_is_away_is_an_error_and_writes_nothing(tmp_path):

@@ -1,25 +1,18 @@
 """Where trips from each zone go at a time to come: mobility.py URL 2026-11-22T18:00:00Z ZONE..."""
 
-import json
 import sys
-import urllib.request
 from datetime import datetime
 
-
-def ask(url, path, body):
-    """The answer to a request, as Python values."""
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
+from streamd.client import Client, RecommendRequest
 
 
 def main(url, when, *zones):
     # Times are integers in stream.time_unit, ms by default.
     time = int(datetime.fromisoformat(when).timestamp() * 1000)
-    wanted = [{"src": f"zone:{zone}", "k": 3, "time": time} for zone in zones]
-    for answer in ask(url, "/v1/recommend/batch", {"requests": wanted}):
-        print(answer["src"], "->", " ".join(score["dst"] for score in answer["scores"]))
+    wanted = [RecommendRequest(f"zone:{zone}", k=3, time=time) for zone in zones]
+    with Client(url) as client:
+        for answer in client.recommend_batch(wanted):
+            print(answer.src, "->", " ".join(str(found.dst) for found in answer.scores))
 
 
 if __name__ == "__main__":

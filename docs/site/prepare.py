@@ -44,7 +44,27 @@ LIBRARY = {
     "A log": ["streamd.segments.reader.LogReader"],
 }
 """Heading -> names that docs/library.md uses."""
-CLIENT = ROOT / "streamd" / "client" / "__init__.py"
+CLIENT = """\
+# Client reference
+
+[From your app](../from-your-app.md) shows how to use it. Both clients have a method for each of
+the calls: it takes the same arguments and returns the answer that is behind `Call`.
+
+## Calls
+
+::: streamd.client.calls
+    options:
+      show_root_toc_entry: false
+      show_root_heading: false
+      filters: ["!^_", "!^Call$", "!^[A-Z]+$"]
+
+## Clients, answers and errors
+
+::: streamd.client
+    options:
+      show_root_toc_entry: false
+      show_root_heading: false
+"""
 METHODS = ("get", "post", "put", "delete")
 LICENCE = "https://www.apache.org/licenses/LICENSE-2.0"
 
@@ -65,8 +85,7 @@ def main(target: Path) -> None:
     (reference / "library.md").write_text(library_page())
     (reference / "rest.md").write_text(rest_page(described()))
     (folder / "openapi.json").write_text(json.dumps(described(), indent=1))
-    if CLIENT.exists():
-        (reference / "client.md").write_text("# streamd.client\n\n::: streamd.client\n")
+    (reference / "client.md").write_text(CLIENT)
 
 
 def moved(text: str, to_top: str, to_docs: str) -> str:

@@ -3,6 +3,7 @@ and reads on a phone as on a desktop, in light as in dark."""
 
 from html import escape
 
+from streamd import __version__
 from streamd.evaluation.report import Bars, Plot, Report, ReportTable
 from streamd.evaluation.report_plots import NARROW, WIDE, draw
 
@@ -128,7 +129,7 @@ def _asked(report: Report) -> str:
     """The command and the settings, those that are not the default first."""
     given = [row for row in report.asked.settings if row[2] != "default"]
     rest = [row for row in report.asked.settings if row[2] == "default"]
-    out = ["<h2>What was run</h2>"]
+    out = [f"<h2>What was run</h2><p class=soft>streamd {escape(__version__)}</p>"]
     if report.asked.command:
         out.append(f"<pre>{escape(report.asked.command)}</pre>")
     for title, rows in (

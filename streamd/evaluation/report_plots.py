@@ -169,7 +169,9 @@ def value_ticks(low: float, high: float) -> list[float]:
     """Four to eight round numbers, evenly spaced, around all values; at least two."""
     # Values that differ by no more than their rounding are one.
     if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
-        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+        largest = max(abs(low), abs(high))
+        room = largest / 2 if largest > 1e-9 else 0.5
+        low, high = low - room, high + room
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(s * power for s in TICK_STEPS if (high - low) / (s * power) <= 5)
     begin, end = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from streamd import __version__
 from streamd.evaluation.report import Bars, Report, ReportTable
 
 FORMAT = 1
@@ -23,7 +24,7 @@ def as_markdown(report: Report) -> str:
             parts += [f"## {_plain(bars.title)}", _rows(["", "MRR"], rows)]
 
     # What was run: settings by default are left to `streamd config`, which lists them.
-    parts.append("## What was run")
+    parts += ["## What was run", f"streamd {__version__}"]
     if report.asked.command:
         parts.append(f"```\n{report.asked.command}\n```")
     given = [row for row in report.asked.settings if row[2] != "default"]
@@ -38,6 +39,7 @@ def as_json(report: Report) -> str:
     cannot be told, such as an interval of too few windows, is null."""
     content = {
         "format": FORMAT,
+        "streamd": __version__,
         "title": report.title,
         "verdict": report.verdict,
         **report.data,

@@ -16,7 +16,9 @@ from streamd.ingest.shapes import parsed
 MAX_WIDTH = 100
 """Columns of the file."""
 DEFAULTS = """\
-# Settings that are often changed, with their defaults; `streamd config` lists all.
+# Settings that are often changed, with their defaults; `streamd config` lists all. An editor
+# completes them once `streamd config --schema > settings.schema.json` ran and the first line of
+# this file is `# yaml-language-server: $schema=settings.schema.json`.
 # data_dir: streamd-data             # log, models and all state
 # windows: {width_seconds: 3600}     # it scores and then learns every so many seconds of event time
 # model: {name: tgn}                 # pair is quicker, and as good on some streams

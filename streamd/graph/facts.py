@@ -27,7 +27,7 @@ from streamd.graph.fact_arrays import (
 from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
 from streamd.graph.facts_kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
 from streamd.graph.pair_table import place_all
-from streamd.tensors import unpack, write_arrays
+from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28
 """The node table reserves 42 GB of address space, of which only rows in use take memory."""
@@ -277,6 +277,24 @@ class PairFacts:
         self._grow_slots(self.num_pairs)
         return True
 
+    def map(self, path: Path) -> None:
+        """Show the state in a file that `save` of this release wrote with these half-lives, as it
+        is mapped: it takes the file cache, and 8 to 16 bytes of memory a pair. Nothing can be taken
+        in from then on. Raises: FileNotFoundError, CorruptionError, KeyError."""
+        tensors = map_arrays(path)
+        names = (*NODE_ARRAYS, *PAIR_ARRAYS, *HASHED_ARRAYS, "totals", "size")
+        self._f = self._f._replace(
+            **{name: tensors[name] for name in names}, slots=np.zeros(0, np.int32)
+        )
+        self._arenas = {}
+        self.edge = int(tensors["edge"][0])
+        self._grow_slots(self.num_pairs)
+
+    @property
+    def num_bytes_of_slots(self) -> int:
+        """Memory of the table that finds a pair's entry."""
+        return self._f.slots.nbytes
+
     def _run(
         self,
         src: Int64,
@@ -287,6 +305,9 @@ class PairFacts:
         deletes: NodeDeletes,
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
+        if not self._arenas:
+            raise ValueError("Facts that are mapped from a file take nothing in.")
+
         # Kernels cannot grow tables: make room for all that these events can add.
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))

@@ -243,6 +243,17 @@ class SetFacts:
         self._by_node_set = [Destinations() for _ in self._by_node_set]
         return self.all.restore(path)
 
+    def map(self, path: Path) -> None:
+        """Show the state in the files that `save` wrote for these sets, as `PairFacts.map` does."""
+        for number, one in enumerate(self.per_set):
+            one.map(beside(path, number))
+        self.all.map(path)
+
+    @property
+    def num_bytes_of_slots(self) -> int:
+        """Memory of the tables that find the entries of pairs."""
+        return sum(one.num_bytes_of_slots for one in (self.all, *self.per_set))
+
 
 def beside(path: Path, number: int) -> Path:
     """Where the facts of an edge set are stored, beside those of all."""

@@ -19,12 +19,12 @@ from streamd.ingest.checks import EventChecker, Rules, edge_block
 from streamd.ingest.event_reader import EventReader, WireEdge
 from streamd.ingest.explain import Explainer
 from streamd.ingest.headers import JSONHeaders, content_header
-from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.notices import Notices
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
     OWN_EVENT,
+    REFUSED_HEADER,
     TOO_DEEP,
     WireEvent,
     content_type,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamd.errors import BadEvent
-from streamd.ingest.kafka_records import REFUSED_HEADER
-from streamd.ingest.wire import JSON, content_type
+from streamd.ingest.wire import JSON, REFUSED_HEADER, content_type
 
 Header = tuple[str, bytes | None]
 MAX_KNOWN = 1_024

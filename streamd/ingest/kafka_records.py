@@ -22,8 +22,8 @@ from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
 
 from streamd.ingest.codecs import expand
+from streamd.ingest.wire import REFUSED_HEADER
 
-REFUSED_HEADER = "streamd-refused-batch"
 CHECKSUM_TRIES = 3
 """Times that a batch with a wrong checksum is fetched before it is refused: the network may have
 damaged it."""

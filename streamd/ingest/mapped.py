@@ -27,11 +27,18 @@ from streamd.ingest.explain import MAX_TEXT, foreign
 from streamd.ingest.formats import JSON_FORMATS, Format, make_format
 from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.ingest.headers import content_header, content_of
-from streamd.ingest.kafka_records import REFUSED_HEADER
 from streamd.ingest.mapping import FeatureSets
 from streamd.ingest.notices import Notices
 from streamd.ingest.shapes import Columns, kind_of, parsed
-from streamd.ingest.wire import OWN_EVENT, OWN_EVENT_US, OWN_ROW, WireEvent, elements, lines
+from streamd.ingest.wire import (
+    OWN_EVENT,
+    OWN_EVENT_US,
+    OWN_ROW,
+    REFUSED_HEADER,
+    WireEvent,
+    elements,
+    lines,
+)
 from streamd.settings import Settings, edge_sets, node_sets
 from streamd.settings_sources import SourceSettings
 from streamd.telemetry import metrics

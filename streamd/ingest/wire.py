@@ -22,6 +22,8 @@ CONTENT_TYPES = (JSON, NDJSON, ARROW, OWN_EVENT)
 EventType = Literal["edge", "node", "label", "delete"]
 TYPES = get_args(EventType)
 TOO_DEEP = "nested deeper than the decoder goes"
+REFUSED_HEADER = "streamd-refused-batch"
+"""Header of a record that stands for a batch which could not be read; its value says why."""
 
 
 class WireEvent(msgspec.Struct, gc=False):

@@ -1,14 +1,21 @@
-"""Plain nn.Modules without IO: pair facts, memory, attention, and what carries memory over the log.
+"""Plain models without IO: pair facts, memory, attention, and what carries memory over the log.
+
+What learns is nn.Modules, in torch; what a server answers by may be numpy alone. So the names here
+that need torch load it when they are first asked for.
 
 Shape suffixes: E events, C candidates, F facts, U roots, K neighbours, M distinct nodes, P nodes
 with a message, D width of an embedding, T width of the time encoding.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
-from streamd.models.inputs import LinkInputs, sampled_inputs
-from streamd.models.link import LinkModel, build_model, link_loss
 from streamd.models.memory import EdgeRows, Memory
-from streamd.models.restored import restored
+
+if TYPE_CHECKING:
+    from streamd.models.inputs import LinkInputs, sampled_inputs
+    from streamd.models.link import LinkModel, build_model, link_loss
 
 __all__ = [
     "ARCHITECTURES",
@@ -20,6 +27,16 @@ __all__ = [
     "architecture_of",
     "build_model",
     "link_loss",
-    "restored",
     "sampled_inputs",
 ]
+
+_IN_TORCH = {"LinkInputs": "inputs", "sampled_inputs": "inputs"} | dict.fromkeys(
+    ("LinkModel", "build_model", "link_loss"), "link"
+)
+"""Names that need torch, and the modules that they are in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IN_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_IN_TORCH[name]}"), name)

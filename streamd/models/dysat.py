@@ -5,20 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from streamd.events import Schema
-from streamd.graph.draws import Draw
-from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.attention import NeighborAttention
 from streamd.models.encoder import Encoder, LayerKind
 from streamd.models.inputs import HopInputs
 from streamd.settings import ModelSettings
-
-
-def windows_of_time(settings: ModelSettings) -> SamplingPlan:
-    """A hop for each window of time, the newest first, all of the same roots."""
-    draw = Draw(direction=settings.direction, fanout=settings.neighbors)
-    return SamplingPlan(
-        hops=(draw,) * settings.snapshots, window_us=settings.snapshot_seconds * 1_000_000
-    )
 
 
 class DySATEncoder(Encoder):

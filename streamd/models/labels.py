@@ -11,15 +11,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 from streamd.events import Float32, Int64
 from streamd.gpu.copies import to_device
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
+from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.inputs import LinkInputs, link_inputs
+from streamd.models.label_rows import label_rows
+from streamd.models.standard_values import LABEL_HIDDEN as HIDDEN
+from streamd.models.standard_values import LEAST_SHARE
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings import ModelSettings
-
-LEAST_SHARE = 1e-3
-"""Share that a class is taken to have had at least: its logarithm would have no bound."""
-HIDDEN = 64
-"""Units of the hidden layer, as many as in the pair network."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +45,16 @@ def label_inputs(
     before_event: int,
     query_us: int,
 ) -> LabelInputs:
-    """Inputs for labels of distinct nodes: neighbourhoods as of an edge, facts as of now, labels up
-    to `query_us`. set_U: the nodes' sets, which the log does not say of a node that it lacks."""
-    around = sample_neighborhood(
-        live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
-    )
-
-    # A label has no candidates: only the facts about its node, as its own candidate.
+    """Inputs for labels of distinct nodes. Arguments: as of `label_rows`."""
+    rows = label_rows(live, plan, nodes_U, set_U, before_event, query_us)
     none = np.zeros((0, 1), np.int64)
-    after = np.full(len(nodes_U), query_us + 1)
-    facts = live.facts.compute(nodes_U, after, nodes_U[:, None], np.full(len(nodes_U), -1))[:, 0]
-    no_facts = np.zeros((0, 1, facts.shape[-1]), np.float32)
-    empty = link_inputs(none[:, 0], no_facts, none[:, 0], none, around)
+    no_facts = np.zeros((0, 1, rows.facts_UF.shape[-1]), np.float32)
     return LabelInputs(
-        empty,
+        link_inputs(none[:, 0], no_facts, none[:, 0], none, rows.around),
         torch.from_numpy(node_L),
         set_U[node_L],
-        torch.from_numpy(facts[node_L]),
-        torch.from_numpy(live.labels.means(nodes_U, set_U, query_us)[node_L]),
+        torch.from_numpy(rows.facts_UF[node_L]),
+        torch.from_numpy(rows.history_UT[node_L]),
         torch.from_numpy(np.ascontiguousarray(target_LT)),
     )
 

@@ -1,34 +1,36 @@
 """Link prediction: a network over pair facts, and on top of it a graph network as a damped
 residual."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
-from streamd.graph.fact_columns import NUM_FACTS, num_facts
+from streamd.graph.fact_columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
+from streamd.models.arrays import Array, as_tensor
 from streamd.models.dropout import half_dropout
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
-from streamd.models.memory import EdgeRows, Memory, MemoryUpdater
+from streamd.models.layers import LAYERS
+from streamd.models.memory import EdgeRows, Memory
+from streamd.models.memory_updater import MemoryUpdater
 from streamd.models.pair import pair_network
 from streamd.models.standardize import RunningStandardizer, standardizer
+from streamd.models.stored_weights import HISTORY_WEIGHT, with_all_facts
 from streamd.ranks import ALONE, Ranks
 from streamd.settings import ModelSettings
 
 DAMPED_RATE = 0.3
 """Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
-OLD_NUM_FACTS = (19, 32)
-"""Numbers of facts that older releases knew, the first of those there are now."""
-HISTORY_WEIGHT = "label_head.history.0"
-"""A weight that older releases did not have."""
 WEIGHT_DECAY = 0.01
 """Of the graph's part: what the graph adds stays small unless it helps."""
 
@@ -49,8 +51,8 @@ class LinkModel(nn.Module):
         self.schema = schema
         self.architecture = architecture_of(settings)
         self.has_memory = self.architecture.has_memory
-        layer = self.architecture.layer
-        self.has_graph = layer is not None
+        layers = LAYERS.get(settings.name)
+        self.has_graph = layers is not None
         d = settings.dim
         t = settings.time_dim
 
@@ -68,10 +70,8 @@ class LinkModel(nn.Module):
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
 
         # The graph's part: nodes are embedded, and a head joins the embeddings of two ends.
-        if layer is not None:
-            self.encoder = self.architecture.encoder(
-                layer, self.architecture.num_layers, settings, schema
-            )
+        if layers is not None:
+            self.encoder = layers.encoder(layers.layer, layers.number, settings, schema)
             self.head_src = nn.Linear(d, d)
             self.head_dst = nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
@@ -98,18 +98,21 @@ class LinkModel(nn.Module):
         """How the neighbours it looks at are sampled."""
         return self.architecture.plan(self.settings)
 
-    def restore(self, weights: Mapping[str, Tensor]) -> None:
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Weights and statistics by name on the host, as versions store them."""
+        return {name: t.cpu().contiguous().numpy() for name, t in self.state_dict().items()}
+
+    def restore(self, weights: Mapping[str, Array]) -> None:
         """Take over stored weights and statistics. Those of a release that knew fewer facts are
         filled up, so that what they say stays the same. Raises: VersionError where they are of
         another model."""
         own = self.state_dict()
         try:
             self.load_state_dict(
-                # An older label head knew no history: it weighs nothing.
                 {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
                 | {
-                    name: with_all_facts(t, own.get(name, t).shape, name)
-                    for name, t in weights.items()
+                    name: with_all_facts(as_tensor(w), own[name].shape if name in own else (), name)
+                    for name, w in weights.items()
                 }
             )
         except RuntimeError as error:
@@ -153,22 +156,17 @@ class LinkModel(nn.Module):
     def updated(self, memory: Memory) -> Tensor:
         """States of the nodes with a pending message after the GRU: float32[P, D]."""
         if not self.has_memory:
-            return memory.pending_other
-        out: Tensor = self.updater(memory, self.edge_stats(memory.pending_features), self.gap())
+            return as_tensor(memory.pending_other)
+        features_PD = self.edge_stats(as_tensor(memory.pending_features))
+        out: Tensor = self.updater(memory, features_PD, self.gap())
         return out
 
-    @contextmanager
-    def over(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> Iterator[Tensor]:
-        """Carry memory over one canonical chunk under the present weights. Inside the `with`,
-        memory is as the chunk's events see it; it moves on when that ends without an error.
-
-        Args: deletes: all of the log's; those due before the chunk are taken in first. Yields:
-        `updated`, for `Memory.gather`.
-        """
-        memory.forget(deletes)
-        updated_PD = self.updated(memory)
-        yield updated_PD
-        memory.commit(updated_PD, chunk)
+    def over(
+        self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
+    ) -> AbstractContextManager[Tensor]:
+        """`Memory.over` one canonical chunk under the present weights, which yields `updated`, for
+        `Memory.gather`."""
+        return memory.over(chunk, deletes, self.updated)
 
     @torch.no_grad()
     def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
@@ -279,19 +277,6 @@ def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         out: Tensor = layer(x.float())
     return out
-
-
-def with_all_facts(tensor: Tensor, shape: torch.Size, name: str = "") -> Tensor:
-    """Fill a tensor over the facts up to a shape with more of them, which are its last columns.
-
-    New facts weigh nothing, and count as standardised until they are observed: a variance is 1, all
-    else 0. A tensor of any other shape is returned as it is.
-    """
-    missing = shape[-1] - tensor.shape[-1] if shape and tensor.shape else 0
-    if NUM_FACTS - missing not in OLD_NUM_FACTS or tensor.shape[:-1] != shape[:-1]:
-        return tensor
-    fill = 1.0 if name.endswith(".var") else 0.0
-    return torch.cat([tensor, tensor.new_full((*shape[:-1], missing), fill)], -1)
 
 
 def build_model(

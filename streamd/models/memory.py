@@ -6,25 +6,28 @@ when the next chunk begins, so embeddings of a chunk know all events before it a
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import embedding
+from numpy.typing import NDArray
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, NodeDeletes
-from streamd.gpu.copies import to_device
+from streamd.graph.hops import arrays_of
 from streamd.graph.live import LiveGraph
 from streamd.graph.ownership import owner_of
+from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros
 from streamd.models.memory_pages import NodeRows, PagePool
-from streamd.models.time_encoding import TimeEncoding, in_gaps
 from streamd.ranks import ALONE, Ranks
-from streamd.ranks.lane import gather
-from streamd.ranks.rows import Route
+from streamd.ranks.lane import gather_array
 from streamd.segments.reader import LogReader
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
 """The parts of the pending messages, by the names under which they are stored."""
@@ -40,9 +43,9 @@ class LastEvents:
 
     node_P: Int64
     event_P: Int64
-    node: Tensor
-    other: Tensor
-    us: Tensor
+    node: Array
+    other: Array
+    us: Array
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class EdgeRows:
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
-    _last: dict[torch.device, LastEvents] = field(default_factory=dict, repr=False, compare=False)
+    _last: dict[str, LastEvents] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
@@ -72,8 +75,8 @@ class EdgeRows:
             self.features_ED[a:b],
         )
 
-    def last_events(self, device: torch.device) -> LastEvents:
-        """The last event of each node, with tensors on a device: found once, since memory moves
+    def last_events(self, device: str) -> LastEvents:
+        """The last event of each node, with arrays on a device: found once, since memory moves
         over a chunk in each epoch."""
         if device not in self._last:
             # Reversed, a node's last event is the first that `unique` finds.
@@ -82,7 +85,7 @@ class EdgeRows:
             place = len(both) - 1 - latest
             other = np.stack([self.dst_E, self.src_E], 1).ravel()[place]
             event = place // 2
-            sent = (to_device(column, device) for column in (node, other, self.time_E[event]))
+            sent = (put(column, device) for column in (node, other, self.time_E[event]))
             self._last[device] = LastEvents(node, event, *sent)
         return self._last[device]
 
@@ -115,35 +118,38 @@ class Memory:
         dim: int,
         feature_dim: int,
         edge: int = 0,
-        device: str | torch.device = "cpu",
+        device: "str | torch.device" = HOST,
         pool: PagePool | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         """pool: of the memories that this one will be much like, on the same device; its own where
         None. ranks: that share its rows, by owner."""
         self.ranks = ranks
-        self.rows = NodeRows(pool or PagePool(dim, torch.device(device)), ranks.owned)
+        self.rows = NodeRows(pool or PagePool(dim, str(device)), ranks.owned)
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
         self._set_pending(
             np.zeros(0, np.int64),
-            torch.zeros(0, dim, device=device),
-            torch.zeros(0, feature_dim, device=device),
-            torch.zeros(0, dtype=torch.int64, device=device),
+            zeros(self.device, (0, dim)),
+            zeros(self.device, (0, feature_dim)),
+            zeros(self.device, (0,), np.int64),
         )
+
+    def _put(self, array: NDArray[Any]) -> Array:
+        return put(array, self.device)
 
     def _set_pending(
         self,
         node_P: Int64,
-        other_PD: Tensor,
-        features_PD: Tensor,
-        us_P: Tensor,
-        node: Tensor | None = None,
+        other_PD: Array,
+        features_PD: Array,
+        us_P: Array,
+        node: Array | None = None,
     ) -> None:
         """node: node_P on the device, sent to it where None."""
         self._pending_host = node_P
-        self.pending_node = to_device(node_P, self.device) if node is None else node
+        self.pending_node = self._put(node_P) if node is None else node
         self.pending_other = other_PD
         self.pending_features = features_PD
         self.pending_us = us_P
@@ -159,7 +165,7 @@ class Memory:
         return self.rows.pool.dim
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> str:
         return self.rows.pool.device
 
     def is_finite(self, since: "Memory | None" = None) -> bool:
@@ -172,40 +178,42 @@ class Memory:
         if since is not None and since.rows.pool is self.rows.pool:
             slots = self.rows.slots_changed(since.rows)
         held = (self.pending_other, self.pending_features)
-        return self.rows.is_finite(slots) and all(bool(t.isfinite().all()) for t in held)
+        messages = all(bool(arrays_of(array).isfinite(array).all()) for array in held)
+        return self.rows.is_finite(slots) and messages
 
-    def own_pending(self) -> dict[str, Tensor]:
+    def own_pending(self) -> dict[str, Array]:
         """The pending messages that this rank holds, by name."""
         return {name: getattr(self, name) for name in PENDING}
 
-    def pending(self) -> dict[str, Tensor]:
-        """The pending messages of all ranks by name, for storing; `edge` and `now_us` are stored
-        with them."""
-        own = self.own_pending()
+    def pending(self) -> dict[str, NDArray[Any]]:
+        """The pending messages of all ranks by name, on the host, for storing; `edge` and `now_us`
+        are stored with them."""
+        own = {name: on_host(array) for name, array in self.own_pending().items()}
         if self.ranks.num_shards == 1:
             return own
-        whole = {n: torch.cat(gather(self.ranks.rows, t.cpu())) for n, t in own.items()}
+        whole = {name: gather_array(self.ranks.rows, array) for name, array in own.items()}
         order = whole[PENDING[0]].argsort()
-        return {name: tensor[order] for name, tensor in whole.items()}
+        return {name: array[order] for name, array in whole.items()}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> "dict[str, Tensor]":
         """All of memory by name, with a row for each node: a copy of it, for tests and tools. Only
         a rank that is alone has all of it."""
         assert self.ranks.num_shards == 1
-        node = torch.arange(self.rows.num_places, device=self.device)
-        return {
+        node = self._put(np.arange(self.rows.num_places))
+        whole = {
             "state": self.rows.state(node),
             "last_us": self.rows.last_us(node),
-            **self.pending(),
+            **self.own_pending(),
         }
+        return {name: as_tensor(array) for name, array in whole.items()}
 
     @classmethod
     def restored(
         cls,
-        tensors: Mapping[str, Tensor],
+        tensors: "Mapping[str, Tensor]",
         edge: int,
         now_us: int,
-        device: str | torch.device = "cpu",
+        device: "str | torch.device" = HOST,
         pool: PagePool | None = None,
         ranks: Ranks = ALONE,
     ) -> "Memory":
@@ -218,23 +226,23 @@ class Memory:
                 f"A stored memory lacks {', '.join(sorted(missing))}.",
                 "use the streamd that wrote it.",
             )
-        state = tensors["state"]
-        width = tensors["pending_features"].shape[1]
+        arrays = {name: on_host(tensor) for name, tensor in tensors.items()}
+        state = arrays["state"]
+        width = arrays["pending_features"].shape[1]
         memory = cls(state.shape[1], width, edge, device, pool, ranks)
         node = np.arange(len(state))
         if ranks.owned is not None:
             node = np.flatnonzero(ranks.owned.is_own(node))
-        rows = (tensors[name][torch.from_numpy(node)] for name in ("state", "last_us"))
-        memory.rows.write(node, *(r.to(memory.device) for r in rows))
-        memory.take_pending(tensors, edge, now_us)
+        memory.rows.write(node, *(memory._put(arrays[name][node]) for name in ("state", "last_us")))
+        memory.take_pending(arrays, edge, now_us)
         return memory
 
-    def take_pending(self, tensors: Mapping[str, Tensor], edge: int, now_us: int) -> None:
+    def take_pending(self, arrays: Mapping[str, NDArray[Any]], edge: int, now_us: int) -> None:
         """Replace the pending messages by stored ones, and the cut by theirs.
 
         Raises: VersionError where they are of another width.
         """
-        other, features, us = (tensors[name].to(self.device) for name in PENDING[1:])
+        other, features, us = (self._put(arrays[name]) for name in PENDING[1:])
         widths = self.dim, self.pending_features.shape[1]
         if (other.shape[1], features.shape[1]) != widths:
             raise VersionError(
@@ -242,18 +250,17 @@ class Memory:
                 f"{widths}.",
                 "use the settings that it was made with.",
             )
-        node = tensors["pending_node"].cpu().numpy()
-        self._set_pending(*self._own_pending(node, other, features, us))
+        self._set_pending(*self._own_pending(arrays["pending_node"], other, features, us))
         self.edge = edge
         self.now_us = now_us
 
-    def _own_pending(self, node_P: Int64, *of_each: Tensor) -> tuple[Int64, Tensor, Tensor, Tensor]:
+    def _own_pending(self, node_P: Int64, *of_each: Array) -> tuple[Int64, Array, Array, Array]:
         """Messages to the nodes that this rank owns. of_each: other ends' states, features and
         times."""
         if self.ranks.owned is not None:
             kept = np.flatnonzero(self.ranks.owned.is_own(node_P))
-            index = to_device(kept, self.device)
-            node_P, of_each = node_P[kept], tuple(tensor[index] for tensor in of_each)
+            index = self._put(kept)
+            node_P, of_each = node_P[kept], tuple(array[index] for array in of_each)
         other, features, us = of_each
         return node_P, other, features, us
 
@@ -261,8 +268,8 @@ class Memory:
         """Apply the log's deletes of nodes before the cut: their states and the messages to them
         go.
 
-        What neighbours learned from a node stays with them. `LinkModel.over` calls it before it
-        applies pending messages.
+        What neighbours learned from a node stays with them. `over` calls it before pending messages
+        are applied.
         """
         due = deletes.until(self.edge).node
 
@@ -275,15 +282,15 @@ class Memory:
         # zeros over zeros would give it pages of its own.
         place = self.rows.places(gone)
         known = gone[(place >= 0) & (place < self.rows.num_places)]
-        node = to_device(known, self.device)
-        has_state = self.rows.state(node).ne(0).any(1) | self.rows.last_us(node).ne(0)
-        known = known[has_state.cpu().numpy()]
-        zeros = self.pending_other.new_zeros(len(known), self.dim)
-        self.rows.write(known, zeros, self.pending_us.new_zeros(len(known)))
+        node = self._put(known)
+        has_state = (self.rows.state(node) != 0).any(1) | (self.rows.last_us(node) != 0)
+        known = known[on_host(has_state)]
+        states = zeros(self.device, (len(known), self.dim))
+        self.rows.write(known, states, zeros(self.device, (len(known),), np.int64))
 
         # Messages to the deleted nodes.
         kept = np.flatnonzero(np.isin(self._pending_host, gone, invert=True))
-        index = to_device(kept, self.device)
+        index = self._put(kept)
         self._set_pending(
             self._pending_host[kept],
             self.pending_other[index],
@@ -291,23 +298,36 @@ class Memory:
             self.pending_us[index],
         )
 
-    def gather(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
+    def since_last(self) -> Array:
+        """Microseconds from a node's message before to its pending one, int64[P]; 0 where there was
+        none before."""
+        last = self.rows.last_us(self.pending_node)
+        return arrays_of(last).where(last > 0, self.pending_us - last, 0)
+
+    def gather(self, node_M: "Tensor", updated_PD: "Tensor") -> "Tensor":
         """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
         `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
         if self.ranks.num_shards == 1 or not self.dim:
             return self._own_states(node_M, updated_PD)
-        route = Route(self.ranks.rows, node_M.cpu().numpy())
-        return route.rows(lambda n: self._own_states(to_device(n, self.device), updated_PD))
+        from streamd.ranks.rows import Route
 
-    def _own_states(self, node_M: Tensor, updated_PD: Tensor) -> Tensor:
+        route = Route(self.ranks.rows, node_M.cpu().numpy())
+        return route.rows(lambda n: self._own_states(as_tensor(self._put(n)), updated_PD))
+
+    def _own_states(self, node_M: "Tensor", updated_PD: "Tensor") -> "Tensor":
         """As `gather`, of nodes that this rank owns."""
-        rows = self.rows.state(node_M)
+        # Who gathers tensors has loaded torch.
+        import torch
+        from torch.nn.functional import embedding
+
+        rows = as_tensor(self.rows.state(as_array(node_M)))
         if not len(updated_PD):
             return rows
 
         # Pending nodes ascend, so a search finds a node's message where it has one.
-        index_M = torch.searchsorted(self.pending_node, node_M).clamp_max(len(updated_PD) - 1)
-        waits_M = self.pending_node[index_M] == node_M
+        pending_node = as_tensor(self.pending_node)
+        index_M = torch.searchsorted(pending_node, node_M).clamp_max(len(updated_PD) - 1)
+        waits_M = pending_node[index_M] == node_M
         # Nodes without one take any row, each another: backward adds up the gradients of a row one
         # by one, theirs of zero too.
         any_M = torch.arange(len(node_M), device=node_M.device) % len(updated_PD)
@@ -315,27 +335,42 @@ class Memory:
         return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
 
     def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:
-        """As `gather`, of arrays on the host."""
-        out_MD: Float32 = self.rows.pool.state.numpy()[self.rows.host_rows(node_M)]
+        """As `gather`, of a memory on the host and in numpy."""
+        out_MD: Float32 = self.rows.state(node_M)
         if len(updated_PD):
             index_M = np.searchsorted(self._pending_host, node_M).clip(max=len(updated_PD) - 1)
             waits_M = self._pending_host[index_M] == node_M
             out_MD[waits_M] = updated_PD[index_M[waits_M]]
         return out_MD
 
-    def commit(self, updated_PD: Tensor, chunk: EdgeRows) -> None:
+    @contextmanager
+    def over(
+        self, chunk: EdgeRows, deletes: NodeDeletes, update: "Callable[[Memory], Array]"
+    ) -> Iterator[Array]:
+        """Carry memory over one canonical chunk. Inside the `with`, memory is as the chunk's events
+        see it; it moves on when that ends without an error.
+
+        Args: deletes: all of the log's; those due before the chunk are taken in first. update:
+        makes the states of the nodes with a pending message, float32[P, D], which are yielded.
+        """
+        self.forget(deletes)
+        updated_PD = update(self)
+        yield updated_PD
+        self.commit(updated_PD, chunk)
+
+    def commit(self, updated_PD: Array, chunk: EdgeRows) -> None:
         """Apply the pending messages, make the messages of `chunk`, which begins at the cut, and
-        move the cut to the chunk's end. `LinkModel.over` calls it."""
+        move the cut to the chunk's end. `over` calls it."""
         assert chunk.first_edge == self.edge, "memory moves from cut to cut"
         if not len(chunk.src_E):
             return
 
         # The messages of the chunk before become states.
-        self.rows.write(self._pending_host, updated_PD.detach(), self.pending_us)
+        self.rows.write(self._pending_host, as_array(updated_PD), self.pending_us)
 
         # Each node's last event becomes a message, with the other end's state as of now.
         last = chunk.last_events(self.device)
-        features_PD = to_device(chunk.features_ED[last.event_P], self.device)
+        features_PD = self._put(chunk.features_ED[last.event_P])
         if self.ranks.num_shards == 1:
             other_PD = self.rows.state(last.other)
             self._set_pending(last.node_P, other_PD, features_PD, last.us, last.node)
@@ -344,40 +379,16 @@ class Memory:
         self.edge = chunk.end_edge
         self.now_us = int(chunk.time_E[-1])
 
-    def _commit_own(self, last: LastEvents, features_PD: Tensor) -> None:
+    def _commit_own(self, last: LastEvents, features_PD: Array) -> None:
         """Make the messages to the nodes that this rank owns. features_PD: of all last events."""
+        from streamd.ranks.rows import Route
+
         assert self.ranks.owned is not None
         # Every rank knows the chunk, so all know who asks for what (a static schedule).
         owner_P = owner_of(last.node_P, self.ranks.num_shards)
-        route = Route.known(self.ranks.rows, owner_P, last.other.cpu().numpy())
-        other_PD = route.answer(self.rows.state(to_device(route.asked, self.device)))
+        route = Route.known(self.ranks.rows, owner_P, on_host(last.other))
+        states = as_tensor(self.rows.state(self._put(route.asked)))
+        other_PD = as_array(route.answer(states))
         own = np.flatnonzero(owner_P == self.ranks.rows.rank)
-        index = to_device(own, self.device)
+        index = self._put(own)
         self._set_pending(last.node_P[own], other_PD, features_PD[index], last.us[index])
-
-
-class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new
-    state."""
-
-    def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
-        super().__init__()
-        self.time = TimeEncoding(time_dim)
-        self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
-
-    def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
-        """New states of the nodes with a pending message, float32[P, D]. features_PD:
-        standardised."""
-        node = memory.pending_node
-        if not len(node):
-            return memory.pending_other
-
-        # A node's first message has none before it: the time since is 0.
-        own = memory.rows.state(node)
-        last = memory.rows.last_us(node)
-        since = torch.where(last > 0, memory.pending_us - last, 0)
-        message = torch.cat(
-            [own, memory.pending_other, features_PD, self.time(in_gaps(since, gap_us))], 1
-        )
-        updated: Tensor = self.gru(message, own)
-        return updated

@@ -9,19 +9,22 @@ no file holds its state any more.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from streamd.errors import VersionError
 from streamd.events import Int64
+from streamd.models.arrays import Array, on_host, put
 from streamd.models.memory import PENDING, Memory
 from streamd.models.memory_pages import PAGE
 from streamd.ranks import ALONE, Ranks
 from streamd.storage import DISK, Disk, StoredFile, link_or_copy, remove_scratch
 from streamd.tensors import Column, file_checksum, write_columns
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_FILES = 64
 """Files of a memory, after which all rows are written again: a folder with links stays small."""
@@ -94,7 +97,7 @@ class MemoryFiles:
         same = stored is not None and node_K is not None and not len(node_K)
         if same and stored is not None:
             pairs = zip(memory.own_pending().values(), stored.own_pending().values(), strict=True)
-            same = memory.edge == stored.edge and all(torch.equal(a, b) for a, b in pairs)
+            same = memory.edge == stored.edge and all(_is_equal(a, b) for a, b in pairs)
         if self._ranks.all(same):
             return (*self._pending, *self._all_rows)
 
@@ -102,7 +105,7 @@ class MemoryFiles:
         names = self._new_names()
         if self._ranks.replica == 0:
             self._store_rows(memory, node_K, names)
-        pending = {name: tensor.cpu().numpy() for name, tensor in memory.pending().items()}
+        pending = memory.pending()
         if self._ranks.is_first:
             columns = {name: Column(a.dtype, a.shape, [a]) for name, a in pending.items()}
             self._pending = (self._written(next(names), columns, memory),)
@@ -179,7 +182,7 @@ class MemoryReader:
         edge: int,
         now_us: int,
         widths: tuple[int, int],
-        device: str | torch.device,
+        device: "str | torch.device",
         ranks: Ranks = ALONE,
     ) -> Memory:
         """Read a memory, and keep a copy to go on from. Arguments and errors: as `read_memory`."""
@@ -202,7 +205,7 @@ def read_memory(
     edge: int,
     now_us: int,
     widths: tuple[int, int],
-    device: str | torch.device,
+    device: "str | torch.device",
     ranks: Ranks = ALONE,
     *,
     after: Memory | None = None,
@@ -218,7 +221,7 @@ def read_memory(
     # An empty memory, in the pool of the one that it is to be like, or a copy to go on from.
     near = after or like
     pool = None
-    if near is not None and (near.dim, near.device) == (widths[0], torch.device(device)):
+    if near is not None and (near.dim, near.device) == (widths[0], str(device)):
         pool = near.rows.pool
     memory = after.copy() if after is not None else Memory(*widths, edge, device, pool, ranks)
     memory.num_forgotten = 0
@@ -232,7 +235,7 @@ def read_memory(
                 if "state" in names:
                     _apply(memory, data, like if pool is not None else None)
                 if PENDING[0] in names:
-                    pending = {name: torch.from_numpy(data.get_tensor(name)) for name in PENDING}
+                    pending = {name: data.get_tensor(name) for name in PENDING}
                     memory.take_pending(pending, edge, now_us)
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise VersionError(f"{file.path} cannot be read: {error}.", REMOVE) from None
@@ -267,9 +270,7 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
         if memory.ranks.owned is not None:
             kept = memory.ranks.owned.is_own(node)
             node, rows, times = node[kept], rows[kept], times[kept]
-        on_device = (
-            torch.from_numpy(np.ascontiguousarray(x)).to(memory.device) for x in (rows, times)
-        )
+        on_device = (put(np.ascontiguousarray(x), memory.device) for x in (rows, times))
         memory.rows.write(node, *on_device)
         if like is not None:
             memory.rows.share_equal(memory.rows.slots_of(node), like.rows)
@@ -290,14 +291,18 @@ def _changed(memory: Memory, since: Memory) -> Int64 | None:
 def _rows(memory: Memory, node_K: Int64) -> dict[str, Column]:
     """The columns of a file with the rows of some nodes, gathered as they are written."""
     slices = [node_K[a : a + SLICE_ROWS] for a in range(0, len(node_K), SLICE_ROWS)]
-    at = [torch.from_numpy(part).to(memory.device) for part in slices]
-    states = (memory.rows.state(node).cpu().numpy() for node in at)
-    times = (memory.rows.last_us(node).cpu().numpy() for node in at)
+    at = [put(part, memory.device) for part in slices]
+    states = (on_host(memory.rows.state(node)) for node in at)
+    times = (on_host(memory.rows.last_us(node)) for node in at)
     return {
         "node": Column(node_K.dtype, node_K.shape, [node_K]),
         "state": Column(np.dtype(np.float32), (len(node_K), memory.dim), states),
         "last_us": Column(node_K.dtype, node_K.shape, times),
     }
+
+
+def _is_equal(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
 
 
 def _num_rows(path: Path) -> int:

@@ -10,13 +10,12 @@ import os
 import threading
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from streamd.events import Bools, Int64
-from streamd.gpu.copies import HOST, to_device
 from streamd.graph.arena import Arena
+from streamd.graph.hops import arrays_of
 from streamd.graph.ownership import OwnedNodes
+from streamd.models.arrays import HOST, Array, on_host, put, zeros
 
 PAGE = 16
 """Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
@@ -34,20 +33,22 @@ class PagePool:
     Safe to use from several threads: a page that several memories use is never written, and a page
     that one memory uses is written by its owner only. Page 0 is all zeros and never written.
 
-    state: float32[R, D]; last_us: int64[R]. Page p holds the rows [p * PAGE, (p + 1) * PAGE).
+    state: float32[R, D]; last_us: int64[R]; numpy's on the host, tensors on a GPU. Page p holds the
+    rows [p * PAGE, (p + 1) * PAGE).
     """
 
-    def __init__(self, dim: int, device: torch.device) -> None:
+    def __init__(self, dim: int, device: str) -> None:
         self.lock = threading.Lock()
         self.dim = dim
         if device == HOST:
             rows = RESERVED_BYTES // (4 * dim + 8) // PAGE * PAGE
             self._arenas = Arena(np.float32, rows, dim), Arena(np.int64, rows)
-            self.state, self.last_us = (torch.from_numpy(a.array) for a in self._arenas)
+            self.state: Array = self._arenas[0].array
+            self.last_us: Array = self._arenas[1].array
         else:
             rows = FIRST_PAGES * PAGE
-            self.state = torch.zeros(rows, dim, device=device)
-            self.last_us = torch.zeros(rows, dtype=torch.int64, device=device)
+            self.state = zeros(device, (rows, dim))
+            self.last_us = zeros(device, (rows,), np.int64)
 
         # Pages below `_end` were used at some time; those that nobody uses any more are `_free`.
         self._users = np.zeros(FIRST_PAGES, np.int32)
@@ -56,8 +57,8 @@ class PagePool:
         self._dropped: collections.deque[Int64] = collections.deque()
 
     @property
-    def device(self) -> torch.device:
-        return self.state.device
+    def device(self) -> str:
+        return HOST if isinstance(self.state, np.ndarray) else str(self.state.device)
 
     @property
     def num_bytes(self) -> int:
@@ -90,8 +91,8 @@ class PagePool:
         place of the originals. Returns: the new pages, int64[P]."""
         new_P = self._take(len(page_P))
         for array in (self.state, self.last_us):
-            pages = array.view(len(array) // PAGE, PAGE, *array.shape[1:])
-            new, old = (to_device(p, self.device) for p in (new_P, page_P))
+            pages = array.reshape(len(array) // PAGE, PAGE, *array.shape[1:])
+            new, old = (put(p, self.device) for p in (new_P, page_P))
             pages[new] = pages[old]
         self._let_go(page_P)
         return new_P
@@ -133,8 +134,10 @@ class PagePool:
             self._users = np.concatenate([self._users, np.zeros(more, np.int32)])
         if end * PAGE > len(self.state):
             more = max(end * PAGE, 2 * len(self.state)) - len(self.state)
-            self.state = torch.cat([self.state, self.state.new_zeros(more, self.dim)])
-            self.last_us = torch.cat([self.last_us, self.last_us.new_zeros(more)])
+            states = zeros(self.device, (more, self.dim))
+            times = zeros(self.device, (more,), np.int64)
+            self.state = arrays_of(self.state).concatenate([self.state, states])
+            self.last_us = arrays_of(self.last_us).concatenate([self.last_us, times])
 
 
 class NodeRows:
@@ -157,7 +160,7 @@ class NodeRows:
     def _set_table(self, page_S: Int64) -> None:
         """Slot s of the table names the page of the places [s * PAGE, (s + 1) * PAGE)."""
         self._page_S = page_S
-        self._on_device = to_device(page_S, self.pool.device)
+        self._on_device = put(page_S, self.pool.device)
 
     def copy(self) -> "NodeRows":
         """Make another memory's rows, equal to these; the pages are shared."""
@@ -167,31 +170,24 @@ class NodeRows:
         twin.num_places = self.num_places
         return twin
 
-    def rows(self, node_M: Tensor) -> Tensor:
+    def rows(self, node_M: Array) -> Array:
         """Rows of the pool that hold the nodes' values, int64[M], a row of zeros for nodes without.
 
         node_M: int64[M] on the device; negative ids are unknown nodes.
         """
         if self.owned is not None:
-            node_M = to_device(self.owned.slots(node_M.cpu().numpy()), self.pool.device)
+            node_M = put(self.owned.slots(on_host(node_M)), self.pool.device)
         return self._at_places(node_M)
 
-    def _at_places(self, place_M: Tensor) -> Tensor:
+    def _at_places(self, place_M: Array) -> Array:
         """As `rows`, of places."""
+        arrays = arrays_of(place_M)
         known_M = (place_M >= 0) & (place_M < self.num_places)
         if not len(self._page_S):
-            return torch.zeros_like(place_M)
-        slot_M = torch.where(known_M, place_M // PAGE, 0)
-        return torch.where(known_M, self._on_device[slot_M] * PAGE + place_M % PAGE, 0)
-
-    def host_rows(self, node_M: Int64) -> Int64:
-        """As `rows`, for arrays of the host."""
-        place_M = self.places(node_M)
-        known_M = (place_M >= 0) & (place_M < self.num_places)
-        row_M = np.zeros(len(place_M), np.int64)
-        inside = place_M[known_M]
-        row_M[known_M] = self._page_S[inside // PAGE] * PAGE + inside % PAGE
-        return row_M
+            return arrays.zeros_like(place_M)
+        table_S = self._page_S if arrays is np else self._on_device
+        slot_M = arrays.where(known_M, place_M // PAGE, 0)
+        return arrays.where(known_M, table_S[slot_M] * PAGE + place_M % PAGE, 0)
 
     def places(self, node_M: Int64) -> Int64:
         """Where nodes are among those it is of, int64[M]; negative where they are not."""
@@ -207,15 +203,15 @@ class NodeRows:
         """Slots of the table that hold nodes: int64, ascending, each once."""
         return np.unique(self.places(node_M) // PAGE)
 
-    def state(self, node_M: Tensor) -> Tensor:
+    def state(self, node_M: Array) -> Array:
         """States of nodes, float32[M, D]. node_M: as of `rows`."""
         return self.pool.state[self.rows(node_M)]
 
-    def last_us(self, node_M: Tensor) -> Tensor:
+    def last_us(self, node_M: Array) -> Array:
         """Times of nodes, int64[M]. node_M: as of `rows`."""
         return self.pool.last_us[self.rows(node_M)]
 
-    def write(self, node_K: Int64, state_KD: Tensor, last_us_K: Tensor) -> None:
+    def write(self, node_K: Int64, state_KD: Array, last_us_K: Array) -> None:
         """Replace the values of nodes. node_K: int64[K], each once, all of those it is of."""
         if not len(node_K):
             return
@@ -225,7 +221,7 @@ class NodeRows:
         self.num_places = max(self.num_places, int(place_K.max()) + 1)
         # Under the lock, since another memory may make the pool's arrays grow.
         with self.pool.lock:
-            row_K = to_device(self.host_rows(node_K), self.pool.device)
+            row_K = put(self._at_places(place_K), self.pool.device)
             self.pool.state[row_K] = state_KD
             self.pool.last_us[row_K] = last_us_K
 
@@ -242,9 +238,9 @@ class NodeRows:
         self._update_device_table(shared)
 
     def _update_device_table(self, slot_S: Int64) -> None:
-        # On the host, the tensor is a view of the array.
+        # On the host, there is one table.
         if self.pool.device != HOST and len(slot_S):
-            slots, pages = (to_device(a, self.pool.device) for a in (slot_S, self._page_S[slot_S]))
+            slots, pages = (put(a, self.pool.device) for a in (slot_S, self._page_S[slot_S]))
             self._on_device[slots] = pages
 
     def slots_changed(self, since: "NodeRows") -> Int64:
@@ -260,13 +256,12 @@ class NodeRows:
         """Nodes of some slots whose values differ in any bit from those of `since`: int64,
         ascending."""
         place_K = _places_of(slot_S)
-        place = to_device(place_K, self.pool.device)
+        place = put(place_K, self.pool.device)
         row, before = self._at_places(place), since._at_places(place)
-        differs_K = (
-            self.pool.state[row].view(torch.int32) != since.pool.state[before].view(torch.int32)
-        ).any(1)
+        bits = arrays_of(place).int32
+        differs_K = (self.pool.state[row].view(bits) != since.pool.state[before].view(bits)).any(1)
         differs_K |= self.pool.last_us[row] != since.pool.last_us[before]
-        differing: Int64 = place_K[differs_K.cpu().numpy()]
+        differing: Int64 = place_K[on_host(differs_K)]
         return differing if self.owned is None else self.owned.nodes(differing)
 
     def used_slots(self) -> Int64:
@@ -291,8 +286,8 @@ class NodeRows:
 
     def is_finite(self, slot_S: Int64) -> bool:
         """Whether all states of some slots are numbers."""
-        row = self._at_places(to_device(_places_of(slot_S), self.pool.device))
-        return bool(self.pool.state[row].isfinite().all())
+        row = self._at_places(put(_places_of(slot_S), self.pool.device))
+        return bool(arrays_of(row).isfinite(self.pool.state[row]).all())
 
 
 def _places_of(slot_S: Int64) -> Int64:

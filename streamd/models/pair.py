@@ -3,17 +3,7 @@ nothing else."""
 
 from torch import nn
 
-from streamd.graph.draws import Draw
-from streamd.graph.neighborhood import SamplingPlan
-from streamd.settings import ModelSettings
-
-HIDDEN = 64
-"""Units of each of the two hidden layers."""
-
-
-def no_neighbors(settings: ModelSettings) -> SamplingPlan:
-    """The roots alone."""
-    return SamplingPlan(hops=(Draw(direction=settings.direction, fanout=0),))
+from streamd.models.standard_values import PAIR_HIDDEN as HIDDEN
 
 
 def pair_network(num_facts: int) -> nn.Sequential:

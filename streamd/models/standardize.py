@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from streamd.models.standard_values import CLIP, LEAST_SPREAD
 from streamd.ranks import ALONE, Ranks
 
-CLIP = 5.0
-"""Standardised values beyond it say no more than that they are extreme."""
 WARM_UP_ROWS = 1_000
 """Before so many rows nobody knows what is wild."""
 MAX_SPREADS = 100.0
@@ -69,10 +68,10 @@ class RunningStandardizer(nn.Module):
         self._derive()
 
     def _derive(self) -> None:
-        # A column that hardly varies is scaled to zero: else its noise would be scaled up.
         std = self.var.sqrt()
+        inverse = 1.0 / std.clamp_min(LEAST_SPREAD)
         self.shift.copy_(self.mean)
-        self.scale.copy_(torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.zeros_like(std)))
+        self.scale.copy_(torch.where(std > LEAST_SPREAD, inverse, torch.zeros_like(std)))
 
     def forward(self, rows: Tensor) -> Tensor:
         """float32 rows [..., dim], standardised; a column that never varied stays at zero."""

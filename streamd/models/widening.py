@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamd.graph.fact_columns import NUM_FACTS, num_facts
+from streamd.models.arrays import on_host, put
 from streamd.models.inputs import LinkInputs
 from streamd.models.link import LinkModel, build_model
 from streamd.models.memory import Memory
@@ -70,8 +71,8 @@ def widened_optimizer(
 def widened_memory(memory: Memory, old: Schema, new: Schema) -> Memory:
     """A copy of a memory whose messages have features as a schema has them that extends `old`."""
     out = memory.copy()
-    features = memory.pending_features.cpu().numpy()
-    out.pending_features = torch.from_numpy(widened_edges(features, old, new)).to(memory.device)
+    features = on_host(memory.pending_features)
+    out.pending_features = put(widened_edges(features, old, new), memory.device)
     return out
 
 

@@ -4,14 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from streamd.graph.ownership import OwnedNodes
 from streamd.processes import place_of
@@ -27,6 +24,9 @@ from streamd.ranks.lane import (
     tell,
 )
 from streamd.tensors import pack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 START_SECONDS = 300.0
 """How long the ranks wait for one another at their start: one may compile the kernels first."""
@@ -132,6 +132,8 @@ class Ranks:
         """Whether all ranks say so."""
         if self.size == 1:
             return flag
+        import torch
+
         said = torch.cat(gather(self.learning, torch.tensor([flag], dtype=torch.uint8)))
         return bool(said.all())
 
@@ -139,6 +141,8 @@ class Ranks:
         """The sums of every rank's values, added in rank order."""
         if self.size == 1:
             return list(values)
+        import torch
+
         summed: list[float] = add_up(
             self.learning, torch.tensor(values, dtype=torch.float64)
         ).tolist()
@@ -148,6 +152,8 @@ class Ranks:
         """What each rank says, in rank order: values that JSON has."""
         if self.size == 1:
             return [message]
+        import torch
+
         encoded = torch.frombuffer(bytearray(msgspec.json.encode(message)), dtype=torch.uint8)
         said = gather(self.learning, encoded)
         return [msgspec.json.decode(part.numpy().tobytes()) for part in said]
@@ -156,17 +162,22 @@ class Ranks:
         """The rows of every rank behind one another in rank order. rows: [N, ...]."""
         return gather_array(self.learning, rows)
 
-    def gather_tensor(self, rows: Tensor) -> list[Tensor]:
+    def gather_tensor(self, rows: "Tensor") -> "list[Tensor]":
         """The rows of every rank, in rank order. rows: [N, ...]."""
         return gather(self.learning, rows)
 
-    def not_before(self, ids: Tensor) -> Tensor:
+    def not_before(self, ids: "Tensor") -> "Tensor":
         """Which ids, int64[N], each once, no rank before this one has: bool[N]."""
+        import torch
+
         of_ranks = gather(self.learning, ids)
         return ~torch.isin(ids, torch.cat([ids[:0], *of_ranks[: self.rank]]))
 
-    def tensors_to_first(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]] | None:
+    def tensors_to_first(self, tensors: "dict[str, Tensor]") -> "list[dict[str, Tensor]] | None":
         """The tensors of every rank, in rank order, on rank 0; None on the others."""
+        import safetensors.torch
+        import torch
+
         packed = np.frombuffer(pack({n: t.numpy() for n, t in tensors.items()}), np.uint8)
         sent = [len(packed)] + [0] * (self.size - 1)
         received = counts_from(self.learning, sent)
@@ -176,11 +187,13 @@ class Ranks:
         files = [part.numpy().tobytes() for part in torch.split(got, received)]
         return [safetensors.torch.load(file) for file in files]
 
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+    def add_gradients(self, parameters: "Sequence[Tensor]") -> None:
         """Give each parameter the sum of its gradients over all ranks; one that has none on any
         rank keeps none."""
         if self.size == 1:
             return
+        import torch
+
         parts = [
             (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
         ]

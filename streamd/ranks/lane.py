@@ -1,18 +1,20 @@
 """Collectives of the ranks: every rank calls the same ones in the same order.
 
 A lane belongs to one thread of each rank, so that recording the next chunk and learning this one
-exchange rows side by side.
+exchange rows side by side. torch carries the rows. It is loaded only where there are several ranks:
+a process that is alone and learns nothing, as a server, can do without it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from streamd.errors import RanksError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 R = TypeVar("R")
 
@@ -23,7 +25,7 @@ class Lane(Protocol):
     rank: int
     size: int
 
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def all_to_all(self, rows: "Tensor", sent: Sequence[int], received: Sequence[int]) -> "Tensor":
         """Send rows to every rank, and receive theirs.
 
         rows: [N, ...], those for rank 0 first. sent, received: rows to and from each rank. Returns:
@@ -41,7 +43,7 @@ class GroupLane:
         self.rank = rank
         self.size = size
 
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def all_to_all(self, rows: "Tensor", sent: Sequence[int], received: Sequence[int]) -> "Tensor":
         from torch import distributed
 
         out = rows.new_empty((sum(received), *rows.shape[1:]))
@@ -61,7 +63,7 @@ class OneLane:
     rank = 0
     size = 1
 
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def all_to_all(self, rows: "Tensor", sent: Sequence[int], received: Sequence[int]) -> "Tensor":
         return rows
 
 
@@ -82,15 +84,19 @@ def counts_from(lane: Lane, sent: Sequence[int]) -> list[int]:
     Counts travel ahead of the rows, not in one buffer with them, because all_to_all_single must be
     told the splits of both sides before it receives.
     """
+    import torch
+
     ones = [1] * lane.size
     found: list[int] = lane.all_to_all(torch.tensor(sent), ones, ones).tolist()
     return found
 
 
-def gather(lane: Lane, rows: Tensor) -> list[Tensor]:
+def gather(lane: Lane, rows: "Tensor") -> "list[Tensor]":
     """The rows of every rank, in rank order, on every rank. rows: [N, ...], N may differ."""
     if lane.size == 1:
         return [rows]
+    import torch
+
     sent = [len(rows)] * lane.size
     received = counts_from(lane, sent)
     repeated = rows.detach().repeat(lane.size, *[1] * (rows.ndim - 1))
@@ -101,16 +107,20 @@ def gather_array(lane: Lane, rows: NDArray[Any]) -> NDArray[Any]:
     """The rows of every rank behind one another in rank order, on every rank. rows: [N, ...]."""
     if lane.size == 1:
         return rows
+    import torch
+
     # Flags travel as bytes, which torch shares with numpy.
     sent = torch.from_numpy(np.ascontiguousarray(rows))
     return torch.cat(gather(lane, sent)).numpy()
 
 
-def add_up(lane: Lane, values: Tensor) -> Tensor:
+def add_up(lane: Lane, values: "Tensor") -> "Tensor":
     """The sum of every rank's values, float[N], on every rank: added in rank order, so that the
     same ranks give the same bits."""
     if lane.size == 1:
         return values
+    import torch
+
     # Each rank adds up a part of the values, and tells the sums to all.
     share = -(-len(values) // lane.size)
     parts = torch.cat([values, values.new_zeros(share * lane.size - len(values))])
@@ -127,6 +137,8 @@ def tell(lane: Lane, message: bytes) -> bytes:
     does."""
     if lane.size == 1:
         return message
+    import torch
+
     own = message if lane.rank == 0 else b""
     sent = [len(own)] * lane.size
     received = counts_from(lane, sent)

@@ -1,20 +1,21 @@
 """What passes between training and the registry: a candidate version, and the result of publishing
 it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+from numpy.typing import NDArray
 
 from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
 from streamd.storage import StoredFile
 from streamd.windows import Window
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Scores = dict[str, dict[str, float]]
 """Model name -> measure -> value."""
+Weights = Mapping[str, NDArray[Any]]
+"""Weights and statistics of a model by name, contiguous."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ class Candidate:
     window: Window
     edge: int
     seq: int
-    weights: "dict[str, Tensor]"
+    weights: Weights
     memory: Callable[[], tuple[StoredFile, ...]]
     memory_us: int
     parent: str

@@ -6,26 +6,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import structlog
 from crc32c import crc32c
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS
-from streamd.registry.candidate import Candidate, PublishResult
+from streamd.registry.candidate import Candidate, PublishResult, Weights
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = structlog.get_logger()
 FOLDER = "models"
@@ -45,7 +43,7 @@ class Version:
     """
 
     manifest: Manifest
-    weights: "dict[str, Tensor]"
+    weights: Weights
     memory: tuple[StoredFile, ...]
 
 
@@ -97,9 +95,7 @@ class Registry:
         The very same version, as after a stop between writing and naming it, is not written twice.
         Returns: its name.
         """
-        from safetensors.torch import save
-
-        weights = save({k: v.contiguous() for k, v in candidate.weights.items()})
+        weights = save(dict(candidate.weights))
         memory = {MEMORY.format(i): file for i, file in enumerate(candidate.memory())}
         checksums = {"model.safetensors": f"{crc32c(weights):08x}"}
         checksums |= {name: file.checksum for name, file in memory.items()}
@@ -259,9 +255,6 @@ class Registry:
 
         Raises: VersionError where there is none, it has no memory, or it is damaged or not finite.
         """
-        # A follower, which copies versions, runs without torch.
-        from safetensors.torch import load_file
-
         manifest = self.manifest(name)
         manifest.model_settings()
         if not self.is_servable(manifest):
@@ -278,8 +271,8 @@ class Registry:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
 
         # A version that is not finite would make every answer NaN.
-        for part, tensor in weights.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        for part, array in weights.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise VersionError(
                     f"Version {name} is not finite in {part}.", "promote another one."
                 )

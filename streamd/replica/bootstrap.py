@@ -59,7 +59,7 @@ def bootstrap(
     """
     lock = lock_directory(data_dir / "lock")
     try:
-        finish_bootstrap(data_dir, disk)
+        _put_in_place(data_dir, disk)
         wanted = [
             file
             for file in manifest.files
@@ -71,7 +71,7 @@ def bootstrap(
         offset = manifest.changelog_offset or 0
         position.write(ChangelogPosition(manifest.term, manifest.seq, offset))
         position.close()
-        finish_bootstrap(data_dir, disk)
+        _put_in_place(data_dir, disk)
     finally:
         disk.close(lock)
     metrics.follow_bootstraps.inc()
@@ -79,7 +79,18 @@ def bootstrap(
 
 
 def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
-    """Put a log that was made whole in the place of the one there; nothing where there is none."""
+    """Put a log that was made whole before a kill in the place of the one there; nothing where
+    there is none. Raises: LockedError."""
+    if (data_dir / MADE).exists():
+        lock = lock_directory(data_dir / "lock")
+        try:
+            _put_in_place(data_dir, disk)
+        finally:
+            disk.close(lock)
+
+
+def _put_in_place(data_dir: Path, disk: Disk = DISK) -> None:
+    """Put a log that was made whole in the place of the one there. Owner of the lock calls it."""
     made = data_dir / MADE
     disk.remove_folder(data_dir / f".{MADE}.restore{SCRATCH}")
     if not made.exists():

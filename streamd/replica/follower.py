@@ -10,10 +10,10 @@ from streamd.events import Schema
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.records import LINE, Head, Record, decode_value
-from streamd.replica.start import OwnLines, check_known, reconcile
+from streamd.replica.start import OwnLines, check_known, has_log, reconcile
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
-from streamd.segments.journal import decode_line, journal_files
+from streamd.segments.journal import decode_line
 from streamd.segments.recovery import last_state
 from streamd.segments.take_back import take_back
 from streamd.storage import DISK, Disk
@@ -57,7 +57,7 @@ class Follower:
         self._made: dict[str, int] = {}
         self._line_bytes = 0
         self._position = ChangelogPosition(0, 0, 0)
-        if journal_files(data_dir / "journal"):
+        if has_log(data_dir):
             self._open(Schema())
         else:
             begin, _ = reader.bounds()

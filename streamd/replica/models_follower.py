@@ -82,16 +82,19 @@ class ModelsFollower:
             metrics.models_followed.set(self._now())
             return
 
-        # Champion first. One that cannot be fetched keeps neither the others nor moves waiting.
+        # Champion and shadow first, then the moves that name them. One that cannot be fetched keeps
+        # neither the others nor moves waiting.
         metrics.models_missing.set(self._num_missing())
+        named = (self.state.champion, self.state.shadow)
         failed: StoreError | None = None
         for version in list(self.state.wanted()):
+            if version.name not in named:
+                self._write_moves()
             try:
                 self._fetch(version)
             except StoreError as error:
                 logger.warning("version_not_fetched", version=version.name, error=str(error))
                 failed = failed or error
-            self._write_moves()
         self._write_moves()
         self._write_history()
         self._prune()

@@ -51,17 +51,21 @@ class ModelsPublisher:
         topic: ModelsTopic,
         store: Store,
         counted: Callable[[], int],
+        log_dir: Path,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: counted: returns the bytes of the history that a checkpoint follows. on_step:
-        called with the name of each step as it begins; tests stop there. now: wall time, seconds.
+        """Args: settings: with the directory of what is learned. log_dir: data directory of the
+        log, where compaction is asked for. counted: returns the bytes of the history that a
+        checkpoint follows. on_step: called with the name of each step as it begins; tests stop
+        there. now: wall time, seconds.
         """
         self._settings = settings
         self._registry = registry
         self._topic = topic
         self._store = store
         self._counted = counted
+        self._log_dir = log_dir
         self._on_step = on_step
         self._now = now
         self._links = settings.data_dir / LINKS
@@ -304,7 +308,7 @@ class ModelsPublisher:
         for request in self.state.compactions():
             if request.id in self.state.released:
                 # The request's file is removed once all that was deleted is gone.
-                if asked_to_compact(self._settings.data_dir) is None:
+                if asked_to_compact(self._log_dir) is None:
                     self._on_step("compacted")
                     self._append([self._compacted(request.id)])
                 continue
@@ -313,8 +317,8 @@ class ModelsPublisher:
             if late and self._now() - request.at < lease:
                 continue
             # The file comes first: without it behind the record, compaction would count as done.
-            event = max(request.event, asked_to_compact(self._settings.data_dir) or 0)
-            ask_to_compact(self._settings.data_dir, event)
+            event = max(request.event, asked_to_compact(self._log_dir) or 0)
+            ask_to_compact(self._log_dir, event)
             self._on_step("released")
             self._append([self._released(request, late)])
             if late:

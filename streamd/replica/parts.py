@@ -1,5 +1,7 @@
 """What runs beside the trainer and beside a follower, each in a thread of its own."""
 
+from pathlib import Path
+
 import structlog
 
 from streamd.registry import Registry
@@ -15,10 +17,11 @@ logger = structlog.get_logger()
 NOT_SENT = "log.store is not set, which has their bytes"
 
 
-def publish_models(settings: Settings) -> StepThread | None:
+def publish_models(settings: Settings, learning_dir: Path) -> StepThread | None:
     """Send versions, moves and windows to other machines, and do what they ask for.
 
-    settings: with the directory of what is learned. Returns: the thread, None without a store.
+    learning_dir: of what is learned, which may be elsewhere than the log. Returns: the thread, None
+    without a store.
     """
     from streamd.training.checkpoint import counted_history
 
@@ -26,13 +29,16 @@ def publish_models(settings: Settings) -> StepThread | None:
         logger.warning("models_not_published", meaning=NOT_SENT)
         return None
 
+    kept = settings.model_copy(update={"data_dir": learning_dir})
+
     def make() -> ModelsPublisher:
         return ModelsPublisher(
-            settings,
-            Registry(settings),
+            kept,
+            Registry(kept),
             KafkaModelsTopic(settings),
             Store(settings.log.store),
-            lambda: counted_history(settings.data_dir / "train" / "checkpoints"),
+            lambda: counted_history(learning_dir / "train" / "checkpoints"),
+            settings.data_dir,
         )
 
     return StepThread("models", make)

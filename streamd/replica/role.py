@@ -16,8 +16,7 @@ from streamd.replica.connect import Stopped, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
-from streamd.replica.start import published_seq
-from streamd.segments.journal import journal_files
+from streamd.replica.start import has_log, published_seq
 from streamd.settings import Settings
 from streamd.store.store import Store
 from streamd.telemetry import metrics
@@ -100,7 +99,7 @@ class FollowLoop:
             reader = KafkaReader(self._settings.kafka, topic.name, self._idle)
             stack.callback(reader.close)
             finish_bootstrap(data_dir)
-            if self._store is not None and not journal_files(data_dir / "journal"):
+            if self._store is not None and not has_log(data_dir):
                 manifest = newest_manifest(self._store)
                 if manifest is not None:
                     bootstrap(self._store, manifest, data_dir, self._progress)

@@ -10,6 +10,7 @@ from streamd.errors import ChangelogError, DivergedError
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.take_back import lines_after, mend, take_back
 from streamd.storage import DISK, Disk
 
@@ -44,6 +45,31 @@ def published_seq(data_dir: Path) -> int:
         return 0
 
 
+def has_log(data_dir: Path) -> bool:
+    """Whether a directory has a journal that was begun; a power cut may leave one without even its
+    first line."""
+    for path in journal_files(data_dir / "journal"):
+        with path.open("rb") as file:
+            if decode_line(file.readline()) is not None:
+                return True
+    return False
+
+
+def settled_seq(data_dir: Path) -> int:
+    """The newest commit that is known to be in the changelog, or was shown before there was one: a
+    journal file begins only when nothing waits.
+
+    After a power cut `published` may be older, even empty: it is not synced.
+    """
+    newest = published_seq(data_dir)
+    for path in journal_files(data_dir / "journal"):
+        with path.open("rb") as file:
+            fields = decode_line(file.readline())
+        if fields is not None:
+            newest = max(newest, fields["checkpoint"])
+    return newest
+
+
 def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> ChangelogPosition:
     """Compare the directory's lines with the changelog's, from the stored position on, and take
     back those whose place another record took.
@@ -52,7 +78,7 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
     directory behind it are beyond the changelog's end; the caller publishes them or takes them
     back. Raises: DivergedError, ChangelogError, OutOfRange where a newer manifest is needed.
     """
-    shown = published_seq(data_dir)
+    shown = settled_seq(data_dir)
     stored = read_position(data_dir)
     mend(data_dir, stored.seq if stored else shown, disk)
     begin, end = reader.bounds()

@@ -11,6 +11,7 @@ overwritten. Roles that see it store newer state, which no longer holds what was
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from streamd.storage import write_durably
 REQUEST_FOLDER = "holds"
 COMPACT_REQUEST = "compact"
 """File in REQUEST_FOLDER that holds the event id up to which to compact, in decimal digits."""
+COMPACTED = "compacted"
+"""File in REQUEST_FOLDER about the newest compaction that is done."""
 
 
 RENEW_SECONDS = 20.0
@@ -118,7 +121,7 @@ def _hold_files(data_dir: Path) -> Iterator[tuple[str, Path]]:
     yield from (
         (p.name, p)
         for p in sorted((data_dir / OLD_HOLDS).glob("[a-z]*"))
-        if p.name != COMPACT_REQUEST
+        if p.name not in (COMPACT_REQUEST, COMPACTED)
     )
     yield from ((name, folder_of(data_dir, name) / HOLD) for name in names_in(data_dir))
 
@@ -138,6 +141,37 @@ def asked_to_compact(data_dir: Path) -> int | None:
         return None
 
 
-def compact_done(data_dir: Path) -> None:
-    """Remove the request to compact, because it is fulfilled."""
-    (data_dir / REQUEST_FOLDER / COMPACT_REQUEST).unlink(missing_ok=True)
+class Compacted(msgspec.Struct, frozen=True):
+    """The newest compaction that is done.
+
+    seq: the log's newest commit then: the files from then on hold nothing of what it removed. edge:
+    event id before which deletes became physical. done_at: wall time in seconds.
+    """
+
+    seq: int
+    edge: int
+    done_at: float
+
+
+def compact_done(data_dir: Path, seq: int | None = None) -> None:
+    """Remove the request to compact, because it is fulfilled, and note that for copies of the
+    files that are elsewhere. seq: the log's newest commit, None where there are no copies."""
+    folder = data_dir / REQUEST_FOLDER
+    request = asked_to_compact(data_dir)
+    if request is not None and seq is not None:
+        done = Compacted(seq, request, time.time())
+        write_durably(folder / COMPACTED, msgspec.json.encode(done))
+    (folder / COMPACT_REQUEST).unlink(missing_ok=True)
+
+
+def read_compacted(data_dir: Path) -> Compacted | None:
+    """Read which compaction was done last, None for none. Raises: CorruptionError."""
+    path = data_dir / REQUEST_FOLDER / COMPACTED
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Compacted)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CorruptionError(
+            f"{path} is damaged: {error}.", "remove it, and run `streamd compact` again."
+        ) from None

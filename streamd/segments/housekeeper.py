@@ -148,7 +148,7 @@ class Housekeeper:
 
         # The request is fulfilled once the roles' own files are rid of the deletes too.
         if self._steps is None and not self._progress.waiting and purged >= request:
-            compact_done(self._writer.data_dir)
+            compact_done(self._writer.data_dir, self._writer.state.seq)
             logger.info("compaction_done", deletes_before_edge=request)
 
     def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:

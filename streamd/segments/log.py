@@ -253,11 +253,14 @@ class LogWriter(LogFiles):
         """Step 4 for all commits that are acknowledged."""
         assert self._publisher is not None
         position = self._publisher.acknowledged()
+        before = self.shown_seq
         segment = None
         while self._waiting and self._waiting[0][0] <= position.seq:
             self.shown_seq, changed = self._waiting.popleft()
             segment = changed or segment
-        if self.shown_seq == position.seq:
+        # Readers take the time of the last write for that of the newest commit.
+        if self.shown_seq > before:
+            assert self.shown_seq == position.seq
             self._publish(self.shown_seq, position, segment)
 
     def _let_through(self, most: int) -> None:

@@ -5,30 +5,39 @@ None of them loads anything from the internet.
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from streamd import __version__
 from streamd.server import inference, triton
+from streamd.server.around import MAX_STREAMS, follow
 from streamd.server.envelope import Envelope
 from streamd.server.openapi import describe
 from streamd.server.problems import add_handlers
-from streamd.server.routes import direct, router
+from streamd.server.routes import NodePath, direct, key_of_path, router
+from streamd.server.sets import in_set
 from streamd.server.state import ServerState, State, require_key
+from streamd.server.status import MAX_WINDOWS
 from streamd.telemetry import metrics
 
 STATIC = Path(__file__).parent / "static"
 """The status page and the docs' scripts."""
 LOOK_SECONDS = 0.1
 """Pause between two looks whether a worker may open the port: short beside a start."""
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -39,10 +48,12 @@ def create_app(state: ServerState) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(state.engine.run(), name="engine")
+        pulse = asyncio.create_task(state.page.pulse.run(), name="pulse")
         # The port is opened behind this line.
         while not (state.may_listen() or state.draining):
             await asyncio.sleep(LOOK_SECONDS)
         yield
+        pulse.cancel()
         state.engine.stop()
         await asyncio.wait([running])
         state.forwarder.close()
@@ -114,9 +125,42 @@ def _add_pages(app: FastAPI) -> None:
         return Response(content, headers=headers)
 
     @app.get("/status.json", tags=["operating"], dependencies=[Depends(require_key)])
-    async def status_json(state: State) -> dict[str, Any]:
-        """The content of the status page."""
-        return state.page.content()
+    async def status_json(
+        state: State, windows: Annotated[int, Query(ge=0, le=MAX_WINDOWS)] = MAX_WINDOWS
+    ) -> dict[str, Any]:
+        """The content of the status page. windows: the newest ones that are told."""
+        return state.page.content(windows)
+
+    @app.get(
+        "/around/{node:path}",
+        response_class=EventStream,
+        dependencies=[Depends(require_key)],
+        include_in_schema=False,
+    )
+    async def around(
+        node: NodePath,
+        state: State,
+        integer: bool = False,
+        edge_set: Annotated[str | None, Query(max_length=256)] = None,
+    ) -> StreamingResponse:
+        """What happened around a source lately, again whenever it changes: server-sent events for
+        the status page."""
+        number = state.sets.edge_set(edge_set)
+        key = in_set(state.sets.ends(number)[0], key_of_path(node, integer))
+        names = state.sets.names
+
+        def look() -> tuple[int, Callable[[], dict[str, Any]]]:
+            edge, found = state.engine.around(key, number)
+            return edge, lambda: found().content(*names)
+
+        # Refuse before the answer begins: afterwards its status cannot change.
+        look()
+        if state.streams.is_full:
+            raise HTTPException(
+                503, f"{MAX_STREAMS} streams are open, and no more may be", {"Retry-After": "30"}
+            )
+        events = follow(look, lambda: state.draining or state.engine.is_stopping, state.streams)
+        return EventStream(events, headers={"Cache-Control": "no-store"})
 
     # Pages, which hold no data themselves.
     @app.get("/", include_in_schema=False)

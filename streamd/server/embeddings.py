@@ -1,11 +1,11 @@
 """The embeddings of nodes that a version has computed at one cut of its memory, kept for reuse."""
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Bools, Int64
 from streamd.graph.arena import Arena
+from streamd.graph.hops import arrays_of
+from streamd.models.arrays import HOST, Array, put, zeros
 
 MAX_KEPT = 1 << 17
 """Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
@@ -26,17 +26,20 @@ class Embeddings:
     node. Nodes are ids from UNKNOWN (-1) on.
     """
 
-    def __init__(self, dim: int, device: torch.device) -> None:
+    def __init__(self, dim: int, device: str) -> None:
+        """device: where they lie, as numpy's arrays on the host and as torch's on a GPU."""
+
         # Small pages, since a version that only one query sees keeps few embeddings.
         self._slot_of = Arena(np.int32, MAX_NODES, huge_pages=False).array
         self._node_of = Arena(np.int64, MAX_SLOTS, huge_pages=False).array
         self._num_kept = 0
         self._device = device
-        if device == torch.device("cpu"):
+        self._parts: list[Array]
+        if device == HOST:
             arenas = (Arena(np.float32, MAX_SLOTS, dim, huge_pages=False) for _ in range(PARTS))
-            self._parts = [torch.from_numpy(arena.array) for arena in arenas]
+            self._parts = [arena.array for arena in arenas]
         else:
-            self._parts = [torch.zeros(FIRST_SLOTS, dim, device=device) for _ in range(PARTS)]
+            self._parts = [zeros(device, (FIRST_SLOTS, dim)) for _ in range(PARTS)]
 
     def forget(self) -> None:
         """Drop all embeddings."""
@@ -60,24 +63,20 @@ class Embeddings:
             return wanted
         return out
 
-    def keep(self, nodes: Int64, parts: list[Tensor]) -> None:
+    def keep(self, nodes: Int64, parts: list[Array]) -> None:
         """Keep the parts, float32[M, D] each, of nodes that are missing: int64[M], each once."""
         first, end = self._num_kept, self._num_kept + len(nodes)
         if end > len(self._parts[0]):
             more = max(end, 2 * len(self._parts[0])) - len(self._parts[0])
-            self._parts = [torch.cat([p, p.new_zeros(more, p.shape[1])]) for p in self._parts]
+            added = zeros(self._device, (more, self._parts[0].shape[1]))
+            self._parts = [arrays_of(part).concatenate([part, added]) for part in self._parts]
         for kept, part in zip(self._parts, parts, strict=True):
             kept[first:end] = part
         self._slot_of[nodes + 1] = np.arange(first, end)
         self._node_of[first:end] = nodes
         self._num_kept = end
 
-    def of(self, part: int, nodes: Int64) -> Tensor:
+    def of(self, part: int, nodes: Int64) -> Array:
         """Gather a part of nodes that are kept: float32[M, D]."""
         slots = self._slot_of[nodes + 1].astype(np.int64)
-        return self._parts[part][torch.from_numpy(slots).to(self._device)]
-
-    def host(self, part: int, nodes: Int64) -> Float32:
-        """As `of`, on the host."""
-        out: Float32 = self._parts[part].numpy()[self._slot_of[nodes + 1]]
-        return out
+        return self._parts[part][put(slots, self._device)]

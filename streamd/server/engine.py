@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
-import torch
 
 from streamd.errors import StreamdError
+from streamd.events import Key
 from streamd.gpu import memory_for
+from streamd.graph.jit import compile_notice
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.schema import Schema
 from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
+from streamd.server.around import Around, look_around
 from streamd.server.commit_watch import CommitWatch
 from streamd.server.conditions import NONE, Conditions
 from streamd.server.freshness import EventRate, Freshness
@@ -39,7 +41,6 @@ from streamd.server.requests import (
     Recommend,
     Request,
     Seen,
-    TooOld,
 )
 from streamd.server.search import Searches
 from streamd.server.server_graph import ServerGraph
@@ -56,6 +57,8 @@ POLL_SECONDS = 0.01
 """Rest while nothing waits and commits give no notice: so stale may an answer be after a commit."""
 WATCHED_SECONDS = 0.05
 """The same where they do: other work, such as a new version, waits no longer."""
+LOOK_SECONDS = 0.2
+"""Time between two signs of life while something is done in another thread."""
 KEEP_SECONDS = 1.0
 """Time between two looks at what should be stored: each reads whether compaction was asked for."""
 
@@ -93,13 +96,17 @@ class Engine:
         registry: Registry,
         beat: Heartbeat,
         on_failure: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """on_failure: called when `run` ends by an error, so that the process can end with it."""
+        """on_failure: called when `run` ends by an error, so that the process can end with it.
+        prepare: called in another thread before the log is opened, as to compile kernels, while
+        health checks and the status page are answered already."""
         # What it reads and reports to.
         self._settings = settings
         self._registry = registry
         self._beat = beat
         self._on_failure = on_failure
+        self._prepare = prepare
         self.on_schema: Callable[[Schema], None] = lambda _: None
         """Called with the log's schema whenever a graph begins to answer."""
 
@@ -123,6 +130,33 @@ class Engine:
         self._freshness = Freshness()
         self._kept_at = 0.0
         self._stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the process ends."""
+        return self._stopping
+
+    @property
+    def schema(self) -> Schema | None:
+        """The log's schema, None before there is a log."""
+        return None if self._view is None else self._view.log.state.schema
+
+    @property
+    def keys(self) -> Sequence[Key | None]:
+        """Keys of all nodes by their ids, None for a deleted one; none before there is a log."""
+        return () if self._view is None else self._view.log.keys
+
+    def lag_seconds(self) -> float | None:
+        """Seconds by which answers of now may lag behind Kafka, None where it is not known."""
+        return self._seen.lag_seconds(time.time())
+
+    def around(self, node: Key, edge_set: int) -> tuple[int, Callable[[], Around]]:
+        """The number of events taken in, and what makes a look around a node as of now. Raises:
+        NotReady."""
+        view = self._view
+        if view is None or not self.status.ready:
+            raise NotReady(self.status.why)
+        return view.edge, lambda: look_around(view, node, edge_set)
 
     def stop(self) -> None:
         """Let `run` answer the requests that wait, then end."""
@@ -158,14 +192,13 @@ class Engine:
                     span.child("reach", begun, time.monotonic())
         answers = await self._queue.answers(requests, deadline)
         if conditions.max_lag_seconds is not None:
-            _check_age(answers[0].seen, conditions.max_lag_seconds)
+            answers[0].seen.check_age(conditions.max_lag_seconds, time.time())
         return answers
 
     async def run(self) -> None:
         """Follow log and versions and answer requests, until `stop`."""
-        # The matrices are small: more threads gain nothing.
-        torch.set_num_threads(1)
         try:
+            await self._made_ready()
             while not self._stopping or self._queue or self._searches:
                 # Wait for a log, then follow it and answer, in turn.
                 if self._view is None:
@@ -190,6 +223,18 @@ class Engine:
         finally:
             if self._commits is not None:
                 self._commits.close()
+
+    async def _made_ready(self) -> None:
+        """Do what must be done before the log is opened; the loop turns meanwhile."""
+        if self._prepare is None:
+            return
+        self.status.why = compile_notice() or "loading kernels"
+        self._beat.touch("preparing")
+        work = asyncio.create_task(asyncio.to_thread(self._prepare))
+        while not (await asyncio.wait([work], timeout=LOOK_SECONDS))[0]:
+            self.status.beat = time.monotonic()
+            self._beat.touch("preparing")
+        await work
 
     @property
     def _longest_rest(self) -> float:
@@ -445,14 +490,3 @@ def _traced(batch: PendingBatch, version: str) -> Done:
         batch.done(result)
 
     return done
-
-
-def _check_age(seen: Seen, max_lag_seconds: float) -> None:
-    """Check that an answer is not older than its request allows. Raises: TooOld."""
-    lag_seconds = seen.lag_seconds(time.time())
-    if lag_seconds is None:
-        raise TooOld("the server does not know yet how old its answers are")
-    if lag_seconds > max_lag_seconds:
-        raise TooOld(
-            f"the answer would be {lag_seconds:.1f} s old, and {max_lag_seconds:g} s are allowed"
-        )

@@ -1,22 +1,20 @@
 """A loaded version serves: it holds weights, and memory that advances with the log."""
 
-import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
-import torch
-from torch import Tensor
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
-from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
-from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, restored
-from streamd.models.architectures import FastInference
-from streamd.models.inputs import link_inputs
-from streamd.models.labels import label_inputs
+from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
+from streamd.models import Architecture, EdgeRows, Memory, architecture_of
+from streamd.models.arrays import Array, on_host
+from streamd.models.inference import Inference
+from streamd.models.label_rows import label_rows
 from streamd.models.memory_files import MemoryReader, read_memory
+from streamd.models.versions import answering
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
 from streamd.segments.reader import LogReader
@@ -27,28 +25,23 @@ from streamd.windows import closed_chunks
 logger = structlog.get_logger()
 UNKNOWN = -1
 """Node id of a key never seen. Its embedding is kept like any other."""
-MAX_FAST_NODES = 256
-"""Nodes up to which numpy embeds faster than torch: 1 node in 0.2 instead of 0.7 ms, 100 in 1.3
-instead of 2, but 1,000 in 18 instead of 10."""
 
 
 @dataclass
 class LoadedVersion:
-    """A version with its model and memory. The engine swaps it as one reference. Owner: the engine.
+    """A version with what answers by its weights, and its memory. The engine swaps it as one
+    reference. Owner: the engine.
 
     Embeddings are as of memory's cut and kept until memory advances.
     """
 
     manifest: Manifest
-    model: LinkModel
+    model: Inference
     memory: Memory
-    fast: FastInference | None = None
-    """Embeds a few nodes and scores in place of the model, on a CPU and where the architecture has
-    such an implementation."""
     _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
     """End of the events and watermark at which no chunk was closed any more."""
-    _updated: Tensor | None = None
+    _updated: Array | None = None
     """States of the nodes with pending messages at memory's cut, None until they are computed."""
     _closed_by_query: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: ((-1, -1, -1), [])
@@ -71,10 +64,7 @@ class LoadedVersion:
 
         schema: of the log. memories: as of `streamd.models.restored`. Raises: VersionError.
         """
-        model, memory = restored(version, schema, device, memories)
-        make_fast = model.architecture.fast_inference if model.device.type == "cpu" else None
-        fast = None if make_fast is None else make_fast(model)
-        return cls(version.manifest, model, memory, fast)
+        return cls(version.manifest, *answering(version, schema, device, memories))
 
     def take_memory(self, store: MemoryStore, num_edges: int) -> None:
         """Replace memory by the stored one, if that is this version's and has seen more events."""
@@ -155,7 +145,7 @@ class LoadedVersion:
         # A copy of memory advances over them; this version's own stays at its cut.
         first = self.memory.edge
         if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
-            at_query = LoadedVersion(self.manifest, self.model, self.memory.copy(), self.fast)
+            at_query = LoadedVersion(self.manifest, self.model, self.memory.copy())
             at_query.advance(log, first, closed)
             self._at_query = at_query
         return self._at_query
@@ -172,9 +162,18 @@ class LoadedVersion:
         return [(a, b) for a, b in with_query if b <= len(times)]
 
     @property
+    def _architecture(self) -> Architecture:
+        return architecture_of(self.model.settings)
+
+    @property
+    def _plan(self) -> SamplingPlan:
+        """How the neighbours that the model looks at are sampled."""
+        return self._architecture.plan(self.model.settings)
+
+    @property
     def _by_vectors(self) -> bool:
         """Whether a pair is scored by embeddings of its ends, which can be kept and searched."""
-        return self.model.architecture.score == "vectors"
+        return self._architecture.score == "vectors"
 
     @property
     def _width_us(self) -> int:
@@ -191,20 +190,16 @@ class LoadedVersion:
         if self._at_query is not None:
             self._at_query.forget_embeddings()
 
-    @torch.no_grad()
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
         """Compute the embeddings of nodes, as of memory's cut, that are not kept yet.
 
         nodes: int64 ids or UNKNOWN.
         """
-        # All missing nodes in one pass, by numpy where they are few.
+        # All missing nodes in one pass.
         missing = self._embeddings.missing(nodes)
         if len(missing):
             around = self._around(missing, live)
-            if self.fast is not None and len(missing) <= MAX_FAST_NODES:
-                parts = torch.from_numpy(self.fast.embed(self.memory, self._pending(), around))
-            else:
-                parts = self._embed(around)
+            parts = self.model.embed(self.memory, self._pending(), around)
             self._embeddings.keep(missing, list(parts))
 
     def _around(self, nodes: Int64, live: LiveGraph) -> Neighborhood:
@@ -216,15 +211,16 @@ class LoadedVersion:
             nodes,
             self.memory.edge,
             self.memory.now_us,
-            self.model.plan,
+            self._plan,
         )
 
-    def embedding_of(self, node: int, live: LiveGraph) -> Tensor:
+    def embedding_of(self, node: int, live: LiveGraph) -> Float32:
         """The embedding of a node, float32[D]; empty where the model makes none."""
         if not self._by_vectors:
-            return torch.zeros(0)
+            return np.zeros(0, np.float32)
         self.embed(np.array([node]), live)
-        return self._embeddings.of(0, np.array([node]))[0]
+        z_D: Float32 = on_host(self._embeddings.of(0, np.array([node]))[0])
+        return z_D
 
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """The nodes of a pool whose embedding is most similar to a node's by cosine.
@@ -233,109 +229,50 @@ class LoadedVersion:
         """
         if not self._by_vectors or node == UNKNOWN:
             return pool[:0]
-        z_D = self.embedding_of(node, live)
+        self.embed(np.array([node]), live)
+        z_D = self._embeddings.of(0, np.array([node]))[0]
 
         # Those of the pool that have an embedding by now.
         known = pool[self._embeddings.has(pool)]
 
         # Cosine up to the node's own norm, which is the same for all.
         z_PD = self._embeddings.of(0, known)
-        likeness = (z_PD @ z_D) / z_PD.norm(dim=1).clamp_min(1e-9)
-        nearest: Int64 = known[likeness.topk(min(count, len(known))).indices.cpu().numpy()]
+        likeness_P = on_host((z_PD @ z_D) / ((z_PD * z_PD).sum(1) ** 0.5).clip(1e-9))
+        if count < len(known):
+            best = np.argpartition(-likeness_P, count)[:count]
+            known, likeness_P = known[best], likeness_P[best]
+        nearest: Int64 = known[np.argsort(-likeness_P, kind="stable")]
         return nearest
 
-    def _embed(self, around: Neighborhood) -> Tensor:
-        """Embed the roots of neighbourhoods, float32[3, U, D]: their embeddings, and the head's
-        vectors of them as sources and as destinations."""
-        inputs = self._inputs_of(around)
-        z_UD = self.model.embed(inputs, self._states(inputs.node_M))
-        return torch.stack([z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)])
-
-    def _inputs_of(self, around: Neighborhood) -> LinkInputs:
-        """A neighbourhood without events, on the model's device."""
-        none = np.zeros((0, 1), np.int64)
-        return self._inputs_to_device(
-            link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
-        )
-
-    def _inputs_to_device(self, inputs: LinkInputs) -> LinkInputs:
-        """The inputs on the model's device."""
-        device = self.model.device
-        return (
-            inputs
-            if device.type == "cpu"
-            else inputs.to(lambda t: t.to(device), lambda hop: hop.edge_UKD.to(device))
-        )
-
-    def _to_device(self, array: Int64 | Float32) -> Tensor:
-        return torch.from_numpy(array).to(self.model.device)
-
-    def _states(self, node_M: Tensor) -> Tensor:
-        """Memory of nodes with pending messages applied, float32[M, D]."""
-        return self.memory.gather(node_M, self._pending())
-
-    def _pending(self) -> Tensor:
+    def _pending(self) -> Array:
         """States of the nodes with pending messages, computed once for each cut of the memory."""
         if self._updated is None:
             self._updated = self.model.updated(self.memory)
         return self._updated
 
-    @torch.no_grad()
     def labels(self, node: int, node_set: int, live: LiveGraph) -> tuple[float, ...] | None:
         """What its node set's head predicts for a node now, None where the model has no heads."""
-        if self.model.label_head is None:
+        if not self.model.has_labels:
             return None
 
-        # The inputs of one label without a target, as of memory's cut.
-        inputs = label_inputs(
-            live,
-            self.model.plan,
-            np.array([node]),
-            np.array([node_set]),
-            np.zeros(1, np.int64),
-            np.zeros((1, self.model.schema.label_dim), np.float32),
-            self.memory.edge,
-            self.memory.now_us,
-        )
-        inputs = dataclasses.replace(
-            inputs,
-            around=self._inputs_to_device(inputs.around),
-            node_L=inputs.node_L.to(self.model.device),
-            facts_LF=inputs.facts_LF.to(self.model.device),
-            history_LT=inputs.history_LT.to(self.model.device),
-        )
+        # As of memory's cut.
+        nodes, sets = np.array([node]), np.array([node_set])
+        edge, now_us = self.memory.edge, self.memory.now_us
+        rows = label_rows(live, self._plan, nodes, sets, edge, now_us)
+        out_UT = self.model.labels(self.memory, self._pending(), rows, sets)
+        return tuple(out_UT[0].tolist())
 
-        state = self._states(inputs.around.node_M)
-        out_LT = self.model.labels(inputs, state)
-        return tuple(self.model.label_head.predictions(out_LT, inputs.set_L)[0].tolist())
-
-    @torch.no_grad()
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Score pairs, float32[R] logits.
 
         facts_RF: float32[R, F], which say the edge set where there are several. src_R, dst_R: int64
         node ids or UNKNOWN.
         """
-        if self._by_vectors:
-            self.embed(np.concatenate([src_R, dst_R]), live)
-        if self.fast is not None:
-            ends = self._embeddings.host(1, src_R), self._embeddings.host(2, dst_R)
-            return self.fast.logits(facts_RF, *ends)
-
-        # The pair's facts, and what embeddings add to them.
-        facts = self._to_device(facts_RF)
-        out = self.model.pair_logits(facts)
-        if self._by_vectors:
-            out = out + self._residuals(facts, src_R, dst_R)
-        logits_R: Float32 = out.cpu().numpy()
-        return logits_R
-
-    def _residuals(self, facts: Tensor, src_R: Int64, dst_R: Int64) -> Tensor:
-        """What the graph adds to each pair: float32[R]. The embeddings of the ends are kept."""
-        src_RD, dst_RD = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
-        if self.model.head_set is not None:
-            src_RD = src_RD + self.model.asked_set(facts)
-        return self.model.residual_of(src_RD, dst_RD)
+        if not self._by_vectors:
+            return self.model.pair_logits(facts_RF)
+        self.embed(np.concatenate([src_R, dst_R]), live)
+        ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
+        return self.model.logits(facts_RF, *ends)
 
     # What explanations ask
 
@@ -343,16 +280,12 @@ class LoadedVersion:
     def mean_facts(self) -> Float32:
         """The mean of each fact over what the version was trained on, float32[F]: 0 once
         standardised."""
-        mean_F: Float32 = self.model.fact_stats.shift.cpu().numpy()
-        return mean_F
+        return self.model.mean_facts
 
-    @torch.no_grad()
     def pair_logits(self, facts_RF: Float32) -> Float32:
         """What facts alone say, float32[R]."""
-        logits_R: Float32 = self.model.pair_logits(self._to_device(facts_RF)).cpu().numpy()
-        return logits_R
+        return self.model.pair_logits(facts_RF)
 
-    @torch.no_grad()
     def residual(
         self, facts_F: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
     ) -> float | None:
@@ -360,13 +293,11 @@ class LoadedVersion:
         if not self._by_vectors:
             return None
         self.embed(np.concatenate([src_1, dst_1]), live)
-        return float(self._residuals(self._to_device(facts_F[None]), src_1, dst_1)[0])
+        ends = self._embeddings.of(1, src_1), self._embeddings.of(2, dst_1)
+        return float(self.model.residual(facts_F[None], *ends)[0])
 
-    @torch.no_grad()
     def looked_at(self, nodes: Int64, live: LiveGraph) -> tuple[Neighborhood, tuple[Float32, ...]]:
         """The neighbourhood that the embeddings of distinct nodes are made of, and how much each
-        neighbour counts: as of `LinkModel.neighbor_weights`."""
+        neighbour counts: as of `Inference.neighbor_weights`."""
         around = self._around(nodes, live)
-        inputs = self._inputs_of(around)
-        weights = self.model.neighbor_weights(inputs, self._states(inputs.node_M))
-        return around, tuple(weight_UK.cpu().numpy() for weight_UK in weights)
+        return around, self.model.neighbor_weights(self.memory, self._pending(), around)

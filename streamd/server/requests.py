@@ -98,6 +98,18 @@ class Seen:
         """How old it is. now: wall time, seconds."""
         return None if self.complete_until is None else max(0.0, now - self.complete_until)
 
+    def check_age(self, max_lag_seconds: float, now: float) -> None:
+        """Check that it is not older than a request allows. now: wall time, seconds. Raises:
+        TooOld."""
+        lag_seconds = self.lag_seconds(now)
+        if lag_seconds is None:
+            raise TooOld("the server does not know yet how old its answers are")
+        if lag_seconds > max_lag_seconds:
+            raise TooOld(
+                f"the answer would be {lag_seconds:.1f} s old, and {max_lag_seconds:g} s are "
+                "allowed"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:

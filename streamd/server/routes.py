@@ -12,12 +12,14 @@ from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
+from streamd.server.completion import completed
 from streamd.server.conditions import POSITION, RecordToken, headers_of
 from streamd.server.direct import DirectRoute
 from streamd.server.requests import Answer, Embedding, Explain, Label, Recommend, Score
 from streamd.server.schema_response import schema_response
 from streamd.server.schemas import (
     AsOf,
+    CompletionResponse,
     EmbeddingResponse,
     EventsRequest,
     EventsResponse,
@@ -89,6 +91,20 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
     return _json(scored, answers[0])
 
 
+@router.get("/nodes", tags=["answers"])
+async def nodes(
+    state: State,
+    prefix: Annotated[str, Query(max_length=1024)] = "",
+    limit: Annotated[int, Query(ge=1, le=50)] = 10,
+    node_set: NodeSetQuery = None,
+) -> CompletionResponse:
+    """Keys of nodes that begin with a prefix, newest nodes first, the key that equals it before
+    all others."""
+    number = None if node_set is None else state.sets.node_set(node_set)
+    found, complete = await completed(state.engine.keys, prefix, number, limit)
+    return CompletionResponse(nodes=found, complete=complete)
+
+
 @router.get("/embeddings/{node:path}", tags=["answers"])
 async def embedding(
     node: NodePath,
@@ -99,7 +115,7 @@ async def embedding(
     node_set: NodeSetQuery = None,
 ) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` where its key is an integer."""
-    key = in_set(state.sets.node_set(node_set), _key(node, integer))
+    key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Embedding(key), asked)
     response.headers.update(headers_of(answer.seen))
     return _embedded(state, key, answer)
@@ -127,7 +143,7 @@ async def labels(
     node_set: NodeSetQuery = None,
 ) -> LabelsResponse:
     """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
-    key = in_set(state.sets.node_set(node_set), _key(node, integer))
+    key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Label(key), asked)
     response.headers.update(headers_of(answer.seen))
     return _labelled(state, key, answer)
@@ -381,7 +397,8 @@ def _moved(move: Move) -> Moved:
     return Moved(action=move.action, champion=move.champion, shadow=move.shadow)
 
 
-def _key(node: str, integer: bool) -> PlainKey:
+def key_of_path(node: str, integer: bool) -> PlainKey:
+    """The key that a path says. Raises: HTTPException where it is no integer and should be."""
     if not integer:
         return node
     try:

@@ -144,6 +144,14 @@ class EventsResponse(BaseModel):
     )
 
 
+class CompletionResponse(BaseModel):
+    """Keys that begin with a prefix. complete: false where there may be more that were not looked
+    at."""
+
+    nodes: list[str | int]
+    complete: bool
+
+
 class Feature(BaseModel):
     """A declared feature. kind: number, bool, categories, hash or vector. width: how many numbers
     it takes in the log. missing: what stands for it where it is absent; without, it is needed."""

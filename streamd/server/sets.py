@@ -21,6 +21,11 @@ class Sets:
         self._schema = schema
         self.num_edge_sets = schema.num_edge_sets
 
+    @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the node sets and of the edge sets, by their numbers."""
+        return self._schema.node_set_names, self._schema.edge_set_names
+
     def edge_set(self, name: str | None) -> int:
         """Number of an edge set. Raises: HTTPException where it must be named and is not, or there
         is none of that name."""

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 
 from streamd.registry import Registry
+from streamd.roles import roles_of
 from streamd.schema import Schema
+from streamd.server.around import Streams
 from streamd.server.conditions import Conditions, read_conditions
 from streamd.server.engine import Engine
 from streamd.server.forward import Forwarder
@@ -19,8 +21,6 @@ from streamd.settings import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
-
-OTHER_ROLES = ("ingest", "train")
 
 
 class ServerState:
@@ -35,6 +35,9 @@ class ServerState:
     ) -> None:
         """moves: who moves the champion; the registry itself where None."""
         self.settings = settings
+        log = settings.log
+        roles = roles_of(log.name, log.store, log.member)
+        self._other_roles = [role for role in roles if role != "serve"]
         self.engine = engine
         self.registry = registry
         self.moves: Moves = moves or registry
@@ -44,6 +47,7 @@ class ServerState:
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether the port may be opened: of several workers one that cannot answer yet stays away
         from it while another can."""
+        self.streams = Streams()
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
@@ -65,8 +69,8 @@ class ServerState:
 
     def refusals(self) -> dict[str, str]:
         """The other roles that refused their data, and why. Sets their metric too."""
-        refused = refusals(self.settings.data_dir, OTHER_ROLES)
-        for role in OTHER_ROLES:
+        refused = refusals(self.settings.data_dir, self._other_roles)
+        for role in self._other_roles:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
 

@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import ROLES
+from streamd.roles import roles_of
+from streamd.schema import Schema
 from streamd.server.engine import Engine
-from streamd.settings import Settings
+from streamd.server.headline import headline_of
+from streamd.server.letters import Letters
+from streamd.server.pulse import Pulse
+from streamd.settings import Settings, schema_of
 from streamd.telemetry.heartbeat import read_beats
 from streamd.windows.history import HistoryReader, SetScores, WindowRecord
 
@@ -26,12 +31,19 @@ class StatusPage:
         self._engine = engine
         self._registry = registry
         self._history = HistoryReader(settings.data_dir)
+        self._letters = Letters(settings.data_dir)
+        self.pulse = Pulse(lambda: engine.status.events_per_second, engine.lag_seconds)
 
-    def content(self) -> dict[str, Any]:
-        """The content of `/status.json`."""
+    def _sets(self) -> Schema:
+        """The sets of the log, or of the settings before there is one."""
+        return self._engine.schema or schema_of(self._settings)
+
+    def content(self, num_windows: int = MAX_WINDOWS) -> dict[str, Any]:
+        """The content of `/status.json`. num_windows: newest ones that are told."""
         # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
-        roles: dict[str, Any] = dict.fromkeys(ROLES)
+        log = self._settings.log
+        roles: dict[str, Any] = dict.fromkeys(roles_of(log.name, log.store, log.member))
         for beat in read_beats(self._settings.data_dir):
             roles[beat.name] = {
                 "role": beat.role,
@@ -45,7 +57,9 @@ class StatusPage:
         records = self._history.refresh()
         moves, num_moves = self._registry.journal.recent()
         last = moves[-1] if moves else None
-        sets = edge_sets(records[-MAX_WINDOWS:])
+        shown = records[-num_windows:] if num_windows else []
+        sets = edge_sets(shown)
+        headline = headline_of(records[-MAX_WINDOWS:])
 
         return {
             # The server.
@@ -64,6 +78,16 @@ class StatusPage:
             "roles": roles,
             "num_windows": len(records),
             "window_seconds": self._settings.windows.width_seconds,
+            "headline": headline and {**asdict(headline), "below_rule": headline.is_below_rule},
+            "nightly_twin": self._settings.training.nightly_twin,
+            "ranks": self._settings.training.ranks,
+            "workers": self._settings.server.workers,
+            "time_unit": self._settings.stream.time_unit,
+            "edge_set_names": list(self._sets().edge_set_names),
+            "node_set_names": list(self._sets().node_set_names),
+            "rebuild": status.rebuild.fields() if status.rebuild else None,
+            "pulse": self.pulse.content(),
+            "dead_letters": self._letters.content(),
             "windows": [
                 {
                     "start_us": r.start_us,
@@ -80,8 +104,13 @@ class StatusPage:
                         k: v["mrr_known"] for k, v in r.scores.items() if "mrr_known" in v
                     },
                     "ap": {k: v["ap"] for k, v in r.scores.items() if "mrr" in v},
+                    "hits10": {k: v["hits10"] for k, v in r.scores.items() if "hits10" in v},
+                    "mrr_beside_nightly": r.scores.get("nightly", {}).get("mrr_live"),
+                    "scored_by": r.scored_by,
+                    "reason": r.reason,
+                    "loss": r.loss,
                 }
-                for r in records[-MAX_WINDOWS:]
+                for r in shown
             ],
             # Of several edge sets, what windows say of each.
             **({"edge_sets": sets} if sets else {}),
@@ -92,10 +121,15 @@ class StatusPage:
             "versions": [
                 {
                     "name": m.name,
+                    "window_start_us": m.window_start_us,
                     "trained_until_us": m.window_end_us,
                     "servable": self._registry.is_servable(m),
                     "mrr": _mrr(m, "live"),
                     "edgebank": _mrr(m, "edgebank"),
+                    "nightly": _mrr(m, "nightly"),
+                    "hits10": m.scores.get("live", {}).get("hits10"),
+                    "parent": m.parent,
+                    "loss": m.loss,
                 }
                 for m in read_manifests(self._registry)
             ][::-1],

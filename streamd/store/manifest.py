@@ -9,13 +9,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
+import structlog
 from crc32c import crc32c
 
-from streamd.errors import StoreError
+from streamd.errors import ManifestError, StoreError
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.segments.layout import APPENDED, EDGE_FOLDERS
 from streamd.store.store import Store
 
+logger = structlog.get_logger()
 FORMAT = 1
 FOLDER = "manifests"
 OBJECTS = "objects"
@@ -62,9 +64,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a data directory after a commit.
 
     term, seq: of the commit. created_at: wall time in seconds. log: `LogState.checkpoint` after it.
-    changelog_offset: offset in the changelog behind the commit, None where there is no changelog.
-    versions: names of the model versions. checkpoint: name of the trainer's checkpoint, "" where
-    there is none.
+    changelog_seq, changelog_offset: a commit up to this one, and the offset in the changelog behind
+    it: whoever has the files reads on from there; 0 and None where there is no changelog.
+    compacted: commit after which a compaction was done that nothing in the files is older than, 0
+    for none. versions: names of the model versions. checkpoint: name of the trainer's checkpoint,
+    "" where there is none.
     """
 
     format: int = FORMAT
@@ -72,7 +76,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     created_at: float
     log: dict[str, Any]
+    changelog_seq: int = 0
     changelog_offset: int | None
+    compacted: int = 0
     versions: list[str]
     checkpoint: str
     files: list[StoredFile]
@@ -109,7 +115,7 @@ def decode(name: str, data: bytes) -> Manifest:
         envelope = msgspec.json.decode(data, type=_Envelope)
         text = bytes(envelope.manifest)
         if f"{crc32c(text):08x}" != envelope.crc:
-            raise StoreError(f"{name} differs from its checksum.", OTHER_MANIFEST)
+            raise ManifestError(f"{name} differs from its checksum.", OTHER_MANIFEST)
         found = msgspec.json.decode(text, type=_Format).format
         if found != FORMAT:
             raise StoreError(
@@ -118,7 +124,7 @@ def decode(name: str, data: bytes) -> Manifest:
             )
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{name} is damaged: {error}.", OTHER_MANIFEST) from None
+        raise ManifestError(f"{name} is damaged: {error}.", OTHER_MANIFEST) from None
     _check(name, manifest)
     return manifest
 
@@ -160,6 +166,24 @@ def names(store: Store) -> list[str]:
     return sorted(name for name in store.sizes(FOLDER) if NAME.fullmatch(name))
 
 
+def commit_of(name: str) -> tuple[int, int]:
+    """Term and commit of a manifest, by its name."""
+    match = NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[1]), int(match[2])
+
+
 def read(store: Store, name: str) -> Manifest:
     """Read a manifest. Raises: StoreError."""
     return decode(name, store.get(name, MANIFEST_BYTES))
+
+
+def newest(store: Store) -> Manifest | None:
+    """Read the newest manifest that is whole, None where there is none. Raises: StoreError where
+    the store fails, or a manifest is of another format."""
+    for name in reversed(names(store)):
+        try:
+            return read(store, name)
+        except ManifestError as error:
+            logger.warning("manifest_damaged", store=store.shown, manifest=name, error=str(error))
+    return None

@@ -1,8 +1,13 @@
-"""Marks in a store that an upload is under way, so that nobody removes objects it counts on."""
+"""Marks in a store say who works on it, so that no object is removed that an upload counts on.
+
+An upload and a removal each put their mark first and look for the others' then: of two that begin
+at once, at least one sees the other. A removal that sees an upload removes nothing; an upload that
+sees a removal waits for its end.
+"""
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -12,34 +17,101 @@ from streamd.store.store import Store
 
 logger = structlog.get_logger()
 UPLOADS = "uploads"
-"""Folder of the store with an object for each upload under way: its name is when it began, in
-seconds, and a number of its own."""
-UPLOAD_SECONDS = 7 * 86_400
-"""Age from which an upload counts as killed: longer ones must be run again after a removal."""
+"""Folder of the store with an object for each upload under way: its name is when the mark was put,
+in seconds, and its owner."""
+REMOVALS = "removals"
+"""The same for removals of objects."""
+MARK_SECONDS = 3_600
+"""Age from which a mark counts as that of a killed process."""
+RENEW_SECONDS = 300.0
+"""Pause between two renewals of a mark, short beside MARK_SECONDS: clocks of machines differ."""
+WAIT_SECONDS = 1.0
+"""Pause between two looks at a removal under way, which takes seconds."""
+
+
+def new_owner() -> str:
+    """A name of its own for a process that works on a store."""
+    return uuid.uuid4().hex
+
+
+class Mark:
+    """A mark in a folder of the store. Owner: `marked`, which removes it."""
+
+    def __init__(self, store: Store, folder: str, owner: str, now: Callable[[], float]) -> None:
+        """Put the mark, in the place of one that this owner left when it was killed."""
+        self._store = store
+        self._folder = folder
+        self._owner = owner
+        self._now = now
+        left = [name for name in store.sizes(folder) if name.endswith(f"-{owner}")]
+        self._put()
+        store.remove(name for name in left if name != self._name)
+
+    def _put(self) -> None:
+        self._at = self._now()
+        self._name = f"{self._folder}/{self._at:.0f}-{self._owner}"
+        self._store.put(self._name, b"1")
+
+    def renew(self) -> None:
+        """Say that the owner still works, where the last time was long ago. Raises: StoreError."""
+        if self._now() - self._at < RENEW_SECONDS:
+            return
+        old = self._name
+        self._put()
+        if old != self._name:
+            self._store.remove([old])
+
+    def remove(self) -> None:
+        try:
+            self._store.remove([self._name])
+        except StoreError as error:
+            # Nothing is lost: others wait until it is too old to count.
+            logger.warning("store_mark_left", store=self._store.shown, error=str(error))
 
 
 @contextmanager
-def under_way(store: Store) -> Iterator[None]:
-    """Tell others that an upload is under way, so that they remove no object it counts on."""
-    name = f"{UPLOADS}/{time.time():.0f}-{uuid.uuid4().hex}"
-    store.put(name, b"1")
+def marked(
+    store: Store, folder: str, owner: str, now: Callable[[], float] = time.time
+) -> Iterator[Mark]:
+    """Hold a mark in a folder of the store, and remove it at the end. Raises: StoreError."""
+    mark = Mark(store, folder, owner, now)
     try:
-        yield
+        yield mark
     finally:
-        try:
-            store.remove([name])
-        except StoreError as error:
-            # Nothing is lost: removals wait until it is too old to count.
-            logger.warning("upload_mark_left", store=store.shown, error=str(error))
+        mark.remove()
 
 
-def any_under_way(store: Store, now: float) -> tuple[bool, list[str]]:
-    """Whether any upload is under way, and the marks of all, also of killed ones. now: wall time,
-    seconds. Raises: StoreError."""
-    marks = list(store.sizes(UPLOADS))
-    return any(_begun_at(name) > now - UPLOAD_SECONDS for name in marks), marks
+@contextmanager
+def under_way(store: Store) -> Iterator[Mark]:
+    """Hold the mark of an upload, once no removal is under way. Raises: StoreError."""
+    owner = new_owner()
+    with marked(store, UPLOADS, owner) as mark:
+        wait_for_removals(store, owner, time.time, store.sleep)
+        yield mark
 
 
-def _begun_at(mark: str) -> float:
+def others(store: Store, folder: str, owner: str, now: float) -> tuple[list[str], list[str]]:
+    """List the marks of a folder that are not the owner's: (those that count, those of killed
+    processes). Raises: StoreError."""
+    found = [name for name in store.sizes(folder) if not name.endswith(f"-{owner}")]
+    count = [name for name in found if _put_at(name) > now - MARK_SECONDS]
+    return count, [name for name in found if name not in count]
+
+
+def wait_for_removals(
+    store: Store, owner: str, now: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    """Wait until no removal is under way. Raises: StoreError where one takes very long."""
+    begun = now()
+    while others(store, REMOVALS, owner, now())[0]:
+        if now() - begun > MARK_SECONDS:
+            raise StoreError(
+                f"Another process has been removing objects from {store.shown} for an hour.",
+                "stop it; the mark it leaves stops counting after another hour.",
+            )
+        sleep(WAIT_SECONDS)
+
+
+def _put_at(mark: str) -> float:
     number = mark.rpartition("/")[2].partition("-")[0]
     return float(number) if number.isdigit() else 0.0

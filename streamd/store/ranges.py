@@ -13,6 +13,7 @@ from streamd.segments.format import PAGE
 from streamd.segments.journal import LogState, SegmentState
 from streamd.segments.layout import LABELS, ORDER
 from streamd.segments.tguf import open_tguf
+from streamd.store.index import FileIndex, FileStat
 from streamd.store.manifest import OBJECT_BYTES, OBJECTS, Piece, StoredFile
 from streamd.store.snapshot import Snapshot
 
@@ -20,8 +21,10 @@ Extent = tuple[int, int]
 """Offset and bytes of a range of a file."""
 EDGES = ("src", "dst", "time", "msg")
 LABEL_ROWS = ("label_n_id", "label_time", "label_target")
+LARGE_BYTES = OBJECT_BYTES // 2
+"""Bytes from which a piece stays as it is while its file grows."""
 DELTAS = 64
-"""Pieces, beside those that its size takes, after which a file is stored anew: a restore asks for
+"""Small pieces of a file after which they are stored anew, as large ones: a restore asks for
 each."""
 
 
@@ -47,34 +50,58 @@ class Wanted:
         return sum(n for _, n in self.extents)
 
 
-def wanted_files(
-    snapshot: Snapshot, before: LogState | None, stored: dict[str, StoredFile]
-) -> Iterator[Wanted]:
-    """Yield the files of a snapshot with what is to be stored of each.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """What is stored already of a log.
 
-    before, stored: the log's state and the files, by path, of an earlier manifest of the same log;
-    None and empty where there is none. Raises: TGUFError, CorruptionError.
+    state, files: the log's state and the files, by path, of an earlier manifest of the same log;
+    None and empty where there is none. index: of files that were read before. objects: size of
+    each object of the store, by name.
     """
+
+    state: LogState | None
+    files: dict[str, StoredFile]
+    index: FileIndex
+    objects: dict[str, int]
+
+    def file(self, path: str) -> StoredFile:
+        """The file in that manifest; one without bytes where it or an object of it is missing."""
+        return self._there(self.files.get(path))
+
+    def unchanged(self, path: str, stat: FileStat) -> StoredFile:
+        """The file as it was read, where it has not changed and all of it is stored; else one
+        without bytes."""
+        return self._there(self.index.find(path, stat))
+
+    def _there(self, file: StoredFile | None) -> StoredFile:
+        has = file is not None and all(self.objects.get(p.object) == p.size for p in file.pieces)
+        return file if file is not None and has else NO_FILE
+
+
+def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
+    """Yield the files of a snapshot with what is to be stored of each. Raises: TGUFError,
+    CorruptionError."""
     state = snapshot.state
-    segments = {s.path: s for s in before.segments} if before else {}
+    segments = {s.path: s for s in earlier.state.segments} if earlier.state else {}
     for segment in state.segments:
         known = segments.get(segment.path)
-        if known is not None and _goes_on(snapshot, segment, known, stored):
-            yield from _segment_files(snapshot, segment, known, stored)
-        else:
-            yield from _segment_files(snapshot, segment, None, {})
+        goes_on = known is not None and known.revision == segment.revision
+        yield from _segment_files(snapshot, segment, earlier if goes_on else None)
 
     # Files that commits append to, and the journal up to the commit.
     for path, file in state.files.items():
-        yield _appended(path, file.num_bytes, file.revision, stored.get(path, NO_FILE))
+        yield _appended(path, file.num_bytes, file.revision, earlier.file(path))
     for path, size in snapshot.journals.items():
-        old = stored.get(path, NO_FILE)
-        same = old.size <= size and holds(snapshot.folder / path, old)
-        yield _appended(path, size, 0, old if same else NO_FILE)
+        old = earlier.file(path)
+        same = earlier.index.find(path, snapshot.stats[path])
+        if same is None or same != old:
+            old = old if old.size <= size and holds(snapshot.folder / path, old) else NO_FILE
+        yield _appended(path, size, 0, old)
 
-    # What was learned is stored as it is; objects that are there already are not sent again.
+    # What was learned is stored whole: only what changed since it was read is read again.
     for path in snapshot.learned:
-        yield _appended(path, (snapshot.folder / path).stat().st_size, 0, NO_FILE)
+        stat = snapshot.stats[path]
+        yield _appended(path, stat.size, 0, earlier.unchanged(path, stat))
 
 
 NO_FILE = StoredFile("", 0, [])
@@ -82,103 +109,97 @@ NO_FILE = StoredFile("", 0, [])
 
 def _appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
     """A file of which the first bytes may be stored already."""
-    goes_on = old.revision == revision and old.size <= size and len(old.pieces) <= _most(size)
-    at = old.size if goes_on else 0
-    return Wanted(
-        path=path,
-        size=size,
-        revision=revision,
-        kept=tuple(old.pieces) if goes_on else (),
-        extents=((at, size - at),) if size > at else (),
-    )
+    goes_on = old.revision == revision and old.size <= size
+    kept = _worth_keeping(old.pieces) if goes_on else []
+    missing = _without([(0, size)] if size else [], kept)
+    return Wanted(path=path, size=size, revision=revision, kept=tuple(kept), extents=tuple(missing))
+
+
+def _worth_keeping(pieces: list[Piece]) -> list[Piece]:
+    """The pieces of a file that stay: all but small ones, where there are too many of those."""
+    large = [piece for piece in pieces if piece.size >= LARGE_BYTES]
+    return pieces if len(pieces) - len(large) <= DELTAS else large
+
+
+def _without(extents: list[Extent], kept: list[Piece]) -> list[Extent]:
+    """The parts of some ranges, given in order, that no piece fills."""
+    filled = sorted(extent for piece in kept for extent in piece.extents)
+    missing = []
+    for offset, length in extents:
+        at, end = offset, offset + length
+        for a, n in filled:
+            if a + n <= at or a >= end:
+                continue
+            if a > at:
+                missing.append((at, a - at))
+            at = a + n
+        if at < end:
+            missing.append((at, end - at))
+    return missing
 
 
 def _segment_files(
-    snapshot: Snapshot,
-    segment: SegmentState,
-    known: SegmentState | None,
-    stored: dict[str, StoredFile],
+    snapshot: Snapshot, segment: SegmentState, earlier: Earlier | None
 ) -> Iterator[Wanted]:
-    """Yield the files of a segment with the committed rows of each."""
-    end = segment.num_edges, segment.num_labels
-    begin = (known.num_edges, known.num_labels) if known else (0, 0)
+    """Yield the files of a segment with the committed rows of each. earlier: None where nothing of
+    the segment's revision is stored."""
     if not segment.rows_per_set:
-        yield _tguf(snapshot, segment, segment.path, begin, end, stored)
+        rows = segment.num_edges, segment.num_labels
+        yield _tguf(snapshot, segment, segment.path, rows, earlier)
         return
 
     # A folder has a file for each set, one for labels where the log has any, and the order.
     names = snapshot.state.schema.edge_set_names
-    before = known.rows_per_set if known else (0,) * len(segment.rows_per_set)
-    for name, a, b in zip(names, before, segment.rows_per_set, strict=False):
-        yield _tguf(snapshot, segment, f"{segment.path}/{name}.tguf", (a, 0), (b, 0), stored)
+    for name, num_edges in zip(names, segment.rows_per_set, strict=False):
+        yield _tguf(snapshot, segment, f"{segment.path}/{name}.tguf", (num_edges, 0), earlier)
     if (snapshot.folder / segment.path / LABELS).exists():
         path = f"{segment.path}/{LABELS}"
-        yield _tguf(snapshot, segment, path, (0, begin[1]), (0, end[1]), stored)
+        yield _tguf(snapshot, segment, path, (0, segment.num_labels), earlier)
     path = f"{segment.path}/{ORDER}"
     size = (snapshot.folder / path).stat().st_size
-    rows = (8 * begin[0], 8 * end[0])
-    yield _ranges(path, size, segment.revision, stored, [rows], b"")
+    yield _ranges(path, size, segment, earlier, [(0, 8 * segment.num_edges)], b"")
 
 
 def _tguf(
     snapshot: Snapshot,
     segment: SegmentState,
     path: str,
-    begin: tuple[int, int],
-    end: tuple[int, int],
-    stored: dict[str, StoredFile],
+    rows: tuple[int, int],
+    earlier: Earlier | None,
 ) -> Wanted:
-    """A TGUF file of which edges and labels [begin, end) are missing."""
+    """A TGUF file of which the first edges and labels are committed: `rows` of each."""
     file = open_tguf(snapshot.folder / path, check_rows=False)
-    rows = []
-    for names, a, b in ((EDGES, begin[0], end[0]), (LABEL_ROWS, begin[1], end[1])):
+    committed = []
+    for names, num_rows in ((EDGES, rows[0]), (LABEL_ROWS, rows[1])):
         sections = [file.sections[name] for name in names if name in file.sections]
-        rows += [(s.offset + a * s.row_bytes, s.offset + b * s.row_bytes) for s in sections]
+        committed += [(s.offset, num_rows * s.row_bytes) for s in sections]
     # Later commits may have raised the counts of the file's own header.
-    header = replace(file.header, num_edges=end[0], num_labels=end[1]).pack().ljust(PAGE, b"\0")
-    return _ranges(path, file.file_bytes, segment.revision, stored, rows, header)
+    header = replace(file.header, num_edges=rows[0], num_labels=rows[1]).pack().ljust(PAGE, b"\0")
+    return _ranges(path, file.file_bytes, segment, earlier, committed, header)
 
 
 def _ranges(
     path: str,
     size: int,
-    revision: int,
-    stored: dict[str, StoredFile],
-    rows: list[tuple[int, int]],
+    segment: SegmentState,
+    earlier: Earlier | None,
+    committed: list[Extent],
     header: bytes,
 ) -> Wanted:
-    """A file of a segment of which byte ranges [a, b) are missing, and the header with them."""
-    old = stored.get(path)
-    kept = tuple(old.pieces) if old is not None else ()
-    extents = [(a, b - a) for a, b in rows if b > a]
+    """A file of a segment of which some ranges are committed, and the header with them."""
+    old = earlier.file(path) if earlier is not None else NO_FILE
+    kept = _worth_keeping(old.pieces) if old.size == size else []
+    extents = _without([extent for extent in committed if extent[1]], kept)
     # Without pieces nothing is known of the file yet: not even its header.
     if header and (extents or not kept):
         extents.insert(0, (0, PAGE))
     return Wanted(
         path=path,
         size=size,
-        revision=revision,
-        kept=kept,
+        revision=segment.revision,
+        kept=tuple(kept),
         extents=tuple(extents),
         header=header,
-    )
-
-
-def _most(size: int) -> int:
-    """Most pieces that a file of so many bytes is kept in."""
-    return DELTAS + size // OBJECT_BYTES
-
-
-def _goes_on(
-    snapshot: Snapshot, segment: SegmentState, old: SegmentState, stored: dict[str, StoredFile]
-) -> bool:
-    """Whether a segment's files only grew since they were stored, and are in few pieces."""
-    path = snapshot.folder / segment.path
-    files = list(path.iterdir()) if segment.rows_per_set else [path]
-    known = [(stored.get(str(f.relative_to(snapshot.folder))), f.stat().st_size) for f in files]
-    return old.revision == segment.revision and all(
-        file is not None and file.size == size and len(file.pieces) <= _most(size)
-        for file, size in known
     )
 
 

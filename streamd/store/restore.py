@@ -7,10 +7,11 @@ from pathlib import Path
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, StoreError
+from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.segments.journal import LogState
 from streamd.segments.recovery import last_state
 from streamd.segments.verify import verify_log
-from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk
+from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk, write_durably
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECT_BYTES, Manifest, StoredFile
 from streamd.store.store import Store
@@ -19,14 +20,17 @@ AGAIN = "take another manifest (--seq), or back up again."
 
 
 def choose(store: Store, seq: int | None = None) -> Manifest:
-    """Read the newest manifest, or that of commit `seq`. Raises: StoreError where there is none."""
+    """Read the newest manifest that is whole, or that of commit `seq`. Raises: StoreError where
+    there is none."""
     found = manifests.names(store)
     if seq is not None:
-        found = [name for name in found if name.endswith(f"-{seq:020d}.json")]
+        found = [name for name in found if manifests.commit_of(name)[1] == seq]
     if not found:
         which = "" if seq is None else f" of commit {seq}"
         raise StoreError(f"{store.shown} holds no manifest{which}.", "check the URL and --seq.")
-    return manifests.read(store, found[-1])
+    newest = None if seq is not None else manifests.newest(store)
+    # Where none is whole, the newest one says why.
+    return newest or manifests.read(store, found[-1])
 
 
 def restore(
@@ -87,7 +91,8 @@ def _write_files(
     progress: Callable[[int, int], None],
     disk: Disk,
 ) -> None:
-    """Write every file and make it durable, and `published` last."""
+    """Write every file and make it durable, then the place in the changelog, and `published`
+    last."""
     total = sum(piece.size for file in manifest.files for piece in file.pieces)
     done = 0
 
@@ -106,6 +111,10 @@ def _write_files(
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
 
+    # By its place in the changelog the directory knows where to read on.
+    if manifest.changelog_offset is not None:
+        place = ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        write_durably(folder / CHANGELOG, place.pack(), disk)
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
     try:
         disk.write(published, manifest.seq.to_bytes(8, "little"), 0)

@@ -3,21 +3,25 @@
 What the daemon drops or replaces afterwards stays readable until the snapshot is removed, so that
 an upload of hours holds up neither retention nor compaction."""
 
+import contextlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from streamd.errors import StoreError, StreamdError
+from streamd.errors import DiskError, StoreError, StreamdError
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.roles import HEARTBEAT, LOCK, ROLES, make_folder
+from streamd.roles import HEARTBEAT, LOCK, ROLES, folder_of, make_folder
 from streamd.segments.journal import LogState, journal_files, read_lines
 from streamd.segments.recovery import last_state, lock_directory
 from streamd.segments.tail import JournalTail
-from streamd.storage import DISK, link_or_copy
+from streamd.storage import BLOCK_BYTES, DISK, Disk, link_or_copy
+from streamd.store.index import FileStat
 
 NAME = "backup"
 """Name of the folder in `roles/` that holds the lock and the links of a backup."""
@@ -38,13 +42,14 @@ class Snapshot:
 
     folder: of the links, by the same paths. state: the log's. learned: paths of versions, of the
     trainer's files and of what roles keep. journals: path of each journal file -> its bytes up to
-    the commit.
+    the commit. stats: of all those, as they were before they were linked, by path.
     """
 
     folder: Path
     state: LogState
     learned: list[str]
     journals: dict[str, int]
+    stats: dict[str, FileStat]
 
 
 class _Moved(Exception):
@@ -52,57 +57,76 @@ class _Moved(Exception):
 
 
 @contextmanager
-def take_snapshot(data_dir: Path) -> Iterator[Snapshot]:
+def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterator[Snapshot]:
     """Yield a snapshot of a data directory after its newest published commit.
 
-    Raises: StreamdError where there is no log, LockedError where another backup runs.
+    name: of the folder in `roles/` for lock and links. Raises: StreamdError where there is no log,
+    LockedError where another upload under that name runs, DiskError where the volume is full.
     """
     if not (data_dir / "published").exists():
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
-    own = make_folder(data_dir, NAME)
+    own = make_folder(data_dir, name)
     lock = lock_directory(own / LOCK, "wait for that backup, or stop it.")
     try:
         # A killed backup left its links, which hold disk space of what was dropped since.
-        yield _taken(data_dir, own / LINKS)
+        yield _taken(data_dir, own / LINKS, disk)
     finally:
-        DISK.remove_folder(own / LINKS)
-        os.close(lock)
+        try:
+            disk.remove_folder(own / LINKS)
+        finally:
+            os.close(lock)
 
 
-def _taken(data_dir: Path, folder: Path) -> Snapshot:
+def _taken(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
     """Link until nothing was replaced meanwhile."""
     for _ in range(TRIES):
-        DISK.remove_folder(folder)
-        folder.mkdir()
         try:
+            disk.remove_folder(folder)
+            disk.make_folder(folder)
             # What was learned goes first, so that no version lies beyond the log's state.
-            learned = _link_learned(data_dir, folder)
-            state, journals = _link_log(data_dir, folder)
-            return Snapshot(folder, state, learned, journals)
+            learned = _link_learned(data_dir, folder, disk)
+            state, journals, stats = _link_log(data_dir, folder, disk)
+            return Snapshot(folder, state, list(learned), journals, learned | stats)
         except (FileNotFoundError, _Moved):
             time.sleep(PAUSE_SECONDS)
+        except OSError as error:
+            raise DiskError(
+                f"{data_dir} cannot be linked for a backup: {error.strerror}.",
+                "free space on the volume; nothing of the log is touched.",
+            ) from error
     raise StoreError(
         f"{data_dir} changed {TRIES} times while its files were listed.", "run the backup again."
     )
 
 
-def _link_learned(data_dir: Path, folder: Path) -> list[str]:
+def held_bytes(data_dir: Path, name: str = NAME) -> int:
+    """Disk space of files that only a snapshot still holds: what was dropped or replaced since."""
+    found = 0
+    for path in (folder_of(data_dir, name) / LINKS).rglob("*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                found += status.st_blocks * BLOCK_BYTES
+    return found
+
+
+def _link_learned(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileStat]:
     """Link what was learned, as it is at one moment: trainer and server recover from any."""
     before = _listed(data_dir)
     for path in before:
         new = folder / path
         new.parent.mkdir(parents=True, exist_ok=True)
         if path.endswith(LINKED):
-            link_or_copy(data_dir / path, new)
+            link_or_copy(data_dir / path, new, disk)
         else:
             shutil.copyfile(data_dir / path, new)
     if _listed(data_dir) != before:
         raise _Moved
-    return list(before)
+    return before
 
 
-def _listed(data_dir: Path) -> dict[str, tuple[int, int, int]]:
-    """The files of what was learned, without half written ones: path -> inode, size, time."""
+def _listed(data_dir: Path) -> dict[str, FileStat]:
+    """The files of what was learned, without half written ones, by path."""
     found = {}
     for top in LEARNED:
         for path in sorted((data_dir / top).rglob("*")):
@@ -110,28 +134,36 @@ def _listed(data_dir: Path) -> dict[str, tuple[int, int, int]]:
             hidden = any(part.startswith(".") for part in name.parts)
             if hidden or path.name in (HEARTBEAT, LOCK) or not path.is_file():
                 continue
-            status = path.stat()
-            found[str(name)] = (status.st_ino, status.st_size, status.st_mtime_ns)
+            found[str(name)] = FileStat.of(path)
     return found
 
 
-def _link_log(data_dir: Path, folder: Path) -> tuple[LogState, dict[str, int]]:
-    """Link the log's files as they are after the newest published commit."""
+def _link_log(
+    data_dir: Path, folder: Path, disk: Disk
+) -> tuple[LogState, dict[str, int], dict[str, FileStat]]:
+    """Link the log's files as they are after the newest published commit. Returns: its state, and
+    bytes and stat of each journal file."""
     tail = JournalTail.open(data_dir)
     assert tail is not None, "`published` was there"
     state = tail.state
     for segment in state.segments:
         old = data_dir / segment.path
         for file in sorted(old.iterdir()) if old.is_dir() else [old]:
-            _link(data_dir, folder, file.relative_to(data_dir))
+            _link(data_dir, folder, file.relative_to(data_dir), disk)
     for path in state.files:
-        _link(data_dir, folder, Path(path))
+        _link(data_dir, folder, Path(path), disk)
     journals = {}
-    for file in journal_files(data_dir / "journal"):
-        name = file.relative_to(data_dir)
-        _link(data_dir, folder, name)
-        if (end := _end_of(folder / name, state.seq)) is not None:
+    stats = {}
+    files = [file.relative_to(data_dir) for file in journal_files(data_dir / "journal")]
+    for name, following in zip_longest(files, files[1:]):
+        _link(data_dir, folder, name, disk)
+        seen = FileStat.of(folder / name)
+        # Before a file that begins up to the commit, all lines that are whole belong to the log.
+        is_past = following is not None and int(following.stem) - 1 <= state.seq
+        end = seen.size if is_past else _end_of(folder / name, state.seq)
+        if end is not None:
             journals[str(name)] = end
+            stats[str(name)] = seen
 
     # A replacement is renamed behind its durable line, perhaps before readers are shown it.
     now = last_state(data_dir, state.schema)
@@ -141,12 +173,12 @@ def _link_log(data_dir: Path, folder: Path) -> tuple[LogState, dict[str, int]]:
     ) or any(now.files[path].revision != file.revision for path, file in state.files.items())
     if replaced or now.schema != state.schema or not journals:
         raise _Moved
-    return state, journals
+    return state, journals, stats
 
 
-def _link(data_dir: Path, folder: Path, path: Path) -> None:
+def _link(data_dir: Path, folder: Path, path: Path, disk: Disk) -> None:
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    link_or_copy(data_dir / path, folder / path)
+    link_or_copy(data_dir / path, folder / path, disk)
 
 
 def _end_of(journal: Path, seq: int) -> int | None:

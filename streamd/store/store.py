@@ -4,38 +4,38 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from streamd.errors import StoreError
+from streamd.settings_log import without_secrets
 from streamd.storage import DISK, replace_durably
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
 """Longest time that one object is tried for: a store that restarts is back by then."""
+CALL_SECONDS = 40.0
+"""Longest time of one call: a loop that stood for 60 seconds counts as stalled."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 """Pauses between tries grow from the first to the longest, so that a store in trouble gets rest."""
 HIDDEN = "***"
+SECRET_BYTES = 4
+"""Least characters of an option's value that is hidden: no secret is shorter, and a digit is in
+every message."""
 AWAY = "check the store's URL, credentials and network, then run it again: what is there is kept."
 SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
 """Errors that another try would only repeat."""
 
 
-def without_secrets(url: str) -> str:
-    """A URL as it may be shown: without user, password and query, which may be credentials."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
 class Store:
     """Puts, gets, lists and removes objects under a URL. Owner: one thread.
 
-    shown: the URL without credentials, for messages.
+    shown: the URL without credentials, for messages. before_try: called before each try, which may
+    take long; what it raises ends the work.
     """
 
     def __init__(
@@ -44,12 +44,13 @@ class Store:
         timeout_seconds: float = TIMEOUT_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """timeout_seconds: longest time that one object is tried for. Raises: StoreError where no
-        file system is known or installed for the URL."""
+        """timeout_seconds: longest time that one object is tried for. sleep: waits between tries.
+        Raises: StoreError where no file system is known or installed for the URL."""
         self.shown = without_secrets(url)
         self._secrets = _secrets_of(url)
         self._timeout = timeout_seconds
-        self._sleep = sleep
+        self.sleep = sleep
+        self.before_try: Callable[[], None] = lambda: None
         try:
             # Another process may write here too, so that what is listed is never remembered.
             self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -60,7 +61,8 @@ class Store:
                 "needs: pip install 'streamd[s3]', [gs] or [azure].",
             ) from None
         # Calls of a file system that runs on an event loop may hang; fsspec bounds them itself.
-        self._bound = {"timeout": timeout_seconds} if isinstance(self._fs, AsyncFileSystem) else {}
+        bound = min(timeout_seconds, CALL_SECONDS)
+        self._bound = {"timeout": bound} if isinstance(self._fs, AsyncFileSystem) else {}
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all, and check the size that arrived. Raises:
@@ -91,6 +93,14 @@ class Store:
                     "take another manifest; this one or its object was changed.",
                 )
             return bytes(self._fs.cat_file(self._path(name), **self._bound))
+
+        return self._try(f"{name} cannot be read from", read)
+
+    def get_range(self, name: str, begin: int, end: int) -> bytes:
+        """Read bytes [begin, end) of an object, fewer where it is shorter. Raises: StoreError."""
+
+        def read() -> bytes:
+            return bytes(self._fs.cat_file(self._path(name), start=begin, end=end, **self._bound))
 
         return self._try(f"{name} cannot be read from", read)
 
@@ -128,6 +138,7 @@ class Store:
         begun = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
         while True:
+            self.before_try()
             try:
                 return act()
             except StoreError:
@@ -139,7 +150,7 @@ class Store:
                     raise StoreError(
                         f"{what} {self.shown}: {type(error).__name__} {self._clean(error)}.", AWAY
                     ) from None
-            self._sleep(pause)
+            self.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _clean(self, error: BaseException) -> str:
@@ -155,6 +166,9 @@ def _secrets_of(url: str) -> list[str]:
     parts = urlsplit(url)
     user_info = parts.netloc.rpartition("@")[0]
     found = {user_info, *user_info.split(":", 1), parts.query}
+    # A library may show the values of options, and any of them as it is or decoded.
+    found |= {value for _, value in parse_qsl(parts.query) if len(value) >= SECRET_BYTES}
+    found |= {unquote(text) for text in found}
     return sorted(filter(None, found), key=len, reverse=True)
 
 

@@ -1,24 +1,31 @@
 """Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from streamd.errors import StoreError
+from streamd.roles import folder_of
+from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.holds import read_compacted
 from streamd.segments.journal import LogState
+from streamd.storage import DISK, Disk
 from streamd.store import manifest as manifests
+from streamd.store.index import FILE, FileIndex
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
-from streamd.store.marks import any_under_way, under_way
-from streamd.store.ranges import holds, objects_of, wanted_files
-from streamd.store.snapshot import Snapshot, take_snapshot
+from streamd.store.marks import UPLOADS, marked, new_owner, wait_for_removals
+from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
+from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, take_snapshot
 from streamd.store.store import Store
-from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()
 CHECKPOINTS = "train/checkpoints"
+POSITION_TRIES = 5
+"""Reads of the place in the changelog, of which one that meets half of a write is enough."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,40 +44,89 @@ def upload(
     data_dir: Path,
     store: Store,
     progress: Callable[[int, int], None] = lambda done, of: None,
-    changelog_offset: int | None = None,
+    name: str = NAME,
+    owner: str = "",
+    disk: Disk = DISK,
+    now: Callable[[], float] = time.time,
 ) -> Uploaded:
     """Upload the state of a data directory after its newest published commit.
 
     Whether a daemon runs on it makes no difference. What a killed upload sent is not sent again.
 
-    Args: progress: called with (bytes looked at, bytes in all); changelog_offset: the manifest's.
-    Raises: StreamdError where there is no log, LockedError where another backup of it runs,
-    StoreError.
+    Args: progress: called with (bytes looked at, bytes in all); name: of the folder in `roles/` for
+    lock, links and index; owner: of the mark in the store, a new one where empty; now: wall time in
+    seconds.
+    Raises: StreamdError where there is no log, LockedError where another upload under that name
+    runs, DiskError, StoreError.
     """
-    with under_way(store), take_snapshot(data_dir) as snapshot:
-        before, files = _earlier(store, snapshot)
-        known = store.sizes(OBJECTS)
-        wanted = list(wanted_files(snapshot, before, files))
-        total = sum(one.num_bytes for one in wanted)
-        done = objects = sent = 0
-        stored: list[StoredFile] = []
-        for one in wanted:
-            pieces = list(one.kept)
-            for piece, data in objects_of(snapshot.folder, one):
-                if known.get(piece.object) != piece.size:
-                    store.put(piece.object, data)
-                    known[piece.object] = piece.size
-                    objects += 1
-                    sent += piece.size
-                pieces.append(piece)
-                done += piece.size
-                progress(done, total)
-            stored.append(StoredFile(one.path, one.size, pieces, one.revision))
-        made = _manifest(snapshot, stored, changelog_offset)
-        check_there(store, made)
-        store.put(made.name, manifests.encode(made))
+    owner = owner or new_owner()
+    with marked(store, UPLOADS, owner, now) as mark:
+        wait_for_removals(store, owner, now, store.sleep)
+        with _placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
+            index = FileIndex(folder_of(data_dir, name) / FILE)
+            earlier = _earlier(store, snapshot, index)
+            wanted = list(wanted_files(snapshot, earlier))
+            total = sum(one.num_bytes for one in wanted)
+            done = objects = sent = 0
+            files: list[StoredFile] = []
+            for one in wanted:
+                pieces = list(one.kept)
+                for piece, data in objects_of(snapshot.folder, one):
+                    if earlier.objects.get(piece.object) != piece.size:
+                        store.put(piece.object, data)
+                        earlier.objects[piece.object] = piece.size
+                        objects += 1
+                        sent += piece.size
+                    pieces.append(piece)
+                    done += piece.size
+                    progress(done, total)
+                    mark.renew()
+                files.append(StoredFile(one.path, one.size, pieces, one.revision))
+                if one.path in snapshot.stats:
+                    index.note(snapshot.stats[one.path], files[-1])
+            index.keep(set(snapshot.stats), disk)
+            made = _manifest(snapshot, files, position, compacted, now())
+            check_there(store, made)
+            _check_newest(store, made.term, made.seq)
+            store.put(made.name, manifests.encode(made))
     logger.info("manifest_stored", store=store.shown, seq=made.seq, objects=objects, num_bytes=sent)
     return Uploaded(manifest=made, objects=objects, num_bytes=sent)
+
+
+@contextmanager
+def _placed_snapshot(
+    data_dir: Path, name: str, disk: Disk
+) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
+    """Yield a snapshot, a place in the changelog that it holds all commits before, and the newest
+    compaction that was done before it was taken."""
+    # Both are read first: what is published later may only be more.
+    position = _position(data_dir)
+    done = read_compacted(data_dir)
+    with take_snapshot(data_dir, name, disk) as snapshot:
+        if position is not None and position.seq > snapshot.state.seq:
+            raise StoreError(
+                f"{data_dir} shows readers commit {snapshot.state.seq}, while the changelog has "
+                f"acknowledged {position.seq}.",
+                "run the backup again; if it stays so, start ingest.",
+            )
+        # A file that a compaction replaced may be the old one until readers are shown its commit.
+        holds_it = done is not None and done.seq <= snapshot.state.seq
+        yield snapshot, position, done.seq if done is not None and holds_it else 0
+
+
+def _position(data_dir: Path) -> ChangelogPosition | None:
+    """Read the directory's place in the changelog, None where it never had one. Raises: StoreError
+    where it has one that cannot be read."""
+    # The file is written in place, so a reader may meet half of it.
+    for _ in range(POSITION_TRIES):
+        position = read_position(data_dir)
+        if position is not None or not (data_dir / CHANGELOG).exists():
+            return position
+        time.sleep(PAUSE_SECONDS)
+    raise StoreError(
+        f"{data_dir / CHANGELOG} is damaged: the manifest could not say where to read on.",
+        "start ingest, which writes it anew.",
+    )
 
 
 def check_there(store: Store, manifest: Manifest) -> None:
@@ -88,67 +144,58 @@ def check_there(store: Store, manifest: Manifest) -> None:
 
 
 def _manifest(
-    snapshot: Snapshot, files: list[StoredFile], changelog_offset: int | None
+    snapshot: Snapshot,
+    files: list[StoredFile],
+    position: ChangelogPosition | None,
+    compacted: int,
+    created_at: float,
 ) -> Manifest:
     parts = [path.split("/") for path in snapshot.learned]
     checkpoints = {p[2] for p in parts if "/".join(p[:2]) == CHECKPOINTS and len(p) > 2}
     return Manifest(
         term=snapshot.state.term,
         seq=snapshot.state.seq,
-        created_at=time.time(),
+        created_at=created_at,
         log=snapshot.state.checkpoint(),
-        changelog_offset=changelog_offset,
+        changelog_seq=0 if position is None else position.seq,
+        changelog_offset=None if position is None else position.offset,
+        compacted=compacted,
         versions=sorted({p[1] for p in parts if p[0] == "models" and len(p) > 2}),
         checkpoint=max(checkpoints, default=""),
         files=files,
     )
 
 
-def _earlier(store: Store, snapshot: Snapshot) -> tuple[LogState | None, dict[str, StoredFile]]:
-    """The log's state and files by the store's newest manifest, where this log goes on from it.
+def _earlier(store: Store, snapshot: Snapshot, index: FileIndex) -> Earlier:
+    """What of this log the store has: by its newest manifest, where this log goes on from it.
     Raises: StoreError where the store is ahead of the log."""
-    found = manifests.names(store)
-    if not found:
-        return None, {}
-    newest = manifests.read(store, found[-1])
-    if (newest.term, newest.seq) > (snapshot.state.term, snapshot.state.seq):
-        raise StoreError(
-            f"{store.shown} holds commit {newest.seq}, this log ends at {snapshot.state.seq}: it "
-            "is another log, or was restored from an older manifest.",
-            "back up to a URL of its own.",
-        )
+    _check_newest(store, snapshot.state.term, snapshot.state.seq)
+    objects = store.sizes(OBJECTS)
+    newest = manifests.newest(store)
+    if newest is None:
+        return Earlier(state=None, files={}, index=index, objects=objects)
 
     # The journal has checksums of all rows: a log with the same newest lines has the same rows.
     files = {file.path: file for file in newest.files}
     journal = max((path for path in files if path.startswith("journal/")), default="")
     if journal not in snapshot.journals or not holds(snapshot.folder / journal, files[journal]):
-        return None, {}
-    return LogState.restored(newest.log), files
+        return Earlier(state=None, files={}, index=index, objects=objects)
+    state = LogState.restored(newest.log)
+    return Earlier(state=state, files=files, index=index, objects=objects)
 
 
-def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:
-    """Remove all manifests but the newest `keep`, then the objects that none of those names, nor
-    any version that replicas may fetch.
-
-    Nothing is removed while any upload to the store is under way. Returns: manifests and objects
-    removed. Raises: StoreError, also where a manifest that is kept cannot be read.
-    """
-    assert keep > 0
-    under_way_now, marks = any_under_way(store, time.time() if now is None else now)
-    if under_way_now:
-        logger.info("store_not_swept", store=store.shown, uploads=len(marks))
-        return 0, 0
-    # Listed before the manifests: an object of an upload that begins now is not among them.
-    objects = list(store.sizes(OBJECTS))
-    found = manifests.names(store)
-    needed: set[str] = set()
-    for name in found[-keep:]:
-        needed |= set(manifests.read(store, name).objects)
-    # Versions that replicas fetch are newer than the newest manifest.
-    for version in stored_versions(store).values():
-        needed |= {piece.object for file in version.files for piece in file.pieces}
-    gone = [name for name in objects if name not in needed]
-    store.remove(found[:-keep])
-    store.remove(gone)
-    store.remove(marks)
-    return len(found[:-keep]), len(gone)
+def _check_newest(store: Store, term: int, seq: int) -> None:
+    """Check that the store is not ahead of a commit. Raises: StoreError."""
+    newest_term, newest_seq = max(map(manifests.commit_of, manifests.names(store)), default=(0, 0))
+    if newest_term > term:
+        raise StoreError(
+            f"{store.shown} holds a manifest of term {newest_term}, this log is of term {term}: "
+            "another leader has written since.",
+            "let that leader write it; this one must follow.",
+        )
+    if (newest_term, newest_seq) > (term, seq):
+        raise StoreError(
+            f"{store.shown} holds commit {newest_seq}, this log ends at {seq}: it is another log, "
+            "or was restored from an older manifest.",
+            "back up to a URL of its own.",
+        )

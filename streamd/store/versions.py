@@ -75,7 +75,7 @@ def upload_version(
     manifest = (folder / MANIFEST).read_text()
     checksums = msgspec.json.decode(manifest, type=_Checksums).checksums
     files = []
-    with under_way(store):
+    with under_way(store) as mark:
         known = store.sizes(OBJECTS)
         for path in sorted(folder.glob("*.safetensors")):
             size = path.stat().st_size
@@ -90,6 +90,7 @@ def upload_version(
                     store.put(piece.object, data)
                     known[piece.object] = piece.size
                 pieces.append(piece)
+                mark.renew()
             files.append(StoredFile(path.name, size, pieces))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), encode(version))

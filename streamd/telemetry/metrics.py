@@ -3,21 +3,20 @@
 `docs/metrics.md` lists them by role, and a test holds the two together.
 """
 
-import math
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
 
-import prometheus_client
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from streamd import __version__
+from streamd.telemetry.gauge import Gauge
 
 # One registry for each role, so that a role exports only what it measures.
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
+ARCHIVE = CollectorRegistry()
 FOLLOW = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
@@ -25,6 +24,7 @@ OWNED = {
     "ingest": (INGEST,),
     "train": (TRAIN, MODEL),
     "serve": (SERVE, MODEL),
+    "archive": (ARCHIVE,),
     "follow": (FOLLOW,),
 }
 """Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
@@ -39,23 +39,6 @@ def exported_by(role: str) -> CollectorRegistry:
     for registry in (REGISTRY, *OWNED[role]):
         together.register(registry)
     return together
-
-
-class Gauge(prometheus_client.Gauge):
-    """A gauge that is absent until it is set, and again while it is set to NaN."""
-
-    def __init__(
-        self, name: str, documentation: str, labelnames: Iterable[str] = (), **more: Any
-    ) -> None:
-        super().__init__(name, documentation, labelnames, **more)
-        # A gauge with labels has no value of its own, only its children do.
-        if not labelnames or "_labelvalues" in more:
-            self.set(math.nan)
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in super().collect():
-            metric.samples = [s for s in metric.samples if not math.isnan(s.value)]
-            yield metric
 
 
 # Bounds of the histograms' buckets, in seconds.
@@ -288,6 +271,18 @@ trained_until = Gauge(
     registry=TRAIN,
 )
 # Of the trainer: the gate, forgetting and replay, and versions.
+nightly_difference = Gauge(
+    "streamd_nightly_mrr_difference",
+    "MRR of the version that serves less the nightly twin's, over the same events of the newest "
+    "window",
+    registry=TRAIN,
+)
+nightly_bytes = Gauge(
+    "streamd_nightly_twin_bytes",
+    "Bytes of the nightly twin's facts: mapped from a file, and in memory",
+    ["where"],
+    registry=TRAIN,
+)
 gate_difference = Gauge(
     "streamd_gate_mrr_difference",
     "MRR of champions less the last proven version's, so far",
@@ -387,6 +382,37 @@ swap_seconds = Histogram(
     buckets=SLOW,
     registry=SERVE,
 )
+# Of the archive: the store, and how much of the changelog it lets go.
+manifest_at = Gauge(
+    "streamd_manifest_timestamp_seconds",
+    "Wall time of the newest manifest that this process wrote to the store",
+    registry=ARCHIVE,
+)
+manifest_seq = Gauge(
+    "streamd_manifest_seq", "Commit of the newest manifest in the store", registry=ARCHIVE
+)
+archive_rounds = Counter(
+    "streamd_archive_rounds",
+    "Rounds of the archive: stored a manifest, or failed",
+    ["outcome"],
+    registry=ARCHIVE,
+)
+archive_bytes = Counter("streamd_archive_bytes", "Bytes sent to the store", registry=ARCHIVE)
+archive_held = Gauge(
+    "streamd_archive_held_bytes",
+    "Disk space of what was dropped or replaced, and an upload under way still reads",
+    registry=ARCHIVE,
+)
+changelog_records = Gauge(
+    "streamd_changelog_records",
+    "Offsets of the changelog, which grow while the store is away",
+    registry=ARCHIVE,
+)
+compaction_waits_since = Gauge(
+    "streamd_compaction_waits_since_timestamp_seconds",
+    "Wall time of the newest compaction while store or changelog may hold what it removed, else 0",
+    registry=ARCHIVE,
+)
 # Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
@@ -454,6 +480,7 @@ begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
+begin_at_zero(archive_rounds, ("stored", "failed"))
 
 
 def say_build() -> None:

@@ -22,8 +22,8 @@ from streamd.errors import CorruptionError, SchemaError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
 from streamd.models import Memory, build_model
-from streamd.models.link import with_all_facts
 from streamd.models.memory_files import read_memory
+from streamd.models.stored_weights import with_all_facts
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.schema_change import check_extends
@@ -54,6 +54,7 @@ class Cursor:
     sets: reserved. format: number of the stores' format.
     checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
     memory: CRC32C of each file of the memory; none before format 4, where tensors hold it.
+    nightly: name of the nightly twin's folder, "" for none.
     """
 
     edge: int
@@ -75,6 +76,7 @@ class Cursor:
     format: int = FORMAT
     checksum: str = ""
     memory: tuple[str, ...] = ()
+    nightly: str = ""
 
 
 def build_facts(device: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import structlog
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64
-from streamd.models import restored
 from streamd.models.memory_files import MemoryReader
+from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike
@@ -19,6 +19,7 @@ from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
+from streamd.training.nightly import Nightly
 from streamd.training.recorder import Chunk, Recorder
 from streamd.training.scores import ranks
 from streamd.training.shadow import Comparison, Decision, Shadow, judge
@@ -63,6 +64,7 @@ class Contest:
     the champion where that was lost or may hold deleted data; None before there is one.
     incumbent: the champion of other settings, which serves until what is learned here is proven.
     compared: `version` against the shadow or the incumbent, since the last verdict.
+    nightly: the model of the last midnight, which is compared for the record only.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Contest:
         versions: Registry,
         learner: Learner,
         recorder: Recorder,
+        nightly: Nightly,
         rebuilding: Callable[[int], Callable[[int], None]],
     ) -> None:
         """rebuilding: makes the progress callback of a rebuild up to an event id; it is called with
@@ -90,6 +93,7 @@ class Contest:
         self.shadow: Shadow | None = None
         self.incumbent: Incumbent | None = None
         self.compared = Comparison()
+        self.nightly = nightly
         self._not_followed = ""
 
     @property
@@ -105,11 +109,12 @@ class Contest:
     # While windows are learned
 
     def score(self, chunk: Chunk) -> Float32 | None:
-        """Move the shadow over a chunk.
+        """Move the shadow over a chunk; the nightly twin scores it later.
 
         Returns: its logits, float32[E, 101]; None where there is no shadow, the shadow is the
         learner's version itself, or no event of the chunk is scored.
         """
+        self.nightly.note(chunk)
         if self.shadow is None:
             return None
         shadow_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)

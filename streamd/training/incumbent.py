@@ -9,7 +9,7 @@ import numpy as np
 
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device
-from streamd.models import restored
+from streamd.models.restored import restored
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of

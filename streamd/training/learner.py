@@ -24,7 +24,6 @@ from streamd.models.widening import widened_memory, widened_model, widened_optim
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.schema import Schema
-from streamd.segments.deletions import Deletions
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.device_transfer import DeviceTransfer
@@ -80,6 +79,8 @@ class Learner:
         # What it has learned, and what others may put in its place or ask of it.
         self.tail: list[ReplayChunk] = []
         self.num_learned = 0
+        self._num_hidden = 0
+        """Deletes that the tail and the replay store were cleared of."""
         self.memory_step: MemoryStep = LinkModel.over
         """How memory moves over a chunk that is scored or learned. Backtests set another."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
@@ -297,8 +298,13 @@ class Learner:
         logits_EC = self._of_all_ranks([self._logits_of(c) for c in chunks])
         return measures(logits_EC) if len(logits_EC) else None
 
-    def hide_deleted(self, deletions: Deletions) -> None:
-        """Remove what deletes hide from the tail and from the replay store."""
+    def hide_deleted(self) -> None:
+        """Remove what deletes hide from the tail and from the replay store, once for each
+        delete."""
+        deletions = self._log.deletions
+        if deletions.count == self._num_hidden:
+            return
+        self._num_hidden = deletions.count
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.hide_deleted(deletions)
 

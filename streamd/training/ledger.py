@@ -34,6 +34,8 @@ from streamd.training.checkpoint import (
 )
 from streamd.training.contest import Contest, Proof
 from streamd.training.learner import Learner
+from streamd.training.nightly import Nightly
+from streamd.training.recorder import Recorder
 from streamd.training.retention_hold import NAME, RetentionHold
 from streamd.windows import Window
 from streamd.windows.drift import Drift
@@ -119,6 +121,13 @@ class Ledger:
         self._drift = Drift()
         if ranks.is_first:
             versions.sweep()
+
+    def nightly_twin(self, learner: Learner, recorder: Recorder) -> Nightly:
+        """Make what keeps the model of the last midnight, whose files lie in the trainer's
+        folder."""
+        return Nightly(
+            self._settings, self._log, learner, recorder, self._folder, self._memory.store
+        )
 
     # Before the work of a step
 
@@ -223,6 +232,7 @@ class Ledger:
         """
         self.save(edge, window_edge, learner, contest)
         learner.replay.sweep()
+        contest.nightly.sweep()
         self._memory.sweep()
         self._version_memory.sweep()
         self.keep(edge, window_edge)
@@ -250,6 +260,7 @@ class Ledger:
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],
                 schema=learner.model.schema.fields(),
+                nightly=contest.nightly.name,
             ),
         )
 

@@ -28,6 +28,7 @@ def records_of(
     outcome: PublishResult,
     learned: TrainResult | None,
     times: tuple[float, float, float],
+    nightly_seconds: float,
     clock: Clock,
 ) -> list[WindowRecord]:
     """Make the record of each window of a step, and the step's spans.
@@ -35,12 +36,13 @@ def records_of(
     Windows merged into the last one name the version that scored them.
 
     scored: an entry a window. outcome, learned: of the step. times: when scoring began, when
-    learning began, and when both were done, seconds of the monotonic clock.
-    clock: says when each was finished.
+    learning began, and when both were done, seconds of the monotonic clock. nightly_seconds: of the
+    scoring, what the model of last midnight took. clock: says when each was finished.
     """
     begun_at, scored_at, done_at = times
     seconds = {
-        "score": (scored_at - begun_at) / len(scored),
+        "score": (scored_at - begun_at - nightly_seconds) / len(scored),
+        "nightly": nightly_seconds / len(scored),
         "learn": (done_at - scored_at) / len(scored),
     }
     _trace(step, outcome, times)
@@ -140,6 +142,9 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    night = record.scores.get("nightly")
+    if night is not None:
+        metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
     schema = learner.model.schema
     if schema.num_edge_sets > 1:
         metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)

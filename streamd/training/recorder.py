@@ -14,7 +14,7 @@ from streamd.gpu import choose_device, free_device_memory, make_graph
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
-from streamd.graph.neighborhood import sample_neighborhood
+from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.temporal import TemporalGraph
 from streamd.models import EdgeRows, LinkInputs, architecture_of
@@ -422,19 +422,7 @@ class Recorder:
 
         candidates: int64[E, 111]. facts: float32[E, 111, F].
         """
-        # Each node is sampled once, however often it is a candidate.
-        nodes, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
-        src_at = index[: len(src)]
-        candidate_at = index[len(src) :].reshape(candidates.shape)
-        around = sample_neighborhood(
-            self.live.graph,
-            self._log.columns,
-            self.live.features,
-            nodes,
-            before_event,
-            query_us,
-            self._sampling,
-        )
+        src_at, candidate_at, around = self._around(src, candidates, before_event, query_us)
         score = link_inputs(event, facts, src_at, candidate_at, around)
 
         # Learning needs the neighbourhoods of its own candidates only.
@@ -449,3 +437,31 @@ class Recorder:
             around.subset(few),
         )
         return score, learn
+
+    def inputs_before(
+        self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_event: int
+    ) -> LinkInputs:
+        """Inputs of events whose neighbours are taken before an event that may be long past.
+
+        Features of nodes are those in force now. candidates: int64[E, C]. facts: float32[E, C, F].
+        """
+        query_us = self._time_before(before_event)
+        return link_inputs(event, facts, *self._around(src, candidates, before_event, query_us))
+
+    def _around(
+        self, src: Int64, candidates: Int64, before_event: int, query_us: int
+    ) -> tuple[Int64, Int64, Neighborhood]:
+        """Returns: places of sources and candidates among the distinct nodes, and what is around
+        those."""
+        # Each node is sampled once, however often it is a candidate.
+        nodes, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
+        around = sample_neighborhood(
+            self.live.graph,
+            self._log.columns,
+            self.live.features,
+            nodes,
+            before_event,
+            query_us,
+            self._sampling,
+        )
+        return index[: len(src)], index[len(src) :].reshape(candidates.shape), around

@@ -10,6 +10,7 @@ from streamd.graph.fact_columns import FactColumn
 from streamd.models.rule import edgebank_scores
 from streamd.ranks import Ranks
 from streamd.schema import Schema
+from streamd.training.nightly import NightlyScores
 from streamd.training.recorder import Chunk
 from streamd.training.scores import (
     LabelScores,
@@ -109,6 +110,7 @@ class Tally:
     def measured(
         self,
         incumbent: tuple[Int64, Float32] | None,
+        nightly: NightlyScores | None,
         labels: Sequence[LabelScores],
         label_task: str,
     ) -> ScoredWindow:
@@ -116,20 +118,34 @@ class Tally:
 
         incumbent: edge sets of the events that the incumbent scored meanwhile, int64[E], and its
         scores of them, float32[E, 101]. Its windows may be others: of an edge set without an event
-        in this window it is not told. label_task: as `label_measures`.
+        in this window it is not told. nightly: scores by the nightly twin, of some events;
+        `mrr_live` is the MRR of the version that serves over the same ones, `events` their number.
+        label_task: as `label_measures`.
         """
         known_E = np.concatenate([np.zeros(0, np.bool_), *self._known])
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
         table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
         set_E = np.concatenate(self._set_of)
         edge_sets = scores_of_sets(all_scores, known_E, set_E, self._schema.edge_set_names)
+
+        # Models that scored other events than those of the window, or only some.
+        partial = {}
         if incumbent is not None and len(incumbent[1]):
-            own_E, incumbent_EC = incumbent
-            table["incumbent"] = measures(incumbent_EC)
+            partial["incumbent"] = incumbent
+        if nightly is not None:
+            partial["nightly"] = set_E[nightly.row_N], nightly.score_NC
+        for model, (own_E, score_NC) in partial.items():
+            table[model] = measures(score_NC)
             for name, one in edge_sets.items():
                 own = own_E == self._schema.edge_set_names.index(name)
                 if own.any():
-                    one.scores["incumbent"] = measures(incumbent_EC[own])
+                    one.scores[model] = measures(score_NC[own])
+        if nightly is not None:
+            live_NC = all_scores["live"][nightly.row_N]
+            table["nightly"]["mrr_live"] = measures(live_NC)["mrr"]
+            table["nightly"]["events"] = float(len(live_NC))
+
+        # Labels.
         node_sets = {}
         if labels:
             all_labels = LabelScores.joined(labels)

@@ -10,7 +10,7 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, RanksError, VersionError
 from streamd.graph.fact_columns import FACT_NAMES
-from streamd.models import restored
+from streamd.models.restored import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.ranks import ALONE, Ranks
@@ -82,8 +82,6 @@ class Trainer:
         self.edge = reader.first_edge
         self._window_edge = reader.first_edge
         """Id of the first event of the windows that were finished last."""
-        self._num_hidden = 0
-        """Deletes that the learner's past was cleared of."""
 
         # What it owns.
         replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay", ranks)
@@ -91,10 +89,11 @@ class Trainer:
         self.learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
         self.recorder = Recorder(settings, reader, ranks)
         self.learner.free_device_memory = self.recorder.free_device_memory
-        self.contest = Contest(
-            settings, reader, versions, self.learner, self.recorder, self._rebuilding
-        )
         self._ledger = Ledger(settings, reader, versions, self.recorder.live, ranks)
+        nightly = self._ledger.nightly_twin(self.learner, self.recorder)
+        self.contest = Contest(
+            settings, reader, versions, self.learner, self.recorder, nightly, self._rebuilding
+        )
         self._resume()
 
     def run(self, stop: threading.Event) -> bool:
@@ -159,7 +158,7 @@ class Trainer:
         followed = self.contest.follow(self.edge)
         if followed is not None:
             self.learner.continue_from(followed.model.state_dict(), followed.memory)
-        self._hide_deleted()
+        self.learner.hide_deleted()
         self._touch("scoring")
         step = self._ledger.begin(windows, self.contest.version, self.learner)
         with self._ledger.counting_failures():
@@ -190,12 +189,14 @@ class Trainer:
 
         # 5. Record each window. The records count once a checkpoint follows them.
         self._on_step("record")
-        records = records_of(step, scored, outcome, learned, times, self._clock)
+        nightly_seconds = self.contest.nightly.take_seconds()
+        records = records_of(step, scored, outcome, learned, times, nightly_seconds, self._clock)
         records = [self._ledger.record(record) for record in records]
 
         # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the
         # proof, the restart writes the proof to the registry's journal.
         self._on_step("checkpoint")
+        self.contest.nightly.drop_before(self._ledger.compaction_request())
         self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
         self._ledger.prove(verdict.proof)
         self.learner.begin()
@@ -207,6 +208,8 @@ class Trainer:
     def _score(self, window: Window, step: Step) -> ScoredWindow:
         """Score a window by all models that are compared, before any of it is learned."""
         # Merged windows share `windows.max_events`.
+        nightly = self.contest.nightly
+        nightly.enter(window, self._window_edge)
         tally = Tally(self.log.state.schema)
         num_labelled = len(self.learner.label_scores)
         chunks = self.recorder.chunks(
@@ -229,16 +232,16 @@ class Trainer:
         if (shadow_EC := tally.shadow_EC) is not None:
             self.contest.compare(tally.live_EC, shadow_EC)
 
-        # The incumbent, whose windows have a width of their own.
-        incumbent = None
+        # The incumbent, whose windows have a width of their own, and the nightly twin.
+        incumbent = of_night = None
+        on_chunk = partial(self._touch, "scoring")
         if len(tally) and step.version:
-            incumbent = self.contest.score_window(
-                tally.event_E, tally.live_EC, window, lambda: self._touch("scoring")
-            )
+            incumbent = self.contest.score_window(tally.event_E, tally.live_EC, window, on_chunk)
+            of_night = nightly.score(tally.event_E, on_chunk)
         labels = self.learner.label_scores[num_labelled:]
         if labels:
             labels = [LabelScores.joined(labels).gathered(self._ranks)]
-        return tally.measured(incumbent, labels, self._settings.model.labels)
+        return tally.measured(incumbent, of_night, labels, self._settings.model.labels)
 
     def _learn(self, step: Step) -> TrainResult | None:
         """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event
@@ -299,7 +302,7 @@ class Trainer:
                 window=step.range,
                 edge=step.range.end_edge,
                 seq=step.seq,
-                weights=learner.model.state_dict(),
+                weights=learner.model.arrays(),
                 memory=partial(self._ledger.store_memory, learner.memory),
                 memory_us=learner.memory.now_us,
                 parent=step.version,
@@ -366,18 +369,12 @@ class Trainer:
             seconds=round(time.monotonic() - begun, 1),
         )
 
-    def _hide_deleted(self) -> None:
-        """Remove what deletes hide from the learner's past, once for each delete."""
-        deletions = self.log.deletions
-        if deletions.count > self._num_hidden:
-            self._num_hidden = deletions.count
-            self.learner.hide_deleted(deletions)
-
     def _renew_shadow(self) -> None:
         """Make the champion the shadow, unproven, where compaction waits for the shadow only: the
         older shadow may hold what was deleted.
         """
         compaction_request = self._ledger.compaction_request()
+        self.contest.nightly.drop_before(compaction_request)
         if compaction_request is None or not self.contest.shadow_is_older:
             return
         if self._window_edge >= compaction_request > self._ledger.oldest_window():
@@ -417,7 +414,7 @@ class Trainer:
             self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
         self.contest.restore_incumbent()
 
-        self._hide_deleted()
+        self.learner.hide_deleted()
         self._ledger.keep(self.edge, self._window_edge)
         logger.info(
             "trainer_started",
@@ -444,6 +441,7 @@ class Trainer:
             self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
             return ""
         self._ledger.load(cursor, self.learner, self.log.state)
+        self.contest.nightly.restore(cursor.nightly)
         self.edge = cursor.edge
         self._window_edge = cursor.window_edge
         num_events, *sums = cursor.compared

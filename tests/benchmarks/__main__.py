@@ -14,15 +14,20 @@ from tests.benchmarks import (
     gpu,
     graph,
     growth,
+    inference,
     ingest,
     ingest_sets,
     labels,
+    nightly,
     ranks,
     ranks_model,
+    replica,
     restart_sets,
     sampling,
     sampling_sets,
+    server_memory,
     serving,
+    store,
     tfgnn,
     tgb,
     traces,
@@ -30,10 +35,10 @@ from tests.benchmarks import (
 )
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
-       "serving": serving.run, "explain": explain.run, "traces": traces.run,
+       "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "ranks-model": ranks_model.run, **gpu.PARTS}
+       "replica": replica.run, "store": store.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

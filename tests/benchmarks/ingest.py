@@ -204,11 +204,11 @@ def poll_seconds(broker: ApacheKafka, topic: str, records: int, decode: bool = F
     return seconds
 
 
-def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int, **declared) -> tuple[float, list[float]]:
-    """Seconds for all events, and those of each commit. declared: further settings."""
+def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim: int, publisher=None, **declared) -> tuple[float, list[float]]:
+    """Seconds for all events, and those of each commit. publisher: tells other machines. declared: further settings."""
     s = settings(path, kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=[topic], stream__edge_feature_dim=dim,
                  stream__time_unit="ms", **declared)
-    writer, commits = TimedLog(path, Schema(dim, 0, 0)), []
+    writer, commits = TimedLog(path, Schema(dim, 0, 0), publisher=publisher), []
     writer.seconds = commits
     stop, usual = threading.Event(), gc.get_threshold()
     collect_garbage_rarely()
@@ -216,7 +216,7 @@ def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim:
     worker = threading.Thread(target=loop.run, args=(stop,))
     begun = None
     worker.start()
-    while writer.num_edges < total:
+    while writer.num_edges < total or writer.is_waiting:
         if begun is None and writer.num_edges:
             begun, at = time.perf_counter(), writer.num_edges
         time.sleep(0.01)

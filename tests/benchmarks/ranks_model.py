@@ -1,10 +1,11 @@
 """What more ranks would take than this machine has cores: modelled, not measured.
 
-`python -m tests.benchmarks ranks-model`. The ranks are threads of one process that take turns, so that each has a core to itself
-while it works; what a rank computes is its thread's CPU time between two exchanges. A chunk takes as long as its slowest rank
-computes; a round takes a latency, and as long as the largest rank's bytes need. Recording and learning run one after the other, as
-they do where a rank has one core. Two ranks are modelled and measured, the same events by the same program; only where the two
-differ by a quarter of the measured at most are more ranks modelled.
+`python -m tests.benchmarks ranks-model`; `ranks-counts-gdelt-tgat` counts edges and bytes alone, which a busy machine does not change.
+The ranks are threads of one process that take turns, so that each has a core to itself while it works; what a rank computes is its
+thread's CPU time between two exchanges. A chunk takes as long as its slowest rank computes; a round takes a latency, and as long as the
+largest rank's bytes need. Recording and learning run one after the other, as they do where a rank has one core. Two ranks are modelled
+and measured, the same events by the same program; only where the two differ by a quarter of the measured at most are more ranks
+modelled.
 """
 
 import statistics
@@ -12,12 +13,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from streamd.ranks import Ranks
 from tests.benchmarks.measure import Row
-from tests.benchmarks.ranks import WARM, WINDOW, Learning, log_of, mrr_of, spread, started
+from tests.benchmarks.ranks import FEATURES, WARM, WINDOW, Learning, log_of, mrr_of, spread, started
 from tests.ranks import threads
 
 EDGES = WINDOW
@@ -139,9 +141,13 @@ def counted(graph, noted) -> None:
 
 def work_of(folder: str, name: str, chunk: int, size: int) -> tuple[Work, list[int], float]:
     """Learn with so many ranks in turns. Returns: what they did, the edges that each sampled of its own nodes, and the MRR."""
+    import torch
+
     turns = Turns()
 
     def one(ranks):
+        # As measured ranks have; what further threads compute would not be counted.
+        torch.set_num_threads(1)
         noted = Noted(turns)
         try:
             if size > 1:
@@ -217,6 +223,21 @@ def of_chunks(folder: str, preset: str, name: str, chunk: int, links: tuple[Link
     return rows
 
 
+def counts(preset: str, name: str) -> list[Row]:
+    """What does not depend on how busy the machine is: edges and bytes of ranks, and what chunks of 600 a rank cost in MRR."""
+    rows = []
+    with log_of(preset) as folder:
+        for chunk, size in ((600, 2), (1200, 2), (4000, 2), (600, 4)):
+            work, sampled, mrr = work_of(folder, name, chunk, size)
+            label = f"{preset}, {name}, chunks of {chunk}, {size} ranks"
+            rows.append(Row(f"{label}: sent per trained event", work.sent_R.sum() / EDGES / 1e3, "kB"))
+            for what, values in (("sampled edges", sampled), ("bytes sent", work.sent_R)):
+                rows.append(Row(f"{label}: {what}, variation over ranks", 100 * spread(values), "%"))
+            rows.append(Row(f"{label}: MRR", 1000 * mrr, "thousandths"))
+            print(*rows[-4:], sep="\n", flush=True)
+    return rows
+
+
 def of_size(label: str, work: Work, sampled: list[int], one: float, links: tuple[Link, ...]) -> list[Row]:
     size = len(sampled)
     rows = [Row(f"{label}: share of linear, {link.name}", 100 * one / (size * work.over(link)), "%") for link in links]
@@ -224,6 +245,9 @@ def of_size(label: str, work: Work, sampled: list[int], one: float, links: tuple
     for what, values in (("compute", work.seconds_RC.sum(1)), ("sampled edges", sampled), ("bytes sent", work.sent_R)):
         rows.append(Row(f"{label}: {what}, variation over ranks", 100 * spread(values), "%"))
     return rows
+
+
+PARTS = {"ranks-model": run, **{f"ranks-counts-{preset}-{name}": partial(counts, preset, name) for preset in FEATURES for name in ("tgn", "tgat")}}
 
 
 if __name__ == "__main__":

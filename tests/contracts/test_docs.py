@@ -114,7 +114,7 @@ def test_every_route_is_documented(tmp_path):
     engine = Engine(s, registry, Heartbeat(tmp_path, "serve"))
     made = create_app(ServerState(s, engine, registry))
     have = {f"{m} {path}" for path, item in made.openapi()["paths"].items() for m in map(str.upper, item)}
-    have |= {f"GET {r.path}" for r in made.routes if isinstance(r, APIRoute) and not r.include_in_schema}
+    have |= {f"GET {r.path.replace(':path', '')}" for r in made.routes if isinstance(r, APIRoute) and not r.include_in_schema}
     assert set(first_column(DOCS["api.md"])) == have
 
 

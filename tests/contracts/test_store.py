@@ -31,6 +31,11 @@ def test_the_store_on_s3_survives_500s_half_uploads_timeouts_and_names_one_that_
         assert sent == named == left > 5 and again == 0 and swept == [0, 0], mode
         assert committed(tmp_path / f"back-{mode}") == committed(tmp_path / "log")
         assert verify_log(tmp_path / f"back-{mode}")[1] == []
-    assert "cannot be written to s3://bucket/away" in said["away"]["error"] and said["away"]["seconds"] < 60
-    assert "cannot be written to s3://no-such-bucket/log" in said["missing"]["error"]
+    for mode in ("", "500", "half", "hang"):
+        error, seq, num_manifests, unneeded, places = said[f"archive {mode}"]
+        assert (error, seq, num_manifests, unneeded) == ("", 12, 1, 0), mode
+        assert places >= 1, "a key is found in objects on S3"
+    assert "s3://bucket/archive-" in said["archive away"]
+    assert "cannot be listed in s3://bucket/away" in said["away"]["error"] and said["away"]["seconds"] < 60
+    assert "s3://no-such-bucket/log: " in said["missing"]["error"]
     assert "sesame" not in asked.stdout + asked.stderr

@@ -1,12 +1,22 @@
 """The leader's ingest and a follower on a real Kafka, both killed at any moment: two logs that are equal byte for byte."""
 
+import json
+import os
 import random
+import subprocess
+import sys
 import time
+import urllib.request
 import uuid
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
 from streamd.replica.start import published_seq
+from streamd.segments.changelog_position import read_position
+from streamd.settings import as_environment
+from streamd.store.store import Store
+from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import produce, rows_of, wait
 from tests.replica.directories import difference
@@ -52,3 +62,33 @@ def test_kills_of_leader_and_follower_leave_two_equal_logs(pair, producer, topic
     assert replica.stop() == 0
     assert difference(leader.path, replica.path) == ""
     assert sorted(leader.events()) == sorted(rows) == sorted(replica.events())
+
+
+def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, topic, kafka, tmp_path):
+    """The whole daemon on both sides: records are deleted up to the manifest, a new replica starts from it, and serves."""
+    leader, replica = pair
+    store = f"file://{tmp_path}/store"
+    rows = rows_of(1200)
+    started(leader, "ingest", "running")
+    produce(producer, topic, rows[:800], size=7)
+    wait(lambda: leader.edges() == 800, "the leader shows the first events", 60)
+    at = read_position(leader.path)
+    upload(leader.path, Store(store), changelog_offset=at.offset)
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin.delete_records({TopicPartition(f"{leader.settings.log.name}.changelog", 0): at.offset})
+    admin.close()
+    produce(producer, topic, rows[800:], size=7)
+
+    replica.settings = replica.settings.model_copy(update={"log": replica.settings.log.model_copy(update={"store": store})})
+    replica.start()
+    wait(lambda: replica.seen() == 1200, "the replica's server has all events", 120)
+    assert read_beat(replica.path, "follow").state == "following" and read_beat(replica.path, "ingest") is None
+    body = json.dumps({"src": rows[0][0], "dst": [rows[0][1]]}).encode()
+    asked = urllib.request.Request(f"http://127.0.0.1:{replica.settings.server.port}/v1/score", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert len(json.load(answer)["scores"]) == 1, "it answers"
+    out = subprocess.run([sys.executable, "-m", "streamd", "changelog", "verify"], env=os.environ | as_environment(replica.settings),
+                         capture_output=True, text=True, check=False)
+    assert out.returncode == 0 and "are equal; 0 commits" in out.stdout, out.stdout + out.stderr
+    assert leader.stop() == 0 and replica.stop() == 0
+    assert difference(leader.path, replica.path) == ""

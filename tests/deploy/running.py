@@ -26,7 +26,7 @@ EXPORTED = ("streamd_", "process_")
 @contextlib.contextmanager
 def running(path):
     """A daemon on the embedded stand-in for Kafka, which has learned five windows and answers.
-    Yields: it, and a function that sends it more events and asks it."""
+    Yields: it, a function that sends it more events and asks it, and the stand-in."""
     broker = StandIn()
     broker.create_topic("events", 4)
     daemon = Daemon(
@@ -51,7 +51,7 @@ def running(path):
     try:
         wait(daemon.is_ready, "it answers", 120)
         live(1000)
-        yield daemon, live
+        yield daemon, live, broker
         assert daemon.stop() == 0, daemon.output()[-3000:]
     finally:
         if daemon.process.poll() is None:
@@ -64,7 +64,21 @@ def ports(daemon):
     """Where each role exports."""
     telemetry = daemon.settings.telemetry
     return {"serve": daemon.settings.server.port, "ingest": telemetry.ingest_port,
-            "train": telemetry.train_port}
+            "train": telemetry.train_port, "archive": telemetry.archive_port}
+
+
+@contextlib.contextmanager
+def archiving(path, broker):
+    """An archive of a daemon's directory, which has stored a manifest. Yields: it."""
+    archive = Daemon(path, broker.bootstrap_servers, "events", kafka__client=broker.client, log__name="graph",
+                     log__store=f"file://{path.parent}/store", telemetry__archive_port=free_port())
+    broker.create_topic("graph.changelog", 4)
+    archive.start("archive")
+    try:
+        wait(lambda: "\nstreamd_changelog_records" in scrape(archive, "archive"), "a manifest is in the store")
+        yield archive
+    finally:
+        assert archive.stop() == 0, archive.output()[-3000:]
 
 
 def scraped(text):
@@ -92,15 +106,21 @@ def scrape(daemon, role):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as (daemon, live):
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as (daemon, live, broker):
         live(2000)
         wait(lambda: "\nstreamd_gate_mrr_difference" in scrape(daemon, "train"),
              "champions are compared with the last proven version", 240)
         wait(lambda: "recommend_recall_count 0.0" not in scrape(daemon, "serve"), "recall was measured", 60)
-        for role in OWNED:
-            lines = scrape(daemon, role).splitlines()
-            kept = [x for x in lines if x.startswith((*EXPORTED, "# TYPE streamd_")) and "_created" not in x]
-            (SCRAPES / f"{role}.prom").write_text("\n".join(kept) + "\n")
+        for role in set(OWNED) - {"archive"}:
+            keep(role, scrape(daemon, role))
+        with archiving(daemon.path, broker) as archive:
+            keep("archive", scrape(archive, "archive"))
+
+
+def keep(role, text):
+    """Write what a role exports, as far as tests look at it."""
+    kept = [x for x in text.splitlines() if x.startswith((*EXPORTED, "# TYPE streamd_")) and "_created" not in x]
+    (SCRAPES / f"{role}.prom").write_text("\n".join(kept) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ MARK, UNTIL = "ingest streamd_watermark_timestamp_seconds", "train streamd_train
 LIVE, RULE = 'train streamd_window_mrr{model="live"}', 'train streamd_window_mrr{model="edgebank"}'
 TRAIN = {"job": "streamd", "role": "train", "instance": "train"}
 INGEST = {"job": "streamd", "role": "ingest", "instance": "ingest"}
+FAILED = 'archive streamd_archive_rounds_total{outcome="failed"}'
 COUNTS = ("_total", "_bucket", "_sum", "_count")
 EMPTY_WHERE_WELL = {
     "streamd_gate_mrr_difference": "nothing is compared until windows come after a verdict"}
@@ -84,6 +85,13 @@ CASES = {
     "StreamdServerBehind": ("1m", 8, {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "1x9"},
                             {"ingest streamd_log_edges": "200001x9", "serve streamd_served_edges": "100001x9"}, {},
                             "Answers do not know the newest 200k events."),
+    "StreamdManifestOld": ("1m", 35, {"archive streamd_manifest_timestamp_seconds": "1x40"},
+                           {"archive streamd_manifest_timestamp_seconds": "0+60x40"}, {},
+                           "The store's newest manifest is 34m 59s old; the changelog grows."),
+    "StreamdArchiveFailing": ("1m", 30, {FAILED: "0+1x40"}, {FAILED: "0+1x40", FAILED.replace("failed", "stored"): "0+1x40"}, {}),
+    "StreamdForgettingWaits": ("1m", 65, {"archive streamd_compaction_waits_since_timestamp_seconds": "1x70"},
+                               {"archive streamd_compaction_waits_since_timestamp_seconds": "0x70"}, {},
+                               "What a compaction removed 1h 4m 59s ago may still be in the store or the changelog."),
     "StreamdRetentionBlocked": ("5m", 26, {"ingest streamd_retention_blocked_bytes": "1048576x30"}, {}, INGEST,
                                 "1MiB should be dropped, but a role still needs them."),
 }

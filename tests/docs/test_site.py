@@ -3,6 +3,7 @@
 import functools
 import html
 import http.server
+import importlib.util
 import os
 import re
 import shutil
@@ -24,9 +25,17 @@ def pages():
 
 def test_every_page_of_the_docs_is_in_the_sites_menu():
     menu = set(re.findall(r'"([\w/-]+\.md)"', (ROOT / "docs" / "site" / "zensical.toml").read_text()))
-    have = {p.name for p in (ROOT / "docs").glob("*.md")} | {"index.md", "contributing.md", "changelog.md", "reference/rest.md", "reference/library.md"}
-    have |= {"reference/client.md"} if (ROOT / "streamd" / "client").is_dir() else set()
+    have = {p.name for p in (ROOT / "docs").glob("*.md")} | {"index.md", "contributing.md", "changelog.md", "reference/rest.md", "reference/library.md", "reference/client.md"}
     assert menu == have
+
+
+def test_the_library_reference_has_what_the_librarys_page_imports():
+    spec = importlib.util.spec_from_file_location("prepare", ROOT / "docs" / "site" / "prepare.py")
+    prepare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(prepare)
+    named = {name for names in prepare.LIBRARY.values() for name in names}
+    lines = re.findall(r"^from (streamd[\w.]*) import (.+)$", (ROOT / "docs" / "library.md").read_text(), re.M)
+    assert {f"{module}.{name}" for module, names in lines for name in names.split(", ")} <= named
 
 
 @built
@@ -60,6 +69,8 @@ def test_links_lead_to_pages_and_headings_that_are_there():
 def test_the_reference_has_the_names_and_routes_of_the_code():
     library = (SITE / "reference" / "library.html").read_text()
     assert all(f'id="streamd.{name}"' in library or f"id=streamd.{name}" in library for name in ("graph.TemporalSampler.sample", "models.build_model"))
+    client = (SITE / "reference" / "client.html").read_text()
+    assert all(f'id="streamd.client.{name}"' in client or f"id=streamd.client.{name}" in client for name in ("calls.recommend", "calls.explain", "AsyncClient"))
     rest = (SITE / "reference" / "rest.html").read_text()
     assert "POST /v1/recommend/batch" in rest and "exclude_seen" in rest
 

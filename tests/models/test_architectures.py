@@ -19,14 +19,13 @@ from streamd.models import ARCHITECTURES, build_model, sampled_inputs
 from streamd.models.architectures import COMMON, unused_settings
 from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
-from streamd.models.memory import EdgeRows
-from streamd.models.numpy_tgn import NumpyTGN
+from streamd.models.layers import LAYERS
 from streamd.models.sage import SAGELayer
 from streamd.segments.reader import LogReader
 from streamd.settings import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 
-NAMES = tuple(name for name, row in ARCHITECTURES.items() if row.layer is not None)
+NAMES = tuple(LAYERS)
 SCHEMA = Schema(2, 0, 0)
 
 
@@ -267,31 +266,3 @@ def test_what_padding_names_changes_no_embedding_and_no_gradient(live, name):
         said.append([out.detach(), *([state.grad] if model.has_memory else []), *(p.grad for p in model.parameters() if p.grad is not None)])
     for a, b in zip(*said, strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("values", [{}, {"id_rows": 0, "pair_facts": False}])
-@pytest.mark.parametrize("node_dim", [0, 3])
-def test_answers_in_numpy_are_those_of_the_model(live, values, node_dim):
-    made = ModelSettings(**{"name": "tgn", "dim": 8, "time_dim": 4, "neighbors": 3, "id_rows": 64} | values)
-    model, rng = build_model(made, Schema(2, node_dim, 0), 1).eval(), np.random.default_rng(3)
-    for tensor in (*model.parameters(), *model.fact_stats.buffers(), *model.edge_stats.buffers(), *model.node_stats.buffers()):
-        torch.nn.init.uniform_(tensor, -0.3, 0.3)
-    memory, log = model.new_memory(), live.log
-    for a in range(0, 500, 100):
-        model.advance(memory, EdgeRows.of(log, a, a + 100), log.deletions.of_nodes)
-    features = NodeFeatures(Schema(0, node_dim))
-    features.take(np.arange(20), rng.normal(size=(20, node_dim)).astype(np.float32))
-    roots = np.arange(-1, 60)
-    around = sample_neighborhood(live.graph, log.columns, features, roots, 500, memory.now_us, model.plan)
-    assert len(memory.pending_node) and not around.hops[0].mask_UK.all()
-    facts, src, dst = rng.normal(size=(40, NUM_FACTS)).astype(np.float32), rng.integers(0, 61, 40), rng.integers(0, 61, (40, 1))
-    with torch.no_grad():
-        updated, t = model.updated(memory), torch.from_numpy
-        inputs = link_inputs(np.arange(40), facts[:, None], src, dst, around)
-        state_MD = memory.gather(inputs.node_M, updated)
-        z_UD = model.embed(inputs, state_MD)
-        numpy = NumpyTGN(model)
-        got = numpy.embed(memory, updated, around)
-        for ours, its in zip(got, (z_UD, model.head_src(z_UD), model.head_dst(z_UD)), strict=True):
-            torch.testing.assert_close(t(ours), its, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(t(numpy.logits(facts, got[1, src], got[2, dst[:, 0]])), model(inputs, state_MD)[:, 0], rtol=1e-4, atol=1e-5)

@@ -5,7 +5,8 @@ import torch
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
 from streamd.models.labels import LabelHead, LabelHeads
-from streamd.models.link import HISTORY_WEIGHT, build_model
+from streamd.models.link import build_model
+from streamd.models.stored_weights import HISTORY_WEIGHT
 from streamd.settings import ModelSettings
 
 

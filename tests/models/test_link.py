@@ -5,7 +5,8 @@ import torch
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
-from streamd.models.link import OLD_NUM_FACTS, build_model, link_loss
+from streamd.models.link import build_model, link_loss
+from streamd.models.stored_weights import OLD_NUM_FACTS
 from streamd.settings import ModelSettings
 
 

@@ -5,6 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
+from streamd.models.torch_model import TorchModel
 from streamd.registry.manifest import Manifest
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
@@ -31,7 +32,7 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
     src, dst, time = arrays
     writer = LogWriter(path, SCHEMA, 250)
     reader = LogReader.open(path)
-    served = LoadedVersion(manifest(s), model, model.new_memory())
+    served = LoadedVersion(manifest(s), TorchModel(model), model.new_memory())
     at = turn = 0
     while at < len(src):
         end = min(at + min(tails[turn % len(tails)], writer.remaining_rows()), len(src))
@@ -47,7 +48,7 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
             kept = {k: v.clone() for k, v in served.memory.tensors().items()}
             memory = Memory.restored(kept, served.memory.edge, served.memory.now_us)
             reader = LogReader.open(path)
-            served = LoadedVersion(manifest(s), model, memory)
+            served = LoadedVersion(manifest(s), TorchModel(model), memory)
     writer.close()
     return served.memory
 
@@ -146,8 +147,8 @@ def test_the_memory_update_equals_a_float64_reference(model):
         gaps = (int(slow.pending_us[p]) - last) / 7e6 if last > 0 else 0.0
         encoding = torch.cos(gaps * slow_net.updater.time.weight + slow_net.updater.time.bias)
         stats = net.edge_stats
-        features = ((slow.pending_features[p].double() - stats.mean) / stats.var.sqrt()).clamp(-5, 5)
-        x = torch.cat([h, slow.pending_other[p].double(), features, encoding])
+        features = ((torch.from_numpy(slow.pending_features[p]).double() - stats.mean) / stats.var.sqrt()).clamp(-5, 5)
+        x = torch.cat([h, torch.from_numpy(slow.pending_other[p]).double(), features, encoding])
         gi, gh = gru.weight_ih @ x + gru.bias_ih, gru.weight_hh @ h + gru.bias_hh
         (ir, iz, inn), (hr, hz, hn) = gi.chunk(3), gh.chunk(3)
         r, z = torch.sigmoid(ir + hr), torch.sigmoid(iz + hz)

@@ -130,8 +130,8 @@ def test_messages_of_a_widened_memory_are_those_it_had(change):
     model, _ = trained("tgn", old)
     wide, memory = widened_model(model, new), model.new_memory()
     rows = old.edge_rows(0, np.ones((4, old.all_edge_columns[0].stop - old.all_edge_columns[0].start), np.float32))
-    pending = {"pending_node": torch.arange(4), "pending_other": torch.rand(4, 8), "pending_features": torch.from_numpy(rows),
-               "pending_us": torch.arange(4)}
+    pending = {"pending_node": np.arange(4), "pending_other": np.random.default_rng(0).random((4, 8), np.float32),
+               "pending_features": rows, "pending_us": np.arange(4)}
     memory.take_pending(pending, 4, 4)
     torch.testing.assert_close(wide.updated(widened_memory(memory, old, new)), model.updated(memory))
     assert memory.pending_features.shape[1] == old.edge_feature_dim, "the memory it was made of did not change"

@@ -25,7 +25,7 @@ def float64(monkeypatch):
     arena, from_numpy = memory_pages.Arena, torch.from_numpy
     monkeypatch.setattr(memory_pages, "Arena", lambda dtype, *shape: arena(np.float64 if dtype is np.float32 else dtype, *shape))
     monkeypatch.setattr(time_encoding, "in_gaps", lambda us, gap: us.double() / gap)
-    monkeypatch.setattr("streamd.models.memory.in_gaps", lambda us, gap: us.double() / gap)
+    monkeypatch.setattr("streamd.models.memory_updater.in_gaps", lambda us, gap: us.double() / gap)
     monkeypatch.setattr("streamd.models.encoder.in_gaps", lambda us, gap: us.double() / gap)
     monkeypatch.setattr(link, "in_float32", lambda layer, x: layer(x))
     torch.set_default_dtype(torch.float64)

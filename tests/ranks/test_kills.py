@@ -40,7 +40,11 @@ class Learning:
         self.world, self.path, self.size, self.wanted = World(path, training__ranks=size, **SMALL).grow(), path, size, wanted
         self.agent, self.seen = None, set()
 
-    def start(self):
+    def start(self, size=None):
+        """size: how many ranks from now on."""
+        if size is not None:
+            training = self.world.settings.training.model_copy(update={"ranks": size})
+            self.size, self.world.settings = size, self.world.settings.model_copy(update={"training": training})
         env = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | as_environment(self.world.settings)
         with (self.path / "output").open("ab") as output:
             self.agent = subprocess.Popen((*PYTHON, "-m", "streamd", "run", "--role", "train"), env=env, stdout=output, stderr=output)
@@ -104,11 +108,18 @@ def learned_in_spite_of(path, alone, size, rng, kills, number=signal.SIGKILL, wh
     finally:
         learning.close()
 
-    # Each window once, and what one trainer makes of them.
-    check_alike(path, alone.path)
-    names = Registry(learning.world.settings).names()
-    assert names == Registry(alone.settings).names() and len(set(names)) == len(names)
+    check_whole(learning.world, alone)
     return seconds
+
+
+def check_whole(world, alone, num_changes=0):
+    """Each window is there once, and is what one trainer makes of it. num_changes: how often the number of ranks changed by a kill, which
+    may leave a version of other bits of the window that was cut short."""
+    check_alike(world.path, alone.path)
+    names, wanted = (Registry(w.settings).names() for w in (world, alone))
+    again = [name for name in names if name not in wanted]
+    assert len(set(names)) == len(names) and set(wanted) <= set(names) and len(again) <= num_changes
+    assert {name.rpartition("-")[0] for name in again} <= set(wanted), "each of them is of a window that was cut short"
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +129,8 @@ def alone(tmp_path_factory):
     return world
 
 
-def test_a_window_is_learned_once_although_a_rank_was_killed(tmp_path, alone):
-    assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), kills=1)) == 1
+def test_windows_are_learned_once_although_a_rank_was_killed_three_times(tmp_path, alone):
+    assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), kills=3)) == 3
 
 
 @pytest.mark.slow
@@ -136,3 +147,23 @@ def test_ranks_killed_at_a_hundred_moments(tmp_path, alone, seed):
 def test_a_frozen_rank_or_a_killed_agent_costs_no_window(tmp_path, alone, number, what):
     seconds = learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(3), kills=2, number=number, what=what)
     print(f"{number.name} of a {what}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s")
+
+
+@pytest.mark.slow
+def test_two_then_three_ranks_are_killed_and_one_goes_on(tmp_path, alone):
+    learning = Learning(tmp_path / "log", 2, wanted=len(HistoryReader(alone.path).refresh()))
+    learning.start()
+    try:
+        for size in (3, 1):
+            learning.ranks()
+            learning.wait_for(learning.done() + 1)
+            assert learning.done() < learning.wanted, "something is left to learn"
+            learning.agent.kill()
+            learning.agent.wait()
+            soon(lambda: not any(map(is_alive, learning.seen)), "no rank outlives its agent")
+            learning.start(size)
+        learning.wait_for(learning.wanted)
+        learning.stop()
+    finally:
+        learning.close()
+    check_whole(learning.world, alone, num_changes=2)

@@ -142,9 +142,9 @@ def test_what_was_deleted_is_forgotten_on_every_rank(tmp_path):
 def test_replicas_learn_as_one_trainer_and_hold_the_same_rows(tmp_path, replicas, shards):
     def rows(trainer):
         memory = trainer.learner.memory
-        place = torch.arange(memory.rows.num_places)
-        node = place if memory.rows.owned is None else torch.from_numpy(memory.rows.owned.nodes(place.numpy()))
-        return memory.rows.state(node), {n: t.clone() for n, t in trainer.learner.model.state_dict().items()}
+        place = np.arange(memory.rows.num_places)
+        node = place if memory.rows.owned is None else memory.rows.owned.nodes(place)
+        return torch.from_numpy(memory.rows.state(node)), {n: t.clone() for n, t in trainer.learner.model.state_dict().items()}
 
     alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
     alone.learn(1)

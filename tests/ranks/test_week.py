@@ -54,7 +54,7 @@ def scored(s, ranks, learn=False):
     memory = learner.memory
     place = np.arange(memory.rows.num_places)
     node = place if memory.rows.owned is None else memory.rows.owned.nodes(place)
-    state = memory.rows.state(torch.from_numpy(node)).numpy()
+    state = memory.rows.state(node)
     return np.concatenate([e for e, _ in out]), np.concatenate([x for _, x in out]), node, state
 
 

@@ -105,7 +105,7 @@ class TrainerSide:
     def start(self, on_step=lambda _: None):
         """Start the publisher, as after a kill."""
         self.publisher = ModelsPublisher(self.settings, self.registry, MemoryTopic(self.log), Store(self.url, 0.1, sleep=lambda _: None),
-                                         lambda: self.counted, on_step, lambda: self.now)
+                                         lambda: self.counted, self.settings.data_dir, on_step, lambda: self.now)
 
     def learn(self, n):
         """Publish and record a window, as the trainer does before its checkpoint."""

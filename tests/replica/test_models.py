@@ -12,7 +12,7 @@ from streamd.replica import models_records as records
 from streamd.replica.models_state import ModelsState
 from streamd.segments.holds import Hold, asked_to_compact, compact_done, read_holds, write_hold
 from streamd.store.store import Store
-from streamd.store.upload import remove_unneeded
+from streamd.store.sweep import remove_unneeded
 from streamd.store.versions import FOLDER, stored_versions
 from tests.replica.models_world import (
     Killed,

@@ -39,7 +39,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
 
     def publisher():
         checkpoints = tmp_path / "trainer/train/checkpoints"
-        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints))
+        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints), first.path)
 
     def follower():
         return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
@@ -58,6 +58,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
         pages = [world.client.get("/status.json").json() for world in (first, second)]
         for key in ("windows", "versions", "moves", "champion", "shadow"):
             assert pages[0][key] == pages[1][key] and pages[0][key]
+        assert [list(page["roles"]) for page in pages] == [["ingest", "train", "serve", "archive"], ["follow", "serve"]]
 
         # One request from the replica, and both machines swap.
         older = next(n for n in first.registry.names() if n != first.registry.champion() and first.registry.is_servable(first.registry.manifest(n)))

@@ -3,8 +3,12 @@ import sys
 
 import pytest
 import structlog
+import torch
 
 from streamd.telemetry.logs import configure_logs
+
+# As in the processes of roles: several threads of torch in each of many tests would only wait for one another.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

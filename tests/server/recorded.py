@@ -40,7 +40,7 @@ TGN = SMALL | {"model__labels": "classification"}
 TGAT = SMALL | {"model__name": "tgat", "model__half_lives_seconds": (10, 100, 1000, 5000, 9000)}
 PATIENCE_SECONDS = 120
 """Kernels may have to be compiled on the way."""
-VOLATILE = {"now", "events_per_second", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
+VOLATILE = {"now", "events_per_second", "pulse", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
 
 
 def make_log(path):
@@ -98,7 +98,7 @@ def publish(path, values, edge, beside=None):
     window = Window(int(times[-1]) // HOUR * HOUR, (int(times[-1]) // HOUR + 1) * HOUR, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
     return Registry(chosen).publish(Candidate(
-        window=window, edge=memory.edge, seq=3, weights=model.state_dict(), memory=lambda: MemoryFiles(path / "made").store(memory),
+        window=window, edge=memory.edge, seq=3, weights=model.arrays(), memory=lambda: MemoryFiles(path / "made").store(memory),
         memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES, schema=log.state.schema,
         learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
 
@@ -107,7 +107,7 @@ def questions(later):
     """Requests of every kind: method, path, JSON body or None. later: a time behind all events, microseconds."""
     yield from answers(later)
     yield from inference(later)
-    for path in ("/v1/models", "/status.json", "/readyz"):
+    for path in ("/v1/models", "/v1/nodes?prefix=u", "/status.json", "/readyz"):
         yield "GET", path, None
 
 

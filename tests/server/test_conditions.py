@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from streamd.events import Position, Progress, Schema, empty_batch
-from streamd.roles import HEARTBEAT, make_folder
+from streamd.roles import ENDS, FOLLOW, HEARTBEAT, make_folder
 from streamd.segments.journal import LogState
 from streamd.segments.log import LogWriter
 from streamd.server.conditions import (
@@ -321,6 +321,21 @@ def test_while_no_broker_answers_answers_grow_older_and_are_given(world, log):
         content | {"time": time.time(), "state": "broker unavailable", "detail": {"edges": 1}}))
     time.sleep(0.6)
     assert 50 <= lag_of(ask(world)) < 70 and ask(world).status_code == 200
+
+
+def test_on_a_replica_the_follower_says_what_kafka_has(tmp_path):
+    beat(tmp_path, age=5.0)
+    complete = Completeness(tmp_path, is_replica=True)
+    file = make_folder(tmp_path, FOLLOW) / ENDS
+    for at, (text, known) in enumerate([(None, None), ("torn", None), ('{"time": 50.0, "behind": {"events": {"0": 8}}}', None),
+                                        ('{"time": 60.0, "behind": {}}', None)]):
+        if text is not None:
+            file.write_text(text)
+        complete.look(float(at))
+        complete.show(LogState(Schema()), 9.0)
+        assert complete.until == known
+    complete.show(LogState(Schema(), progress=Progress(positions={"events": {0: Position(8)}})), 9.0)
+    assert complete.until == 60.0
 
 
 def test_looks_that_wait_for_the_view_are_bounded_and_the_newest_counts(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from streamd.clock import SystemClock
 from streamd.errors import DeviceMemoryError
 from streamd.events import Progress
+from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.segments.log import LogWriter
@@ -75,15 +76,14 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     recorder = Recorder(world.settings, log)
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
-    from streamd.server.loaded_version import LoadedVersion
-    served = LoadedVersion.restored(version, log.state.schema)
-    assert served.memory.edge == log.num_edges
+    model, memory = restored(version, log.state.schema)
+    assert memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
     facts = recorder.live.facts.all.compute(np.array([3]), np.array([when]), candidates)
     inputs, _ = recorder._inputs(np.array([500]), facts, np.array([3]), candidates, 500, when - 1)
     with torch.no_grad():
-        want = served.model(inputs, served.memory.gather(inputs.node_M, served.model.updated(served.memory)))[0, :15]
+        want = model(inputs, memory.gather(inputs.node_M, model.updated(memory)))[0, :15]
     got = [s["score"] for s in ask(world, dst=[f"n:{c}" for c in candidates[0, :15]])["scores"]]
     np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 
@@ -91,7 +91,6 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
 @pytest.mark.parametrize("name", ["tgn", "tgat", "pair"])
 def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, name):
     """A stream through both under one version: each group of equal times is asked before any of it is produced."""
-    from streamd.models import restored
     from streamd.training.learner import Learner
     from streamd.training.recorder import Recorder
     from streamd.training.replay import ReplayStore
@@ -262,7 +261,7 @@ def test_bodies_that_are_not_json_or_too_large_are_refused(world):
 
 def test_pages_and_metrics_need_nothing_from_outside(world):
     world.start()
-    for path in ("/", "/docs", "/static/uPlot.iife.min.js", "/static/swagger-ui-bundle.js"):
+    for path in ("/", "/docs", "/static/swagger-ui-bundle.js"):
         page = world.client.get(path)
         assert page.status_code == 200
         if "javascript" not in page.headers["content-type"]:

@@ -6,6 +6,7 @@ import torch
 
 from streamd.events import Schema
 from streamd.models import build_model
+from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
@@ -22,7 +23,7 @@ def test_memory_passes_a_time_with_more_events_than_it_looks_at(tmp_path, burst_
     write_log(tmp_path, src, dst, time, Schema(), watermark=3 * HOUR)
     s = settings(tmp_path)
     log, model = LogReader.open(tmp_path), build_model(s.model, Schema(), 0)
-    served = LoadedVersion(SimpleNamespace(window_seconds=3600), model, model.new_memory())
+    served = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(model), model.new_memory())
     cuts = [0]
     for until in range(50, 1501, 50):
         while served.follow(log, until, 3 * HOUR if until == 1500 else int(time[until - 1]), 1):

@@ -1,26 +1,42 @@
-"""The status page in a real browser, headless, without the internet."""
+"""The status page in a real browser, headless, without the internet. One server and one browser for all tests."""
 
 import json
 import os
 import shutil
 import socket
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structlog
 import uvicorn
 from typer.testing import CliRunner
 
 from streamd.cli import app as cli
+from streamd.clock import SystemClock
+from streamd.events import Progress
+from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
+from streamd.settings import load_settings
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.progress import Reading
+from streamd.training.trainer import Trainer
 from streamd.windows.history import SetScores
-from tests.builders import HOUR, stream, write_log
+from tests.benchmarks.measure import wikipedia_log
+from tests.builders import HOUR, batch, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+HOSTILE = "<img src=x onerror='document.title=\"owned\"'>"
+DESKTOP, PHONE = {"width": 1100, "height": 900}, {"width": 375, "height": 740}
+WATCH = """() => { window.shift = 0; new PerformanceObserver(l => l.getEntries().forEach(e => { if (!e.hadRecentInput) window.shift += e.value; }))
+                   .observe({ type: "layout-shift", buffered: true }); }"""
 
 
 @pytest.fixture(scope="module")
@@ -32,34 +48,183 @@ def browser():
         made.close()
 
 
+class Served:
+    """A server of a world in a thread."""
+
+    def __init__(self, world):
+        self.world = world
+        self.listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.listening.bind(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.listening.getsockname()[1]}/"
+        self.server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listening]})
+        self.thread.start()
+        wait(lambda: world.engine.status.ready and world.engine.status.version == world.registry.champion(), 60)
+
+    def stop(self):
+        self.world.state.draining = True
+        self.server.should_exit = True
+        self.thread.join()
+        self.listening.close()
+
+
+class Small(Served):
+    """A server of ten windows, and the writer of its log."""
+
+    def __init__(self, path):
+        # Ten windows, the last five after midnight.
+        src, dst, time_us = stream(500, hours=10)
+        write_log(path, src, dst, time_us + 19 * HOUR, SCHEMA, watermark=100 * HOUR)
+        letters = LocalDeadLetters(path / "deadletter", 1 << 20)
+        for i in range(3):
+            letters.add(DeadLetter("events", 0, i, -1, "bad_time", f"{HOSTILE} is no time", 1_700_000_000_000_000, HOSTILE.encode()))
+        letters.flush()
+        world = World(path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
+        world.train()
+        self.writer = LogWriter(path, SCHEMA, 100_000)
+        super().__init__(world)
+
+    def happen(self, src, dst, keys=()):
+        """Commit an event that nobody learned yet. keys: of nodes that are new."""
+        for key in keys:
+            self.writer.keys[key] = len(self.writer.keys)
+        rows = batch(SCHEMA, np.array([src]), np.array([dst]), np.array([self.writer.watermark + 1]), keys)
+        self.writer.commit(rows, Progress(), self.writer.watermark + 1)
+
+    def stop(self):
+        super().stop()
+        self.writer.close()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("page")
-    write_log(tmp_path, *stream(2000, hours=24), SCHEMA, watermark=100 * HOUR)
-    world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
-    world.train()
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(world.state), log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    wait(lambda: world.engine.status.version == world.registry.champion())
-    yield world, f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
-    listening.close()
+    made = Small(tmp_path_factory.mktemp("page"))
+    yield made
+    made.stop()
 
 
-def opened(browser, address, **options):
+def opened(browser, served, key="reader", **options):
+    options = {"viewport": DESKTOP} | options
     context = browser.new_context(**options)
     page = context.new_page()
+    page.set_default_timeout(20_000)
     page.faults, page.asked = [], []
     page.on("pageerror", lambda error: page.faults.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
-    page.on("dialog", lambda dialog: dialog.accept("reader"))
-    page.goto(address)
-    page.wait_for_selector("#versions button")
+    page.add_init_script(f"({WATCH})()")
+    page.goto(served.address)
+    if key:
+        page.fill("#key", key)
+        page.press("#key", "Enter")
+        page.wait_for_selector("#versions button")
     return page
+
+
+def close(page, served):
+    """What holds of the page whatever was done: no error, nothing from elsewhere, no markup from data."""
+    assert page.faults == []
+    assert all(url.startswith((served.address, "data:")) for url in page.asked), "nothing from elsewhere"
+    assert page.title() == "streamd"
+    page.context.close()
+
+
+def ask(page, source):
+    page.fill("#source", source)
+    page.press("#source", "Enter")
+    page.wait_for_selector("#best li")
+
+
+def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(browser, served):
+    begun = time.perf_counter()
+    page = opened(browser, served)
+    head = served.world.state.page.content()["headline"]
+    sentence = page.inner_text("#sentence")
+    assert f"{head['live_beside'] - head['nightly']:.3f}" in sentence and f"{head['live'] - head['rule']:.3f}" in sentence
+    assert page.locator("#numbers dd.big").all_inner_texts() == [f"{head[k]:.3f}" for k in ("live", "nightly", "rule")]
+    labels = page.locator("#curve text").all_text_contents()
+    assert {"live model", "copy of last midnight"} <= set(labels) and any("best rule" in x for x in labels)
+    drawn = [len(d) for d in page.eval_on_selector_all("#curve path", "all => all.map(p => p.getAttribute('d'))")]
+    assert len(drawn) == 3 and min(drawn) > 20 and page.is_hidden("#notice")
+    assert page.inner_text("#state") == "answering" and "UTC" in page.inner_text("#newest")
+    assert page.locator("#sparks dt").count() == 6
+    print(f"page open and drawn after {time.perf_counter() - begun:.2f} s")
+
+    # Pointer and keys read single windows.
+    page.hover("#curve svg")
+    assert "window " in page.inner_text("#curve .tip")
+    page.focus("#curve svg")
+    page.keyboard.press("ArrowLeft")
+    assert page.is_visible("#curve .tip")
+    close(page, served)
+
+
+def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
+    page = opened(browser, served, key=None)
+    sizes = []
+    page.on("response", lambda r: sizes.append(int(r.headers.get("content-length", 0))) if not r.url.endswith(("json", "200")) else None)
+    page.reload()
+    page.fill("#key", "reader")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#versions button")
+    page.wait_for_timeout(2500)
+    assert 10_000 < sum(sizes) < 150_000, sizes
+    assert page.evaluate("window.shift") < 0.02
+    source = page.content()
+    assert "innerHTML" not in source and "http://" not in source.replace("http://www.w3.org/2000/svg", "").replace(served.address, "")
+    close(page, served)
+
+
+def test_an_answer_says_why_and_its_graph_follows_the_log(browser, served):
+    page = opened(browser, served)
+    # Completion, by keys alone.
+    page.focus("#source")
+    page.keyboard.type("n:1")
+    page.wait_for_selector("#keys li")
+    assert all(text.startswith("n:1") for text in page.locator("#keys li").all_inner_texts())
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#keys")
+    page.keyboard.type("0")
+    page.wait_for_selector("#keys li:has-text('n:10')")
+    page.keyboard.press("ArrowDown")
+    assert page.get_attribute("#source", "aria-activedescendant") == "key-0"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#around circle")
+    want = served.world.client.post("/v1/recommend", json={"src": "n:10", "k": 10}, headers={"X-API-Key": "reader"}).json()["scores"]
+    assert page.locator("#best .key").all_inner_texts() == [str(one["dst"]) for one in want]
+    assert page.locator("#best .badge.on").count() > 0, "known partners are marked"
+
+    # Why: the shares are those of the route.
+    page.click("#best li:first-child button")
+    page.wait_for_selector("#why-0 .share")
+    told = served.world.client.post("/v1/explain", json={"src": "n:10", "dst": want[0]["dst"]}, headers={"X-API-Key": "reader"}).json()
+    assert told["groups"][0]["words"] in page.inner_text("#why-0")
+    assert page.locator("#around circle").count() <= 50
+
+    # A new event appears without a reload.
+    served.happen(10, 21)
+    page.wait_for_selector("#around line.new")
+    assert "n:10 → n:21" in page.inner_text("#happened li:first-child")
+    close(page, served)
+
+
+def test_keys_reasons_and_examples_are_shown_as_text(browser, served):
+    hostile = [HOSTILE, "</script><script>document.title='owned'</script>", "a\"b'c`d${1}&amp;", "\u202egnp.exe"]
+    first = len(served.writer.keys)
+    for i, key in enumerate(hostile):
+        served.happen(first + i, 20, [key])
+    wait(lambda: hostile[-1] in served.world.engine.keys)
+    page = opened(browser, served)
+    assert HOSTILE in page.inner_text("#letters-table") and "3" in page.inner_text("#letters-table")
+    for key in hostile[:3]:
+        page.fill("#source", key[:12])
+        page.wait_for_selector("#keys li")
+        assert key in page.locator("#keys li").all_inner_texts()
+        page.press("#source", "Escape")
+        ask(page, key)
+        page.wait_for_selector("#around circle")
+        assert key in page.inner_text("#best-title") and key in page.locator("#around title").all_text_contents()
+    assert page.locator("main img, main script").count() == 0
+    close(page, served)
 
 
 def confirm(page, why, key):
@@ -68,95 +233,183 @@ def confirm(page, why, key):
     page.click("#yes")
 
 
-def test_an_operator_sees_the_plot_and_promotes_and_rolls_back(browser, served):
-    world, address = served
-    page = opened(browser, address, viewport={"width": 1100, "height": 1250}, color_scheme="light")
-    assert page.inner_text("#ready") == "answering" and page.locator("#plot canvas").count() == 1
-    assert page.locator("#timeline i").count() == 24 and "events/s" in page.inner_text("#cards")
-    painted = page.evaluate("""() => { const c = document.querySelector("#plot canvas"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-                                       return d.some((v, i) => i % 4 === 3 && v > 0); }""")
-    assert painted, "the plot has something in it"
+def test_an_operator_promotes_and_rolls_back_after_seeing_both_scores(browser, served):
+    world = served.world
+    page = opened(browser, served)
     champion, proven = world.registry.champion(), world.registry.shadow()
-    other = next(n for n in world.registry.names() if n not in (champion, proven) and world.registry.is_servable(world.registry.manifest(n)))
-    page.click(f"button[data-version='{other}']")
-    confirm(page, "a look at an older one", "reader")
-    page.wait_for_selector("#said.bad")
-    assert "admin_keys" in page.inner_text("#said") and world.registry.champion() == champion
-    page.click(f"button[data-version='{other}']")
-    confirm(page, "a look at an older one", "admin")
-    page.wait_for_selector("#said.good")
-    assert world.registry.champion() == other
-    page.wait_for_selector(f"#moves td:has-text('{other}')")
+    assert page.locator("#versions tbody tr").count() == 5 and page.locator("#versions th:has-text('window 1970-01-02')").count() >= 1
+    page.click("#more-versions")
+    other = next(n for n in world.registry.names()[::-1] if n not in (champion, proven) and world.registry.is_servable(world.registry.manifest(n)))
+    for key in ("reader", "admin"):
+        page.click(f"button[data-version='{other}']")
+        both = page.inner_text("#both")
+        assert all(f"{world.registry.manifest(n).scores['live']['mrr']:.3f}" in both for n in (champion, other))
+        confirm(page, "a look at an older one", key)
+        page.wait_for_selector("#said.bad" if key == "reader" else "#said.good")
+        assert world.registry.champion() == (champion if key == "reader" else other)
+    page.wait_for_selector("#moves td:has-text('a look at an older one')")
     page.click("#rollback")
     confirm(page, "enough seen", "admin")
     page.wait_for_selector("#said:has-text('rollback')")
     assert world.registry.champion() == proven and world.registry.journal.last().why == "enough seen"
-    assert page.faults == [] and all(url.startswith((address, "data:")) for url in page.asked), "nothing from elsewhere"
-    if shot := os.environ.get("STREAMD_SCREENSHOT"):
-        page.wait_for_selector(f"#cards b:has-text('{proven}')")
-        page.screenshot(path=Path(shot))
+    close(page, served)
+
+
+def test_windows_expand_to_their_scores(browser, served):
+    page = opened(browser, served)
+    assert page.locator("#windows tbody tr").count() == 5
+    page.click("#windows tbody tr:first-child button")
+    inner = page.inner_text("#windows table")
+    record = served.world.state.page._history.refresh()[-1]
+    assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
+    page.wait_for_timeout(2500)
+    assert page.locator("#windows table").count() == 1, "it stays open while the page follows the server"
+    page.click("#more-windows")
+    assert page.locator("#windows > tbody > tr").count() == 11
+    close(page, served)
+
+
+def test_all_of_it_works_by_keyboard_alone(browser, served):
+    page = opened(browser, served)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    reached = []
+    while len(reached) < 60 and "promote" not in reached:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.tagName === 'svg' ? 'curve' : document.activeElement.id || document.activeElement.textContent"))
+    assert {"curve", "source", "Ask", "more", "more-windows", "promote"} <= set(reached), reached
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#move[open]")
+    assert page.evaluate("document.querySelector('#move').contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#move") and page.evaluate("document.activeElement.hasAttribute('data-version')"), "focus goes back"
+    close(page, served)
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", PHONE)])
+def test_axe_finds_nothing_serious_and_the_page_fits(browser, served, scheme, size):
+    from axe_playwright_python.sync_playwright import Axe
+    page = opened(browser, served, viewport=size, color_scheme=scheme)
+    ask(page, "n:3")
+    page.wait_for_selector("#around circle")
+    page.click("#best li:first-child button")
+    page.wait_for_selector("#why-0 .share")
+    page.click("#windows tbody tr:first-child button")
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    found = Axe().run(page).response["violations"]
+    assert [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")] == []
+    page.click("#versions button:not([disabled])")
+    page.wait_for_selector("#move[open]")
+    found = Axe().run(page).response["violations"]
+    assert [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")] == []
+    box = page.locator("#yes").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"] and box["y"] + box["height"] <= size["height"]
+    close(page, served)
+
+
+def test_a_model_below_a_rule_has_a_banner(browser, served, monkeypatch):
+    real = served.world.state.page._history.refresh()
+    worse = [replace(r, scores=r.scores | {"live": r.scores["live"] | {"mrr": 0.01}}) for r in real]
+    monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: worse)
+    page = opened(browser, served)
+    page.wait_for_selector("#notice")
+    assert "ranks below" in page.inner_text("#notice") and "worse" in page.inner_text("#sentence")
+    close(page, served)
+
+
+def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, served, monkeypatch):
+    status = served.world.engine.status
+    monkeypatch.setattr(status, "ready", False)
+    monkeypatch.setattr(status, "rebuild", Reading(done=42, total=100, share=0.42, rate=5.0, seconds_left=11.6))
+    monkeypatch.setattr(served.world.engine, "_update_ready", lambda view: None)
+    monkeypatch.setattr(status, "why", "reading the log, 42 %")
+    page = opened(browser, served, key=None)
+    page.fill("#key", "reader")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#done")
+    assert page.inner_text("#sentence") == "Starting: reading the log, 42 %" and page.inner_text("#left") == "about 12 s left"
+    assert page.evaluate("document.querySelector('#done').value") == 0.42
+    monkeypatch.undo()
+    page.wait_for_selector("#state.good")
+    assert page.is_hidden("#done")
+    close(page, served)
 
 
 def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypatch):
-    world, address = served
-    page = opened(browser, address)
-    assert not page.is_visible("#kinds")
     scores = {"live": {"mrr": 0.5}, "edgebank": {"mrr": 0.25}}
     records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores)})
-               for r in world.state.page._history.refresh()]
-    monkeypatch.setattr(world.state.page._history, "refresh", lambda: records)
+               for r in served.world.state.page._history.refresh()]
+    monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: records)
+    page = opened(browser, served)
     page.wait_for_selector("#sets td")
     rows = page.locator("#sets tr").all_inner_texts()
-    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500, 0.250", "0.500"] and "b<i>uys" in rows[2]
-    assert page.faults == []
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500", "0.250", "0.500"] and "b<i>uys" in rows[2]
+    close(page, served)
 
 
 def test_the_page_has_one_time_zone_wherever_it_is_read(browser, served):
-    world, address = served
     seen = []
-    for zone in ("Etc/UTC", "Asia/Kolkata", "America/St_Johns"):
-        page = opened(browser, address, viewport={"width": 1100, "height": 800}, timezone_id=zone)
-        assert "all times in UTC" in page.inner_text("header")
-        page.wait_for_selector("#plot canvas")
-        seen.append((page.inner_text("#versions"), page.inner_text("#moves"),
-                     page.evaluate("document.querySelector('#plot canvas').toDataURL()")))
-    assert seen[0] == seen[1] == seen[2]
+    for zone in ("Etc/UTC", "America/St_Johns"):
+        page = opened(browser, served, timezone_id=zone)
+        seen.append([page.inner_text(part) for part in ("#versions", "#moves", "#windows", "#newest")] + page.locator("#curve text").all_text_contents())
+        close(page, served)
+    assert seen[0] == seen[1]
 
 
 def test_the_page_names_what_is_no_version_and_shows_the_rest(browser, served):
-    world, address = served
-    folder, last = world.registry.folder, world.registry.journal.last()
+    registry = served.world.registry
+    folder, last = registry.folder, registry.journal.last()
     (folder / "lost+<b>found").mkdir()
-    known = asdict(world.registry.manifest(world.registry.names()[0]))
+    known = asdict(registry.manifest(registry.names()[0]))
     for name, scores in (("1-1", {"mrr": 0.5}), ("1-2", {"ap": 0.5})):
         (folder / name).mkdir()
         (folder / name / "manifest.json").write_text(json.dumps(known | {"name": name, "scores": {"live": scores}}))
     with (folder / "journal.jsonl").open("a") as file:
         file.write("neither\n" + json.dumps(asdict(last) | {"time": 1e300}) + "\n")
-    page = opened(browser, address)
+    page = opened(browser, served)
     page.wait_for_selector("#strangers:has-text('lost+<b>found')")
-    assert "journal.jsonl: neither" in page.inner_text("#strangers") and page.faults == []
-    assert page.inner_text("#ready") == "answering" and page.locator("#versions td:has-text('1-1')").count() >= 1
-    listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(world.path)])
+    assert "journal.jsonl: neither" in page.inner_text("#strangers") and page.inner_text("#state") == "answering"
+    page.click("#more-versions")
+    assert page.locator("#versions th[title='1-1']").count() == 1
+    close(page, served)
+    listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(served.world.path)])
     structlog.reset_defaults()
     assert listed.exit_code == 0 and [line.split()[3] for line in listed.stdout.splitlines()[1:3]] == ["0.5000", "-"]
 
 
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_the_page_fits_a_phone_and_follows_its_colours(browser, served, scheme):
-    _, address = served
-    page = opened(browser, address, viewport={"width": 375, "height": 700}, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    background = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
-    light, dark = (page.evaluate(f"matchMedia('(prefers-color-scheme: {s})').matches") for s in ("light", "dark"))
-    assert "dark" in background and (dark if scheme == "dark" else light) and page.faults == []
-
-
 def test_the_docs_are_drawn_without_the_internet(browser, served):
-    _, address = served
     page = browser.new_page()
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(address + "docs")
+    page.goto(served.address + "docs")
     page.wait_for_selector(".opblock-summary-path")
-    assert page.locator(".opblock").count() >= 20 and all(url.startswith((address, "data:")) for url in asked)
+    assert page.locator(".opblock").count() >= 20 and all(url.startswith((served.address, "data:")) for url in asked)
+    page.close()
+
+
+@pytest.mark.slow
+def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_path):
+    """Forty hours of the demo's stream, learned window by window; the pictures go to the folder STREAMD_SCREENSHOTS names."""
+    wikipedia_log(tmp_path / "log")
+    chosen, _ = load_settings(None, {"data_dir": tmp_path / "log", "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
+    world = World.of(tmp_path / "log", chosen)
+    log = LogReader.open(chosen.data_dir, keep_keys=False)
+    trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
+    for _ in range(40):
+        trainer.process(trainer.due()[0])
+    source = LogReader.open(chosen.data_dir).keys[int(log.edges(trainer.edge - 1, trainer.edge)[0][0])]
+    shown = Served(world)
+    folder = Path(os.environ.get("STREAMD_SCREENSHOTS", tmp_path))
+    for name, scheme, size in (("status", "light", {"width": 1100, "height": 1180}), ("status-phone", "dark", {"width": 390, "height": 844})):
+        page = opened(browser, shown, key=None, viewport=size, color_scheme=scheme)
+        page.wait_for_selector("#versions button")
+        if name == "status":
+            ask(page, source)
+            page.wait_for_selector("#around circle")
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for_timeout(2500)
+        page.screenshot(path=folder / f"{name}.png")
+        assert (folder / f"{name}.png").stat().st_size > 20_000 and page.is_visible("#curve svg")
+        close(page, shown)
+    shown.stop()

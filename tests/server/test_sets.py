@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.models.restored import restored
 from streamd.segments.reader import LogReader
-from streamd.server.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
 from tests.builders import HOUR, SETS, declared, sets_stream, settings, write_sets_log
 from tests.server.world import World, wait
@@ -39,14 +39,14 @@ def test_scores_are_those_of_the_asked_edge_set(world, edge_set, targets):
     log = LogReader.open(world.path)
     recorder = Recorder(world.settings, log)
     recorder.rebuild(log.num_edges)
-    served = LoadedVersion.restored(world.registry.load(world.registry.champion()), SETS)
+    model, memory = restored(world.registry.load(world.registry.champion()), SETS)
     nodes = np.array(targets) + (20 if edge_set != "follows" else 0)
     when = int(log.time_of(np.array([899]))[0])
     candidates = np.resize(nodes, (1, 111))
     facts = recorder.live.facts.compute(np.array([3]), np.array([when + 1]), candidates, np.array([number]))
     inputs, _ = recorder._inputs(np.array([900]), facts, np.array([3]), candidates, 900, when)
     with torch.no_grad():
-        want = served.model(inputs, served.memory.gather(inputs.node_M, served.model.updated(served.memory)))[0, :3]
+        want = model(inputs, memory.gather(inputs.node_M, model.updated(memory)))[0, :3]
     np.testing.assert_allclose([s["score"] for s in answer["scores"]], want.numpy(), atol=1e-5)
 
 

@@ -24,10 +24,11 @@ from streamd.segments.recovery import last_state, lock_directory
 from streamd.segments.verify import verify_log
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECTS, Manifest, Piece, StoredFile
-from streamd.store.marks import UPLOAD_SECONDS, UPLOADS
+from streamd.store.marks import MARK_SECONDS, UPLOADS
 from streamd.store.restore import choose, restore
 from streamd.store.store import Store, without_secrets
-from streamd.store.upload import remove_unneeded, upload
+from streamd.store.sweep import remove_unneeded
+from streamd.store.upload import upload
 from tests.builders import (
     SECOND,
     SETS,
@@ -319,7 +320,7 @@ def test_objects_that_no_kept_manifest_names_are_removed_and_no_others(tmp_path,
         upload(tmp_path / "log", store)
         store.put(f"{UPLOADS}/{2**40}-other", b"1")
         assert remove_unneeded(store, 2) == (0, 0), "another upload may count on any object"
-        num_manifests, num_objects = remove_unneeded(store, 2, now=2**40 + UPLOAD_SECONDS + 1)
+        num_manifests, num_objects = remove_unneeded(store, 2, now=2**40 + MARK_SECONDS + 1)
         assert num_manifests == 1 and num_objects > 0 and not store.sizes(UPLOADS)
         for name in manifests.names(store):
             restore(store, manifests.read(store, name), tmp_path / "back" / name[-8:-5])

@@ -15,6 +15,7 @@ from streamd.events import EDGE, Schema
 from streamd.ingest.block import ROW, Block
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.merge import Merger
+from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
@@ -100,7 +101,7 @@ def main(path: Path, burst: int) -> None:
                  "most memory more than before": peak_megabytes() - before}
 
     # The server's memory, a chunk between two requests, over the whole log.
-    served = LoadedVersion(SimpleNamespace(window_seconds=3600), learner.model.eval(), learner.model.new_memory())
+    served = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(learner.model.eval()), learner.model.new_memory())
     begun = time.process_time()
     while served.follow(log, log.num_edges, log.watermark, 1):
         pass

@@ -22,9 +22,16 @@ import fsspec.config  # noqa: E402
 from moto.server import ThreadedMotoServer  # noqa: E402
 
 from streamd.errors import StoreError  # noqa: E402
+from streamd.store import manifest as manifests  # noqa: E402
+from streamd.store.archive import Archive  # noqa: E402
+from streamd.store.deleted import DeletedSearch  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
 from streamd.store.store import Store  # noqa: E402
-from streamd.store.upload import remove_unneeded, upload  # noqa: E402
+from streamd.store.sweep import remove_unneeded  # noqa: E402
+from streamd.store.upload import upload  # noqa: E402
+from streamd.telemetry.heartbeat import Heartbeat  # noqa: E402
+from tests.builders import ManualClock  # noqa: E402
+from tests.store.changelogs import TwinChangelog  # noqa: E402
 
 HALF_BYTES = 3_000
 """Bytes after which a half upload breaks off: within the rows of the test's log."""
@@ -93,6 +100,26 @@ os.environ["AWS_ENDPOINT_URL"] = proxy.address
 fsspec.config.conf["s3"] = {"config_kwargs": {"read_timeout": 1, "connect_timeout": 3}}
 boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").create_bucket(Bucket="bucket")
 
+
+
+def archived(url, data_dir, key):
+    """Rounds of an archive on a store that fails now and then. Returns: what it said, the newest commit, how many
+    manifests and objects that none names, and in how many places a key is."""
+    changelog, clock = TwinChangelog(), ManualClock()
+    store = Store(url)
+    archive = Archive(data_dir, store, changelog, manifest_seconds=600, clock=clock, beat=Heartbeat(data_dir, "archive"),
+                      bootstrap_seconds=100)
+    errors = []
+    for _ in range(4):
+        clock.advance(601)
+        archive.step()
+        errors.append(archive.error)
+    names = manifests.names(store)
+    needed = {o for name in names for o in manifests.read(store, name).objects}
+    places = len(list(DeletedSearch([key]).in_store(store)))
+    return [errors[-1], manifests.commit_of(names[-1])[1], len(names), len(set(store.sizes("objects")) - needed), places]
+
+
 said = {}
 for proxy.mode in ("", "500", "half", "hang"):
     store = Store(f"s3://bucket/log-{proxy.mode}")
@@ -106,6 +133,13 @@ proxy.mode = "away"
 said["away"] = refused("s3://bucket/away")
 proxy.mode = ""
 said["missing"] = refused("s3://no-such-bucket/log")
+for proxy.mode in ("", "500", "half", "hang"):
+    said[f"archive {proxy.mode}"] = archived(f"s3://bucket/archive-{proxy.mode}", Path(LOG), "n:31")
+proxy.mode = "away"
+away = Store("s3://bucket/archive-", timeout_seconds=5)
+archive = Archive(Path(LOG), away, None, manifest_seconds=600, clock=ManualClock(), beat=Heartbeat(Path(LOG), "archive"))
+archive.step()
+said["archive away"] = archive.error
 print(json.dumps(said), flush=True)
 # The event loop of s3fs keeps connections open, which would hold up the exit.
 os._exit(0)

@@ -1,0 +1,42 @@
+"""The command `streamd changelog verify`."""
+
+import typer
+
+from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.errors import SettingsError
+from streamd.telemetry.progress import ProgressLine
+
+changelog_app = typer.Typer(
+    help="The changelog, by which other machines follow: verify.", no_args_is_help=True
+)
+
+
+@changelog_app.command("verify")
+def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
+    """Compare a data directory with the changelog, of the leader or of a follower, also while it is
+    written. Exit status 1 where they differ."""
+    from streamd.replica.kafka_changelog import KafkaReader
+    from streamd.replica.topic import topic_name
+    from streamd.replica.verify import compare
+
+    settings = settings_of(config, data_dir)
+    if not settings.log.name:
+        raise SettingsError("This log has no changelog.", "set log.name.")
+    topic = topic_name(settings.log.name)
+    reader = KafkaReader(settings.kafka, topic)
+    try:
+        with ProgressLine(err, f"comparing with {topic}", "records") as line:
+            found = compare(settings.data_dir, reader, line.at)
+    finally:
+        reader.close()
+    if found.difference is not None:
+        where = found.difference
+        at = "" if where.offset is None else f" at byte {where.offset:,}"
+        out.print(f"commit {where.seq:,} differs: {where.path}{at}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    out.print(
+        f"{found.commits:,} commits and {found.num_bytes:,} bytes of files are equal; "
+        f"{found.behind:,} commits of the changelog are not shown here yet",
+        markup=False,
+        soft_wrap=True,
+    )

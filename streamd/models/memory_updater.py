@@ -1,0 +1,33 @@
+"""The part of TGN's memory that learns: the GRU that makes states of messages."""
+
+import torch
+from torch import Tensor, nn
+
+from streamd.models.arrays import as_tensor
+from streamd.models.memory import Memory
+from streamd.models.time_encoding import TimeEncoding, in_gaps
+
+
+class MemoryUpdater(nn.Module):
+    """The GRU that applies messages: [own state, other's state, features, time since] -> new
+    state."""
+
+    def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
+        super().__init__()
+        self.time = TimeEncoding(time_dim)
+        self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
+
+    def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
+        """New states of the nodes with a pending message, float32[P, D]. features_PD:
+        standardised."""
+        node = memory.pending_node
+        other = as_tensor(memory.pending_other)
+        if not len(node):
+            return other
+
+        # A node's first message has none before it: the time since is 0.
+        own = as_tensor(memory.rows.state(node))
+        since = as_tensor(memory.since_last())
+        message = torch.cat([own, other, features_PD, self.time(in_gaps(since, gap_us))], 1)
+        updated: Tensor = self.gru(message, own)
+        return updated

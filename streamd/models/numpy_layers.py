@@ -1,0 +1,253 @@
+"""The parts of `streamd.models.numpy_model`: each reads its weights by the names under which torch
+has them, and computes what its module of torch does, to float32's rounding.
+
+Shape suffixes as in `streamd.models`; R rows, I inputs, O outputs of a layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import VersionError
+from streamd.events import Bools, Float32, Int64
+from streamd.models.standard_values import CLIP, LEAST_SPREAD
+from streamd.models.stored_weights import with_all_facts
+
+Float64 = NDArray[np.float64]
+
+
+class StoredWeights:
+    """The weights of a version, taken name by name, each with the shape that a model wants."""
+
+    def __init__(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        self._left = dict(weights)
+
+    def take(self, name: str, *shape: int) -> NDArray[Any]:
+        """Raises: VersionError where there is no such weight of the shape."""
+        stored = self._left.pop(name, None)
+        if stored is None:
+            raise unfit(f"{name} is missing")
+        array: NDArray[Any] = with_all_facts(stored, shape, name)
+        if array.shape != shape:
+            raise unfit(f"{name} has the shape {array.shape}, the model wants {shape}")
+        return array
+
+    def float32(self, name: str, *shape: int) -> Float32:
+        return np.ascontiguousarray(self.take(name, *shape), np.float32)
+
+    def optional(self, name: str, *shape: int) -> Float32:
+        """A weight that older releases did not store: zeros where it is not there."""
+        return self.float32(name, *shape) if name in self._left else np.zeros(shape, np.float32)
+
+    def linear(self, name: str, inputs: int, outputs: int) -> "Linear":
+        weight_OI = self.float32(f"{name}.weight", outputs, inputs)
+        return Linear(np.ascontiguousarray(weight_OI.T), self.float32(f"{name}.bias", outputs))
+
+    def end(self) -> None:
+        """Raises: VersionError where weights are left that the model does not have."""
+        if self._left:
+            raise unfit(f"it has no {', '.join(sorted(self._left))}")
+
+
+def unfit(why: str) -> VersionError:
+    return VersionError(
+        f"The weights do not fit the model: {why}.",
+        "use the streamd that made them, or promote another version.",
+    )
+
+
+class Linear(NamedTuple):
+    """weight_IO: float32[I, O]; bias_O: float32[O]."""
+
+    weight_IO: Float32
+    bias_O: Float32
+
+    def __call__(self, x_RI: Float32) -> Float32:
+        out: Float32 = x_RI @ self.weight_IO
+        out += self.bias_O
+        return out
+
+
+class Standardizer:
+    """`RunningStandardizer`, or `SetStandardizer` where rows are of several sets."""
+
+    def __init__(
+        self, stored: StoredWeights, name: str, dim: int, columns: Sequence[slice] = ()
+    ) -> None:
+        """columns: as of `SetStandardizer`; of one set, or none, all are its own."""
+        self._set_of: Int64 | None = None
+        if len(columns) < 2:
+            mean, std = _moments(stored, name, dim)
+            self._shift, self._scale = _shift_and_scale(mean, std)
+            self._mean, self._std = mean.astype(np.float32), std.astype(np.float32)
+            return
+
+        # One-hot of the set lies in front, then come the features of each.
+        self._shift, self._scale = np.zeros(dim, np.float32), np.ones(dim, np.float32)
+        self._set_of = np.arange(dim)
+        for number, own in enumerate(columns):
+            moments = _moments(stored, f"{name}.sets.{number}", own.stop - own.start)
+            self._shift[own], self._scale[own] = _shift_and_scale(*moments)
+            self._set_of[own] = number
+
+    def __call__(self, rows: Float32) -> Float32:
+        """float32 rows [..., dim], standardised."""
+        out: Float32 = rows - self._shift
+        out *= self._scale
+        np.maximum(out, -CLIP, out=out)
+        np.minimum(out, CLIP, out=out)
+        if self._set_of is not None:
+            # One-hot stays as it is, and so do the zeros of other sets.
+            out *= rows[..., self._set_of]
+        return out
+
+    @property
+    def mean(self) -> Float32:
+        """float32[dim]; only where all rows are of one set."""
+        return self._mean
+
+    def back(self, rows: Float32) -> Float32:
+        """Standardised values in their own unit again; only where all rows are of one set."""
+        out: Float32 = rows * self._std
+        out += self._mean
+        return out
+
+
+def _moments(stored: StoredWeights, name: str, dim: int) -> tuple[Float64, Float64]:
+    """Mean and spread of each column: float64[dim]."""
+    stored.take(f"{name}.count")
+    return stored.take(f"{name}.mean", dim), np.sqrt(stored.take(f"{name}.var", dim))
+
+
+def _shift_and_scale(mean: Float64, std: Float64) -> tuple[Float32, Float32]:
+    scale = np.where(std > LEAST_SPREAD, 1.0 / np.maximum(std, LEAST_SPREAD), 0.0)
+    return mean.astype(np.float32), scale.astype(np.float32)
+
+
+class TimeEncoding:
+    """`streamd.models.time_encoding.TimeEncoding` of microseconds."""
+
+    def __init__(self, stored: StoredWeights, name: str, dim: int, gap_us: float) -> None:
+        self._weight = stored.float32(f"{name}.weight", dim)
+        self._bias = stored.float32(f"{name}.bias", dim)
+        self._gap_us = gap_us
+
+    def __call__(self, microseconds: Int64) -> Float32:
+        """int64[...] to float32[..., dim]."""
+        angle: Float32 = (microseconds / self._gap_us).astype(np.float32)[..., None] * self._weight
+        angle += self._bias
+        return np.cos(angle, out=angle)
+
+
+class GRUCell:
+    """`torch.nn.GRUCell` (Cho et al. 2014): gates in the order reset, update, new."""
+
+    def __init__(self, stored: StoredWeights, name: str, inputs: int, dim: int) -> None:
+        self._dim = dim
+
+        def linear(kind: str, width: int) -> Linear:
+            weight = stored.float32(f"{name}.weight_{kind}", 3 * dim, width)
+            bias = stored.float32(f"{name}.bias_{kind}", 3 * dim)
+            return Linear(np.ascontiguousarray(weight.T), bias)
+
+        self._of_input, self._of_state = linear("ih", inputs), linear("hh", dim)
+
+    def __call__(self, x_PI: Float32, h_PD: Float32) -> Float32:
+        """float32[P, D]."""
+        input_P3D, state_P3D = self._of_input(x_PI), self._of_state(h_PD)
+        d = self._dim
+
+        # Both gates at once.
+        gates = input_P3D[:, : 2 * d]
+        gates += state_P3D[:, : 2 * d]
+        gates = sigmoid(gates)
+        reset_PD, update_PD = gates[:, :d], gates[:, d:]
+
+        # The new state, then the mean of the two that the update gate says.
+        new_PD = state_P3D[:, 2 * d :]
+        new_PD *= reset_PD
+        new_PD += input_P3D[:, 2 * d :]
+        np.tanh(new_PD, out=new_PD)
+        out: Float32 = h_PD - new_PD
+        out *= update_PD
+        out += new_PD
+        return out
+
+
+class RootAttention:
+    """`NeighborAttention` by the same associativity: root rows are projected, not neighbours'."""
+
+    def __init__(
+        self, stored: StoredWeights, name: str, query_dim: int, entry_dim: int, dim: int, heads: int
+    ) -> None:
+        width = dim // heads
+        self._dim = dim
+        self._by_head = (heads, width)
+        self._query = stored.linear(f"{name}.query", query_dim, dim)
+        by_head = (heads, width, entry_dim)
+        # The division of scores is folded into the keys.
+        key_HWE = stored.float32(f"{name}.key.weight", dim, entry_dim).reshape(by_head)
+        self._key_HWE = key_HWE / np.float32(width**0.5)
+        value_HWE = stored.float32(f"{name}.value.weight", dim, entry_dim).reshape(by_head)
+        self._value_HEW = np.ascontiguousarray(value_HWE.transpose(0, 2, 1))
+
+    def __call__(
+        self, query_UD: Float32, entry_UKE: Float32, mask_UK: NDArray[np.bool_]
+    ) -> Float32:
+        """float32[U, dim]; zeros for a root without neighbours."""
+        weight_UHK = self.weights(query_UD, entry_UKE, mask_UK)
+
+        # The weighted sum first, then the value projection.
+        mixed_UHE: Float32 = weight_UHK @ entry_UKE
+        out_HUW: Float32 = mixed_UHE.transpose(1, 0, 2) @ self._value_HEW
+        out: Float32 = out_HUW.transpose(1, 0, 2).reshape(-1, self._dim)
+        return out
+
+    def weights(self, query_UD: Float32, entry_UKE: Float32, mask_UK: Bools) -> Float32:
+        """How much each neighbour counts, float32[U, heads, K]: 1 over the neighbours of a root, 0
+        for padding."""
+        # Fold the keys into the queries, head by head.
+        q_UHW = self._query(query_UD).reshape(-1, *self._by_head)
+        folded_HUE = q_UHW.transpose(1, 0, 2) @ self._key_HWE
+        mask_U1K = mask_UK[:, None]
+        score_UHK = folded_HUE.transpose(1, 0, 2) @ entry_UKE.swapaxes(1, 2)
+
+        # Padding weighs nothing; a root of padding alone gets zeros.
+        weight_UHK: Float32 = np.where(mask_U1K, score_UHK, np.float32(-1e9))
+        weight_UHK -= weight_UHK.max(2, keepdims=True, initial=np.float32(-1e9))
+        np.exp(weight_UHK, out=weight_UHK)
+        weight_UHK *= mask_U1K
+        weight_UHK /= np.maximum(weight_UHK.sum(2, keepdims=True), np.float32(1e-9))
+        return weight_UHK
+
+
+class Network:
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, *layers: Linear) -> None:
+        self._layers = layers
+
+    def __call__(self, x_RI: Float32) -> Float32:
+        for layer in self._layers[:-1]:
+            x_RI = layer(x_RI)
+            np.maximum(x_RI, 0, out=x_RI)
+        return self._layers[-1](x_RI)
+
+
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + exp(-x)), written over x."""
+    # By tanh, which overflows nowhere.
+    x *= np.float32(0.5)
+    np.tanh(x, out=x)
+    x += np.float32(1)
+    x *= np.float32(0.5)
+    return x
+
+
+def softmax(x_RO: Float32) -> Float32:
+    """Over each row."""
+    out: Float32 = np.exp(x_RO - x_RO.max(1, keepdims=True))
+    out /= out.sum(1, keepdims=True)
+    return out

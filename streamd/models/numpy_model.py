@@ -1,0 +1,294 @@
+"""A TGN, or the pair network alone, in numpy: what a server answers by on a CPU.
+
+The same numbers as `LinkModel` makes of the same weights, to float32's rounding; it learns nothing.
+Of a few nodes torch makes a hundred small calls, ten times the arithmetic, and its code takes more
+memory than all the rest of a server. numpy's products are BLAS's, as torch's are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Float32, Int64, NodeDeletes, Schema
+from streamd.graph.fact_columns import num_facts
+from streamd.graph.neighborhood import Hop, Neighborhood
+from streamd.models.architectures import architecture_of
+from streamd.models.label_rows import LabelRows
+from streamd.models.memory import EdgeRows, Memory
+from streamd.models.numpy_layers import (
+    GRUCell,
+    Linear,
+    Network,
+    RootAttention,
+    Standardizer,
+    StoredWeights,
+    TimeEncoding,
+    sigmoid,
+    softmax,
+)
+from streamd.models.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
+from streamd.models.stored_weights import HISTORY_WEIGHT
+from streamd.settings import ModelSettings
+
+BLOCK_ROOTS = 256
+"""Roots that are embedded at once: what lies between two products then stays in the cache, and many
+roots take no more memory than these."""
+
+
+class NumpyModel:
+    """The weights of a version as numpy arrays, which never change.
+
+    `streamd.models.inference.Inference` says what each method does.
+    """
+
+    device = "cpu"
+
+    def __init__(
+        self, settings: ModelSettings, schema: Schema, weights: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Raises: VersionError where the weights are of another model."""
+        assert architecture_of(settings).in_numpy
+        self.settings = settings
+        self.schema = schema
+        stored = StoredWeights(weights)
+        d, facts = settings.dim, num_facts(schema)
+
+        # What every model has: statistics of its inputs, and the network over pair facts.
+        edge_dim, node_dim = schema.edge_feature_dim, schema.node_feature_dim
+        self._fact_stats = Standardizer(stored, "fact_stats", facts)
+        self._edge_stats = Standardizer(stored, "edge_stats", edge_dim, schema.all_edge_columns)
+        self._node_stats = Standardizer(stored, "node_stats", node_dim, schema.all_node_columns)
+        self._pair = Network(
+            stored.linear("pair.0", facts, PAIR_HIDDEN),
+            stored.linear("pair.2", PAIR_HIDDEN, PAIR_HIDDEN),
+            stored.linear("pair.4", PAIR_HIDDEN, 1),
+        )
+
+        # What looks at the graph.
+        gap_us = float(stored.take("gap_us"))
+        gap_us = gap_us if gap_us > 0 else 1.0
+        self._graph = _GraphPart(settings, schema, stored, gap_us) if self._has_graph else None
+        self._heads: list[_LabelHead] = []
+        if settings.labels != "none" and schema.label_dim:
+            names = ["label_head"]
+            names += [f"label_head.others.{i}" for i in range(schema.num_node_sets - 1)]
+            width = (d if self._has_graph else 0) + facts
+            self._heads = [_LabelHead(settings, schema.label_dim, width, stored, n) for n in names]
+        stored.end()
+
+    @property
+    def has_labels(self) -> bool:
+        return bool(self._heads)
+
+    @property
+    def _has_graph(self) -> bool:
+        return architecture_of(self.settings).has_memory
+
+    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
+        with memory.over(chunk, deletes, self.updated):
+            pass
+
+    def updated(self, memory: Memory) -> Float32:
+        """States of the nodes with a pending message after the GRU: float32[P, D]."""
+        if self._graph is None or not len(memory.pending_node):
+            other_PD: Float32 = memory.pending_other
+            return other_PD
+        own_PD = memory.rows.state(memory.pending_node)
+        message = [
+            own_PD,
+            memory.pending_other,
+            self._edge_stats(memory.pending_features),
+            self._graph.message_time(memory.since_last()),
+        ]
+        return self._graph.gru(np.concatenate(message, 1), own_PD)
+
+    def embed(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
+        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of
+        them as sources and as destinations."""
+        assert self._graph is not None
+        graph = self._graph
+        z_UD = self._embedded(memory, updated_PD, around)
+        return np.stack([z_UD, graph.head_src(z_UD), graph.head_dst(z_UD)])
+
+    def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
+        out = self.pair_logits(facts_RF)
+        if self._graph is not None:
+            out += self._graph.residual(facts_RF, src_RD, dst_RD)
+        return out
+
+    def pair_logits(self, facts_RF: Float32) -> Float32:
+        if not self.settings.pair_facts:
+            return np.zeros(len(facts_RF), np.float32)
+        out: Float32 = self._pair(self._fact_stats(facts_RF))[:, 0]
+        return out
+
+    def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
+        assert self._graph is not None
+        return self._graph.residual(facts_RF, src_RD, dst_RD)
+
+    @property
+    def mean_facts(self) -> Float32:
+        return self._fact_stats.mean
+
+    def neighbor_weights(
+        self, memory: Memory, updated_PD: Float32, around: Neighborhood
+    ) -> tuple[Float32, ...]:
+        assert self._graph is not None
+        hop = around.hops[0]
+        h_MD = self._states(memory, updated_PD, around)
+        whole = slice(len(hop.root_U))
+        return (self._graph.weights(h_MD, hop, whole, self._edge_stats(hop.edge_UKD)),)
+
+    def labels(self, memory: Memory, updated_PD: Float32, rows: LabelRows, set_U: Int64) -> Float32:
+        parts = [self._fact_stats(rows.facts_UF)]
+        if self._graph is not None:
+            parts.insert(0, self._embedded(memory, updated_PD, rows.around))
+        inputs_UI = np.concatenate(parts, 1)
+
+        # Each node by the head of its set.
+        out_UT = np.zeros((len(inputs_UI), self.schema.label_dim), np.float32)
+        for number, head in enumerate(self._heads):
+            own = np.flatnonzero(set_U == number)
+            if len(own):
+                out_UT[own] = head(inputs_UI[own], rows.history_UT[own])
+        return out_UT
+
+    def _embedded(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
+        """Embeddings of a neighbourhood's roots: float32[U, D]."""
+        assert self._graph is not None
+        h_MD = self._states(memory, updated_PD, around)
+        hop = around.hops[0]
+        num_roots = len(hop.root_U)
+        z_UD = np.empty((num_roots, self.settings.dim), np.float32)
+        for a in range(0, num_roots, BLOCK_ROOTS):
+            b = min(a + BLOCK_ROOTS, num_roots)
+            edges_UKF = self._edge_stats(hop.edge_UKD[a:b])
+            z_UD[a:b] = self._graph.layer(h_MD, hop, slice(a, b), edges_UKF)
+        return z_UD
+
+    def _states(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
+        """The states of all nodes before the layer: float32[M, D]."""
+        assert self._graph is not None
+        h_MD = memory.host_states(around.node_M, updated_PD)
+        self._graph.add_to_states(h_MD, around.node_M, self._node_stats(around.node_MD))
+        return h_MD
+
+
+class _GraphPart:
+    """What a TGN has beyond the pair network: memory's GRU, the encoder, and the head that joins
+    two embeddings."""
+
+    def __init__(
+        self, settings: ModelSettings, schema: Schema, stored: StoredWeights, gap_us: float
+    ) -> None:
+        d, t, f = settings.dim, settings.time_dim, schema.edge_feature_dim
+
+        # Memory, and the first states of nodes.
+        self.message_time = TimeEncoding(stored, "updater.time", t, gap_us)
+        self.gru = GRUCell(stored, "updater.gru", 2 * d + f + t, d)
+        self._node_in_FD: Float32 | None = None
+        if schema.node_feature_dim:
+            shape = (d, schema.node_feature_dim)
+            self._node_in_FD = stored.float32("encoder.node_in.weight", *shape).T
+        self._id_vectors: Float32 | None = None
+        if settings.id_rows:
+            self._id_vectors = stored.float32("encoder.id_vectors.weight", settings.id_rows, d)
+
+        # The layer.
+        name = "encoder.layers.0"
+        self._time = TimeEncoding(stored, "encoder.time", t, gap_us)
+        self._attention = RootAttention(
+            stored, f"{name}.attention", d, d + f + t, d, settings.heads
+        )
+        self._skip = stored.linear(f"{name}.skip", d, d)
+
+        # The head.
+        self.head_src: Linear = stored.linear("head_src", d, d)
+        self.head_dst: Linear = stored.linear("head_dst", d, d)
+        self._out_D = stored.float32("head_out.weight", 1, d)[0]
+        self._set_SD: Float32 | None = None
+        if schema.num_edge_sets > 1:
+            self._set_SD = stored.float32("head_set.weight", d, schema.num_edge_sets).T
+
+    def add_to_states(self, h_MD: Float32, node_M: Int64, features_MD: Float32) -> None:
+        """Add projected node features, which are standardised, and id vectors to the states of
+        memory, as `Encoder.start`."""
+        if self._node_in_FD is not None:
+            h_MD += features_MD @ self._node_in_FD
+        if self._id_vectors is not None:
+            row_M = np.maximum(node_M, 0) % len(self._id_vectors)
+            h_MD += self._id_vectors[row_M] * (node_M >= 0)[:, None]
+
+    def layer(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
+        """Embeddings of some roots of a hop. h_MD: states of all nodes; edges_UKF: standardised
+        features of these roots' edges."""
+        own_UD, entry_UKE = self._seen(h_MD, hop, roots, edges_UKF)
+        z_UD = self._attention(own_UD, entry_UKE, hop.mask_UK[roots])
+        z_UD += self._skip(own_UD)
+        return z_UD
+
+    def weights(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
+        """How much each neighbour counts, the mean over heads: float32[U, K]. Arguments as of
+        `layer`."""
+        seen = self._seen(h_MD, hop, roots, edges_UKF)
+        mean_UK: Float32 = self._attention.weights(*seen, hop.mask_UK[roots]).mean(1)
+        return mean_UK
+
+    def _seen(
+        self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32
+    ) -> tuple[Float32, Float32]:
+        """What the layer sees: states of roots, float32[U, D], and entries of their neighbours,
+        float32[U, K, E]."""
+        parts = [h_MD[hop.neighbor_UK[roots]], edges_UKF, self._time(hop.ago_UK[roots])]
+        return h_MD[hop.root_U[roots]], np.concatenate(parts, 2)
+
+    def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
+        """What the graph adds to the logit of each row: float32[R]."""
+        hidden_RD = src_RD + dst_RD
+        if self._set_SD is not None:
+            hidden_RD += facts_RF[:, -len(self._set_SD) :] @ self._set_SD
+        np.maximum(hidden_RD, 0, out=hidden_RD)
+        out: Float32 = hidden_RD @ self._out_D
+        return out
+
+
+class _LabelHead:
+    """`streamd.models.labels.LabelHead` of one node set, and its `predict`."""
+
+    def __init__(
+        self, settings: ModelSettings, dim: int, inputs: int, stored: StoredWeights, name: str
+    ) -> None:
+        self._is_regression = settings.labels == "regression"
+        self._dim = dim
+        self._stats = Standardizer(stored, f"{name}.target_stats", dim)
+        self._net = Network(
+            stored.linear(f"{name}.net.0", inputs, LABEL_HIDDEN),
+            stored.linear(f"{name}.net.2", LABEL_HIDDEN, dim),
+        )
+        history = f"{name}.history.0"
+        take = stored.optional if history == HISTORY_WEIGHT else stored.float32
+        self._history_T = take(history, dim)
+
+    def __call__(self, inputs_LI: Float32, history_LT: Float32) -> Float32:
+        """Probabilities of classes, or quantities in their own unit: float32[L, T]."""
+        out_LT = self._net(inputs_LI)
+        out_LT += self._history_T * self._as_output(history_LT)
+        if self._is_regression:
+            return self._stats.back(out_LT)
+        return sigmoid(out_LT) if self._dim == 1 else softmax(out_LT)
+
+    def _as_output(self, target_LT: Float32) -> Float32:
+        """Targets as the outputs that would predict them."""
+        if self._is_regression:
+            return self._stats(target_LT)
+        least = np.float32(LEAST_SHARE)
+        if self._dim == 1:
+            share = np.clip(target_LT, least, 1 - least)
+            logit: Float32 = np.log(share / (1 - share))
+            return logit
+        amount = np.maximum(target_LT, 0)
+        share = amount / np.maximum(amount.sum(1, keepdims=True), np.float32(1e-9))
+        log: Float32 = np.log(np.maximum(share, least))
+        return log

@@ -1,0 +1,113 @@
+"""Compares a directory with the changelog, byte by byte."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamd.replica.admission import Admission, Verdict
+from streamd.replica.changelog import ChangelogReader
+from streamd.replica.records import LINE, Record, decode_value
+from streamd.replica.start import OwnLines, published_seq
+from streamd.segments.format import PAGE
+from streamd.segments.journal import LogState
+from streamd.segments.tail import JournalTail
+
+READ_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a directory is not what the changelog says.
+
+    seq: of the commit. path: of the file, in the data directory. offset: of the first byte that
+    differs, None where a whole line does.
+    """
+
+    seq: int
+    path: str
+    offset: int | None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What a comparison found.
+
+    commits, num_bytes: that were compared. behind: commits of the changelog that the directory does
+    not show yet. difference: the first one, None where there is none.
+    """
+
+    commits: int = 0
+    num_bytes: int = 0
+    behind: int = 0
+    difference: Difference | None = None
+
+
+def compare(
+    data_dir: Path,
+    reader: ChangelogReader,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Comparison:
+    """Compare what the changelog still has with a directory, which may be written meanwhile.
+
+    Lines and files that retention dropped or a later commit replaced are not compared. progress:
+    called with (records read, records in all). Raises: ChangelogError, KafkaError, OutOfRange
+    where records are deleted meanwhile.
+    """
+    begin, end = reader.bounds()
+    reader.seek(begin)
+    shown = published_seq(data_dir)
+    tail = JournalTail.open(data_dir)
+    found = Comparison()
+    admission: Admission | None = None
+    own = OwnLines(data_dir, 0)
+    while reader.position < end:
+        for record in reader.read(READ_SECONDS):
+            if record.offset >= end:
+                break
+            admission = admission or Admission(record.term, record.seq - 1)
+            if admission.judge(record) not in (Verdict.FIRST, Verdict.NEXT):
+                continue
+            if record.is_last:
+                admission.taken(record.seq)
+                found.commits += record.seq <= shown
+                found.behind += record.seq > shown
+            if record.seq > shown or tail is None:
+                continue
+            mine = own.crc(record.seq)
+            if mine is not None and mine != record.line:
+                found.difference = Difference(record.seq, "journal", None)
+                return found
+            found.difference = _compare_bytes(data_dir, tail.state, record, found)
+            if found.difference is not None:
+                return found
+        progress(reader.position - begin, end - begin)
+    return found
+
+
+def _compare_bytes(
+    data_dir: Path, state: LogState, record: Record, found: Comparison
+) -> Difference | None:
+    """Compare the pieces of a record with the files. Returns: the first difference."""
+    head, data = decode_value(record)
+    revisions = {path: file.revision for path, file in state.files.items()}
+    revisions |= {segment.path: segment.revision for segment in state.segments}
+    at = 0
+    for path, offset, size in head.pieces:
+        theirs = data[at : at + size]
+        at += size
+        known = revisions.get(path, revisions.get(path.rpartition("/")[0]))
+        if path == LINE or known is None or known > record.seq:
+            continue
+        # Headers count what came later, too.
+        passed = min(size, max(0, PAGE - offset)) if path.endswith(".tguf") else 0
+        theirs, offset, size = theirs[passed:], offset + passed, size - passed
+        with (data_dir / path).open("rb") as file:
+            file.seek(offset)
+            mine = file.read(size)
+        found.num_bytes += size
+        if mine != theirs:
+            first = next(
+                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine)
+            )
+            return Difference(record.seq, path, offset + first)
+    return None

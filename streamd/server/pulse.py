@@ -1,0 +1,103 @@
+"""The pulse of the server: a sample every few seconds of what its metrics say, for sparklines."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from prometheus_client import Histogram
+
+from streamd.telemetry import metrics
+
+SAMPLE_SECONDS = 5.0
+"""Time between two samples."""
+NUM_SAMPLES = 120
+"""Samples kept: ten minutes."""
+ANSWERS = ("/v1/score", "/v1/recommend", "/v1/explain", "/v1/embeddings", "/v1/labels", "/v2/")
+"""Beginnings of the routes whose seconds count."""
+Buckets = dict[float, float]
+"""Upper bound -> observations at or below it, since the start."""
+
+
+class Pulse:
+    """Samples of the last ten minutes. Owner: the event loop's thread."""
+
+    def __init__(self, rate: Callable[[], float], lag: Callable[[], float | None]) -> None:
+        """rate: events a second that the server takes in. lag: seconds by which answers may lag
+        behind Kafka, None where it is not known."""
+        self._rate = rate
+        self._lag = lag
+        self._samples: deque[dict[str, float | None]] = deque(maxlen=NUM_SAMPLES)
+        self._requests = buckets_of(metrics.request_seconds, ANSWERS)
+        self._fresh = buckets_of(metrics.event_to_answer_seconds)
+
+    def content(self) -> dict[str, list[float | None]]:
+        """Name -> a value a sample, oldest first, None where nothing was measured. Times are in
+        milliseconds but for `time`, seconds since 1970, and `lag_seconds`."""
+        names = self._samples[0] if self._samples else {}
+        return {name: [sample[name] for sample in self._samples] for name in names}
+
+    def sample(self) -> None:
+        """Take a sample of what was measured since the last one."""
+        requests = buckets_of(metrics.request_seconds, ANSWERS)
+        fresh = buckets_of(metrics.event_to_answer_seconds)
+        answers = less(requests, self._requests)
+        shown = less(fresh, self._fresh)
+        self._requests, self._fresh = requests, fresh
+        self._samples.append(
+            {
+                "time": round(time.time(), 1),
+                "events_per_second": self._rate(),
+                "lag_seconds": self._lag(),
+                "answers_per_second": max(answers.values(), default=0.0) / SAMPLE_SECONDS,
+                "p50_ms": _ms(quantile(answers, 0.5)),
+                "p99_ms": _ms(quantile(answers, 0.99)),
+                "event_to_answer_ms": _ms(quantile(shown, 0.5)),
+            }
+        )
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.sample()
+
+
+def buckets_of(histogram: Histogram, routes: tuple[str, ...] = ("",)) -> Buckets:
+    """Observations of a histogram by upper bound, over all its labels. routes: beginnings of the
+    label `route` of those that count."""
+    out: Buckets = {}
+    for family in histogram.collect():
+        for sample in family.samples:
+            counts = sample.labels.get("route", "").startswith(routes)
+            if counts and sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                out[bound] = out.get(bound, 0.0) + sample.value
+    return out
+
+
+def less(now: Mapping[float, float], before: Mapping[float, float]) -> Buckets:
+    """What was observed between two looks."""
+    return {bound: count - before.get(bound, 0.0) for bound, count in now.items()}
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """A quantile as Prometheus' histogram_quantile gives it: between two bounds by a line. Returns:
+    None without observations; the last finite bound where it lies beyond."""
+    total = max(buckets.values(), default=0.0)
+    if total <= 0:
+        return None
+    wanted = share * total
+    below, before = 0.0, 0.0
+    for bound, count in sorted(buckets.items()):
+        if count >= wanted:
+            if math.isinf(bound):
+                return below
+            return below + (bound - below) * (wanted - before) / max(count - before, 1e-9)
+        below, before = bound, count
+    return below
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 2)

@@ -1,0 +1,378 @@
+"""The archive keeps the store such that it always holds what a new follower needs, and the
+changelog no longer than followers may read it.
+
+A round uploads what the store lacks, writes a manifest, removes what no manifest that is kept
+names, and deletes the changelog's begin. A kill between any two steps leaves a store from which the
+newest manifest can be restored; the next round goes on.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from streamd.clock import Clock, SystemClock
+from streamd.errors import CorruptionError, ManifestError, SettingsError, StreamdError
+from streamd.roles import folder_of
+from streamd.segments.holds import Compacted, read_compacted
+from streamd.segments.journal import journal_files
+from streamd.settings import Settings
+from streamd.storage import DISK, Disk, write_durably
+from streamd.store import manifest as manifests
+from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
+from streamd.store.manifest import Manifest
+from streamd.store.marks import new_owner
+from streamd.store.snapshot import held_bytes
+from streamd.store.store import Store
+from streamd.store.sweep import Sweep
+from streamd.store.upload import upload
+from streamd.store.versions import FOLDER as VERSIONS
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+logger = structlog.get_logger()
+NAME = "archive"
+"""Name of the role, and of its folder in `roles/`."""
+OWNER = "owner"
+"""File in that folder with the name under which the archive marks its work in the store."""
+RUNNING = "running"
+"""File in that folder that the process locks."""
+FORGOTTEN = "forgotten"
+"""File in that folder with the commit of the newest compaction of which nothing is left in store
+and changelog."""
+KEEP = 2
+"""Manifests that stay: records of the changelog are deleted up to the one before the newest, so
+that whoever has just taken that one can read on."""
+BOOTSTRAP_SECONDS = 7_200.0
+"""How long a new follower may take for a manifest's objects: as long they stay, and the records of
+the changelog behind it."""
+PAUSE_SECONDS = 30.0
+"""Least time between the begins of two rounds: a store is paid by requests, and a trainer may store
+a checkpoint every second."""
+SOON_SECONDS = 5.0
+"""The same where deletes are to leave the store, or objects that another process counted on."""
+LOOK_SECONDS = 0.5
+"""Pause between two looks at the data directory, short beside PAUSE_SECONDS."""
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+"""Pauses after rounds that failed grow from the first to the longest."""
+
+
+def open_archive(settings: Settings, beat: Heartbeat, stop: threading.Event) -> "Archive":
+    """Open the archive of a leader. Raises: SettingsError where the log has no store, StoreError
+    where none can be opened at its URL."""
+    log = settings.log
+    if not (log.name and log.store) or log.member != "leader":
+        raise SettingsError(
+            "There is nothing to archive.", "set log.name and log.store, and log.member: leader."
+        )
+    store = Store(log.store, sleep=_wait(stop))
+    archive = Archive(
+        settings.data_dir,
+        store,
+        KafkaChangelog(settings.kafka, changelog_topic(log.name)),
+        manifest_seconds=log.manifest_seconds,
+        clock=SystemClock(),
+        beat=beat,
+        stop=stop,
+    )
+    store.before_try = archive.tell
+    return archive
+
+
+class Stopped(Exception):
+    """The process is to end; what was sent so far is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A manifest that was written: wall time in seconds, and its offset in the changelog."""
+
+    at: float
+    offset: int | None
+
+
+class Archive:
+    """Uploads a leader's data directory to the store, round by round. Owner: the process that has
+    the lock of `roles/archive`.
+
+    error: why the newest round failed, empty where it did not.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        store: Store,
+        changelog: Changelog | None,
+        *,
+        manifest_seconds: float,
+        clock: Clock,
+        beat: Heartbeat,
+        stop: threading.Event | None = None,
+        bootstrap_seconds: float = BOOTSTRAP_SECONDS,
+        disk: Disk = DISK,
+    ) -> None:
+        """changelog: None where no machine follows by one. stop: ends a round early."""
+        self._data_dir = data_dir
+        self._store = store
+        self._changelog = changelog
+        self._manifest_seconds = manifest_seconds
+        self._clock = clock
+        self._beat = beat
+        self._stop = stop or threading.Event()
+        self._bootstrap = bootstrap_seconds
+        self._disk = disk
+        self._folder = folder_of(data_dir, NAME)
+        self._owner = self._owners_name()
+        self._sweep = Sweep(store, KEEP, bootstrap_seconds)
+        # What was seen last, and when: monotonic seconds.
+        self._seen: object = None
+        self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
+        self._cleaned = True
+        self._left: list[str] = []
+        """Versions that a compaction removed here, and the store still names."""
+        self._retry_at = -float("inf")
+        self._failures = 0
+        self.error = ""
+        self._newest: Manifest | None = None
+        self._written: dict[str, _Written] | None = None
+        """Manifests by name, newest last; None until those in the store were read."""
+
+    def run(self) -> None:
+        """Look at the data directory again and again, until the process is to end."""
+        with contextlib.suppress(Stopped):
+            while not self._stop.is_set():
+                self.step()
+                self._stop.wait(LOOK_SECONDS)
+
+    def step(self) -> None:
+        """Look at the data directory once, and do a round where one is due."""
+        now = self._clock.monotonic()
+        self._touch("waiting" if self._failures else "idle")
+        if now < self._retry_at or not (self._data_dir / "published").exists():
+            return
+        try:
+            if self._is_due(now):
+                self._round(now)
+            elif not self._cleaned and now - self._cleaned_at >= SOON_SECONDS:
+                self._clean()
+        except (StreamdError, OSError) as error:
+            self._note_failure(error)
+        else:
+            if self._failures:
+                logger.info("archive_goes_on", store=self._store.shown, failures=self._failures)
+            self._failures = 0
+            self.error = ""
+            self._retry_at = -float("inf")
+
+    def refresh_metrics(self) -> None:
+        """Bring up to date what is only known when somebody asks."""
+        metrics.archive_held.set(held_bytes(self._data_dir, NAME))
+
+    def tell(self) -> None:
+        """Keep the heartbeat going while an object is sent. Raises: Stopped."""
+        if self._stop.is_set():
+            raise Stopped
+        self._touch("storing")
+
+    def _touch(self, state: str) -> None:
+        newest = self._newest
+        self._beat.touch(
+            state,
+            seq=None if newest is None else newest.seq,
+            error=self.error,
+            forgetting=self.forgetting_waits(),
+        )
+
+    def _is_due(self, now: float) -> bool:
+        """Whether something is to be stored, or the newest manifest is old."""
+        if self._compaction_to_forget() is not None and not self._holds_compaction():
+            return now - self._begun_at >= SOON_SECONDS
+        if now - self._stored_at >= self._manifest_seconds:
+            return True
+        pause = min(PAUSE_SECONDS, self._manifest_seconds)
+        return now - self._begun_at >= pause and occasion(self._data_dir) != self._seen
+
+    def _round(self, now: float) -> None:
+        """Upload and write a manifest; then clean up."""
+        self._begun_at = now
+        if self._written is None:
+            self._written = self._read_written()
+        seen = occasion(self._data_dir)
+        done = upload(
+            self._data_dir,
+            self._store,
+            lambda done, of: self.tell(),
+            NAME,
+            self._owner,
+            self._disk,
+            lambda: self._clock.now_us() / 1e6,
+        )
+
+        # Only now it counts: before, the next round must look at the same things again.
+        self._seen = seen
+        self._stored_at = self._clock.monotonic()
+        self._newest = made = done.manifest
+        self._written.pop(made.name, None)
+        self._written[made.name] = _Written(made.created_at, made.changelog_offset)
+        metrics.manifest_at.set(made.created_at)
+        metrics.manifest_seq.set(made.seq)
+        metrics.archive_rounds.labels("stored").inc()
+        metrics.archive_bytes.inc(done.num_bytes)
+        self._cleaned = False
+        self._clean()
+
+    def _clean(self) -> None:
+        """Remove from store and changelog what nobody needs any more."""
+        self._cleaned_at = self._clock.monotonic()
+        compaction = self._compaction_to_forget()
+        removed = self._sweep.remove(
+            self._clock.now_us() / 1e6,
+            self._owner,
+            None if compaction is None else compaction.seq,
+        )
+        if any(removed):
+            logger.info("store_swept", manifests=removed[0], objects=removed[1])
+        self._trim(compaction)
+        self._left = self._versions_left() if compaction is not None else []
+        self._cleaned = not self._sweep.waiting and not self._left
+        if compaction is not None and not self.forgetting_waits():
+            write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
+            logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
+        self._say_forgetting()
+
+    def _versions_left(self) -> list[str]:
+        """Versions in the store that are no longer here: the trainer lets go of them. Raises:
+        StoreError."""
+        stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
+        return sorted(stored - {path.name for path in (self._data_dir / "models").glob("*")})
+
+    def _trim(self, compaction: Compacted | None) -> None:
+        """Delete the changelog's begin, up to the manifest that new followers may have taken; of a
+        compaction, up to the one that was written after it. Raises: KafkaError."""
+        if self._changelog is None:
+            return
+        until = self._deletable() if compaction is None else self._behind(compaction)
+        first, end = self._changelog.bounds()
+        if until is not None and until > first:
+            self._changelog.delete_before(until)
+            logger.info("changelog_trimmed", first_offset=until, records=until - first)
+            first = until
+        metrics.changelog_records.set(end - first)
+
+    def _deletable(self) -> int | None:
+        """The offset before which no follower reads that took a manifest lately."""
+        assert self._written is not None
+        latest = self._clock.now_us() / 1e6 - self._bootstrap
+        *older, _ = self._written.items()
+        # Behind the newest of those, the others say nothing more.
+        past = [name for name, one in older if one.at <= latest]
+        offsets = [self._written[name].offset for name in past]
+        for name in past[:-1]:
+            del self._written[name]
+        return max((offset for offset in offsets if offset is not None), default=None)
+
+    def _behind(self, compaction: Compacted) -> int | None:
+        """The newest manifest's offset, where all before it may go because of a compaction."""
+        newest = self._newest
+        is_behind = newest is not None and newest.compacted >= compaction.seq
+        if newest is None or not is_behind or newest.changelog_seq < compaction.seq:
+            return None
+        return newest.changelog_offset
+
+    def _read_written(self) -> dict[str, _Written]:
+        """Read when the manifests in the store were written, of another run of the archive."""
+        written = {}
+        for name in manifests.names(self._store):
+            with contextlib.suppress(ManifestError):
+                old = manifests.read(self._store, name)
+                written[name] = _Written(old.created_at, old.changelog_offset)
+        return written
+
+    def _compaction_to_forget(self) -> Compacted | None:
+        """The newest compaction, where store or changelog may still hold what it removed."""
+        done = read_compacted(self._data_dir)
+        return done if done is not None and done.seq > read_forgotten(self._data_dir) else None
+
+    def _holds_compaction(self) -> bool:
+        """Whether the newest manifest was taken behind the newest compaction, in the changelog
+        too."""
+        done = read_compacted(self._data_dir)
+        newest = self._newest
+        if done is None or newest is None or newest.compacted < done.seq:
+            return False
+        return newest.changelog_offset is None or newest.changelog_seq >= done.seq
+
+    def forgetting_waits(self) -> str:
+        """What the newest compaction still waits for in store and changelog, in words; empty where
+        for nothing."""
+        with contextlib.suppress(CorruptionError):
+            if self._compaction_to_forget() is None:
+                return ""
+            if not self._holds_compaction():
+                return "a manifest that is newer than the compaction"
+            if self._sweep.waiting:
+                return self._sweep.waiting
+            if self._left:
+                return f"the trainer, which still names version {self._left[0]} in the store"
+            if not self._cleaned:
+                return "removal of what older manifests named, and of the changelog's records"
+        return ""
+
+    def _say_forgetting(self) -> None:
+        done = self._compaction_to_forget()
+        metrics.compaction_waits_since.set(0 if done is None else done.done_at)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Say once what is wrong, and try again later."""
+        pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 10))
+        self._retry_at = self._clock.monotonic() + pause
+        self._failures += 1
+        metrics.archive_rounds.labels("failed").inc()
+        if str(error) != self.error:
+            logger.error("archive_failed", error=str(error), kind=type(error).__name__)
+        self.error = str(error)
+
+    def _owners_name(self) -> str:
+        """The name under which this directory's archive marks its work; the first run makes it."""
+        path = self._folder / OWNER
+        if not path.exists():
+            write_durably(path, new_owner().encode(), self._disk)
+        return path.read_text()
+
+
+def _wait(stop: threading.Event) -> Callable[[float], None]:
+    """A sleep that ends early where the process is to end."""
+
+    def wait(seconds: float) -> None:
+        stop.wait(seconds)
+
+    return wait
+
+
+def read_forgotten(data_dir: Path) -> int:
+    """The commit of the newest compaction of which nothing is left in store and changelog, 0 for
+    none."""
+    try:
+        return int((folder_of(data_dir, NAME) / FORGOTTEN).read_bytes())
+    except FileNotFoundError:
+        return 0
+
+
+def occasion(data_dir: Path) -> object:
+    """What changes when a round is due: a segment was sealed, which begins a journal file, a
+    version was published, or the trainer stored a checkpoint."""
+    journals = journal_files(data_dir / "journal")
+    newest = journals[-1].name if journals else ""
+    names = []
+    for folder in ("models", "train/checkpoints"):
+        with contextlib.suppress(FileNotFoundError):
+            paths = (data_dir / folder).iterdir()
+            names += [p.name for p in paths if not p.name.startswith(".")]
+    moves = 0
+    with contextlib.suppress(FileNotFoundError):
+        moves = (data_dir / "models" / "journal.jsonl").stat().st_size
+    return newest, sorted(names), moves

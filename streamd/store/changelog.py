@@ -1,0 +1,70 @@
+"""The changelog as the archive sees it: a topic of one partition, of which it deletes what new
+followers no longer read."""
+
+from typing import Any, Protocol
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import make_admin
+from streamd.settings import KafkaSettings
+
+
+class Changelog(Protocol):
+    """Where the changelog begins and ends, and how its begin is deleted."""
+
+    def bounds(self) -> tuple[int, int]:
+        """Offsets of the oldest record and behind the newest one. Raises: KafkaError."""
+
+    def delete_before(self, offset: int) -> None:
+        """Delete all records below an offset. Raises: KafkaError."""
+
+
+def changelog_topic(log_name: str) -> str:
+    """Name of the changelog's topic, by the setting `log.name`."""
+    return f"{log_name}.changelog"
+
+
+def models_topic(log_name: str) -> str:
+    """Name of the topic of versions and requests."""
+    return f"{log_name}.models"
+
+
+class KafkaChangelog:
+    """The changelog as a topic in Kafka. It keeps no connection: it is asked once a round."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._kafka = kafka
+        self._topic = topic
+
+    def bounds(self) -> tuple[int, int]:
+        """As `Changelog` says."""
+        from kafka.admin import OffsetSpec
+
+        def ask(admin: Any, partition: Any) -> tuple[int, int]:
+            first, end = (
+                admin.list_partition_offsets({partition: spec})[partition].offset
+                for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+            )
+            return first, end
+
+        found: tuple[int, int] = self._with_admin(ask)
+        return found
+
+    def delete_before(self, offset: int) -> None:
+        """As `Changelog` says."""
+        self._with_admin(lambda admin, partition: admin.delete_records({partition: offset}))
+
+    def _with_admin(self, act: Any) -> Any:
+        """Do something with a new admin client, since one that lost its controller stays so."""
+        from kafka import TopicPartition
+        from kafka.errors import KafkaError as ClientError
+
+        admin = make_admin(self._kafka)
+        try:
+            return act(admin, TopicPartition(self._topic, 0))
+        except (ClientError, OSError) as error:
+            raise KafkaError(
+                f"The topic {self._topic} cannot be trimmed: {type(error).__name__} {error}.",
+                "check the broker and the rights of kafka.client to delete records.",
+            ) from None
+        finally:
+            admin.close()

@@ -1,0 +1,244 @@
+"""Looks for the bytes of deleted keys everywhere that streamd writes: in the data directory, in
+every object of the store, and in every record of the topics by which machines follow a log."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from streamd.errors import KafkaError, SettingsError, StoreError
+from streamd.ingest.client import make_consumer
+from streamd.settings import KafkaSettings
+from streamd.store import manifest as manifests
+from streamd.store.search import CHUNK_BYTES, KeySearch
+from streamd.store.store import Store
+
+POLL_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A place where a key's bytes are. where: in words. at: byte in it. key: number of the key, as
+    it was given, from 0."""
+
+    where: str
+    at: int
+    key: int
+
+
+@dataclass(slots=True)
+class Searched:
+    """What was searched. Owner: the search. files, objects, records: how many of each."""
+
+    files: int = 0
+    objects: int = 0
+    records: int = 0
+    num_bytes: int = 0
+
+
+class TopicRecord(NamedTuple):
+    """A record of a topic. beside: its key and headers. goes_on: whether its value is a further
+    part of what the record before it holds."""
+
+    offset: int
+    value: bytes
+    beside: tuple[bytes, ...]
+    goes_on: bool
+
+
+class Topic(Protocol):
+    """A topic that is read from its begin to where it ends now. num_records: at most, once the
+    first one was read."""
+
+    name: str
+    num_records: int
+
+    def records(self) -> Iterator[TopicRecord]:
+        """Yield all records. Raises: KafkaError."""
+
+
+def read_keys(given: Iterable[str]) -> list[str]:
+    """The keys that were given, each as itself or as @FILE with one a line. Raises:
+    SettingsError."""
+    keys = []
+    for one in given:
+        if not one.startswith("@"):
+            keys.append(one)
+            continue
+        try:
+            keys += Path(one[1:]).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"{one[1:]} cannot be read as a file of keys: {error}.", "give a key a line."
+            ) from None
+    keys = list(dict.fromkeys(filter(None, keys)))
+    if not keys:
+        raise SettingsError("--deleted names no key.", "give keys, or @FILE with one a line.")
+    return keys
+
+
+class DeletedSearch:
+    """Looks for keys in one place after the other. Owner: the command that asks for it.
+
+    searched: what was searched so far.
+    """
+
+    def __init__(
+        self,
+        keys: list[str],
+        progress: Callable[[str, int, int, str], None] = lambda what, done, of, unit: None,
+    ) -> None:
+        """progress: called with (part of the work, done, in all, unit)."""
+        self.search = KeySearch(keys)
+        self.searched = Searched()
+        self._part = ""
+        self._begun_at = self._total = 0
+        self._progress = progress
+
+    def in_files(self, folder: Path) -> Iterator[Found]:
+        """Search every file under a folder, hidden ones too."""
+        total = 0
+        for path in _files(folder):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
+        self._begin(f"searching {folder}", total)
+        for path in _files(folder):
+            # Files that the daemon removed meanwhile hold nothing any more.
+            with suppress(FileNotFoundError):
+                with path.open("rb") as file:
+                    chunks = iter(lambda file=file: file.read(CHUNK_BYTES), b"")  # type: ignore[misc]
+                    yield from self._in(str(path.relative_to(folder)), chunks)
+                self.searched.files += 1
+
+    def in_store(self, store: Store) -> Iterator[Found]:
+        """Search every object of a store, also those that no manifest names, and where two of them
+        meet in a file. Raises: StoreError."""
+        sizes = store.sizes("")
+        self._begin(f"searching {store.shown}", sum(sizes.values()))
+        for name, size in sorted(sizes.items()):
+            try:
+                yield from self._in(f"{name} in {store.shown}", _chunks(store, name, size))
+            except StoreError:
+                # The archive may have removed it since it was listed.
+                if name in store.sizes(name.rpartition("/")[0]):
+                    raise
+                continue
+            self.searched.objects += 1
+        for name in manifests.names(store):
+            yield from self._at_borders(store, name)
+
+    def _at_borders(self, store: Store, name: str) -> Iterator[Found]:
+        """Search where two objects meet in a file: a key may lie in both."""
+        try:
+            files = manifests.read(store, name).files
+        except StoreError:
+            if name in manifests.names(store):
+                raise
+            return
+        most = self.search.longest - 1
+        for file in files:
+            pieces = [piece for piece in file.pieces if len(piece.extents) == 1]
+            for left, right in zip(pieces, pieces[1:], strict=False):
+                offset, length = left.extents[0]
+                if offset + length == right.extents[0][0] and most:
+                    end = store.get_range(left.object, max(0, left.size - most), left.size)
+                    begin = store.get_range(right.object, 0, most)
+                    where = f"{file.path} where {left.object} and {right.object} meet"
+                    yield from self._in(f"{where} in {store.shown}", [end + begin])
+
+    def in_topic(self, topic: Topic) -> Iterator[Found]:
+        """Search every record of a topic: value, key and headers. Raises: KafkaError."""
+        self._begin("", 0)
+        kept = b""
+        for number, record in enumerate(topic.records()):
+            self._progress(f"searching {topic.name}", number, topic.num_records, "records")
+            where = f"{topic.name} at offset {record.offset}"
+            for text in record.beside:
+                yield from self._in(where, [text])
+            data = (kept if record.goes_on else b"") + record.value
+            yield from self._in(where, [data], skipped=len(data) - len(record.value))
+            kept = data[-(self.search.longest - 1) :] if self.search.longest > 1 else b""
+            self.searched.records += 1
+
+    def _begin(self, part: str, num_bytes: int) -> None:
+        """Begin a part of the work of so many bytes."""
+        self._part = part
+        self._begun_at = self.searched.num_bytes
+        self._total = num_bytes
+
+    def _in(self, where: str, chunks: Iterable[bytes], skipped: int = 0) -> Iterator[Found]:
+        """Search a stream of bytes, of which the first `skipped` are those before it."""
+
+        def counted() -> Iterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+                self.searched.num_bytes += len(chunk)
+                if self._part:
+                    done = self.searched.num_bytes - self._begun_at
+                    self._progress(self._part, done, self._total, "bytes")
+
+        for key, at in self.search.find_in(counted()).items():
+            yield Found(where, max(0, at - skipped), key)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files under a folder, in order of their names."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _chunks(store: Store, name: str, size: int) -> Iterator[bytes]:
+    for begin in range(0, size, CHUNK_BYTES):
+        yield store.get_range(name, begin, min(size, begin + CHUNK_BYTES))
+
+
+class KafkaTopic:
+    """A topic of one partition in Kafka. num_records: offsets from its begin to its end, of which
+    some may hold no record."""
+
+    def __init__(self, kafka: KafkaSettings, name: str) -> None:
+        self._kafka = kafka
+        self.name = name
+        self.num_records = 0
+
+    def records(self) -> Iterator[TopicRecord]:
+        """As `Topic` says; nothing of a topic that does not exist."""
+        from kafka import TopicPartition
+        from kafka.errors import KafkaError as ClientError
+        from kafka.errors import OffsetOutOfRangeError
+
+        partition = TopicPartition(self.name, 0)
+        consumer = make_consumer(self._kafka)
+        try:
+            if not consumer.partitions_for_topic(self.name):
+                return
+            consumer.assign([partition])
+            end = consumer.end_offsets([partition])[partition]
+            first = consumer.beginning_offsets([partition])[partition]
+            self.num_records = end - first
+            consumer.seek(partition, first)
+            while consumer.position(partition) < end:
+                try:
+                    polled = consumer.poll(timeout_ms=POLL_MS).get(partition, [])
+                except OffsetOutOfRangeError:
+                    # What was deleted meanwhile holds nothing any more.
+                    first = consumer.beginning_offsets([partition])[partition]
+                    consumer.seek(partition, first)
+                    continue
+                yield from map(_as_record, polled)
+        except ClientError as error:
+            raise KafkaError(
+                f"The topic {self.name} cannot be read: {type(error).__name__} {error}.",
+                "check the broker and the rights of kafka.client.",
+            ) from None
+        finally:
+            consumer.close()
+
+
+def _as_record(record: Any) -> TopicRecord:
+    headers = [text for name, value in record.headers for text in (name.encode(), value or b"")]
+    part = dict(record.headers).get("part") or b"0"
+    beside = (record.key or b"", *headers)
+    return TopicRecord(record.offset, record.value or b"", beside, part != b"0")

@@ -1,0 +1,135 @@
+"""Searches streams of bytes for many keys at once, in bounded memory."""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK_BYTES = 1 << 22
+"""Bytes searched at once, 4 MiB: what a disk reads in some milliseconds."""
+SHORT_BYTES = 6
+"""Forms of a key with fewer bytes are found by chance: of five letters there are 12 million, so in
+gigabytes of text each comes up hundreds of times."""
+FEW_FORMS = 16
+"""Forms that are searched for one by one: faster than a table, which takes as long for any
+number."""
+WINDOWS = (8, 4)
+"""Bytes of a form that a table of hashes is asked for; shorter forms are searched for one by
+one."""
+HASH_BITS = 20
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+"""Of Fibonacci hashing: its upper bits depend on all bits of a window."""
+INTEGER = struct.Struct("<q")
+
+
+def forms_of(key: str) -> list[bytes]:
+    """The forms in which a key may be stored: UTF-8, as JSON escapes it, and of a decimal number
+    the eight bytes of `nodes.keys`."""
+    forms = {key.encode(), json.dumps(key)[1:-1].encode()}
+    try:
+        number = int(key)
+        if str(number) == key and -(2**63) <= number < 2**63:
+            forms.add(INTEGER.pack(number))
+    except ValueError:
+        pass
+    return sorted(forms)
+
+
+class KeySearch:
+    """Finds keys in bytes. keys: as they were given, by number. short: numbers of keys with a form
+    so short that it is found by chance."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = list(keys)
+        self.short = [
+            number
+            for number, key in enumerate(self.keys)
+            if min(map(len, forms_of(key))) < SHORT_BYTES
+        ]
+        self._forms: dict[bytes, int] = {}
+        for number, key in enumerate(self.keys):
+            for form in forms_of(key):
+                self._forms.setdefault(form, number)
+        self.longest = max(map(len, self._forms), default=1)
+        """Bytes of the longest form."""
+        few = len(self._forms) <= FEW_FORMS
+        self._single = [form for form in self._forms if few or len(form) < WINDOWS[-1]]
+        self._tables = [] if few else [_Table(window, self._of(window)) for window in WINDOWS]
+
+    def _of(self, window: int) -> list[bytes]:
+        """The forms that a table of this window finds: each is in the one of the longest that it
+        fills."""
+        longer = [w for w in WINDOWS if w > window]
+        most = min(longer, default=1 << 62)
+        return [form for form in self._forms if window <= len(form) < most]
+
+    def find(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield (number of a key, its first place found in the bytes), each key once."""
+        found: dict[int, int] = {}
+        for form in self._single:
+            at = data.find(form)
+            if at >= 0:
+                _note(found, self._forms[form], at)
+        for table in self._tables:
+            for form, at in table.find(data):
+                _note(found, self._forms[form], at)
+        yield from sorted(found.items())
+
+    def find_in(self, pieces: Iterable[bytes]) -> dict[int, int]:
+        """Find keys in a stream of pieces, across their borders too. Returns: number of a key ->
+        its first place in the stream."""
+        found: dict[int, int] = {}
+        kept = b""
+        at = 0
+        for piece in pieces:
+            data = kept + piece
+            for number, place in self.find(data):
+                _note(found, number, at - len(kept) + place)
+            at += len(piece)
+            kept = data[-(self.longest - 1) :] if self.longest > 1 else b""
+        return found
+
+
+def _note(found: dict[int, int], number: int, at: int) -> None:
+    found[number] = min(found.get(number, at), at)
+
+
+class _Table:
+    """Finds forms of at least `window` bytes by a hash of some of their bytes."""
+
+    def __init__(self, window: int, forms: list[bytes]) -> None:
+        self._window = window
+        self._type = np.dtype(f"<u{window}")
+        # Of each form the window that the fewest forms share: many begin or end alike.
+        windows = [[form[i : i + window] for i in range(len(form) - window + 1)] for form in forms]
+        shared = Counter(one for some in windows for one in set(some))
+        self._forms: dict[bytes, list[tuple[bytes, int]]] = {}
+        for form, some in zip(forms, windows, strict=True):
+            offset = min(range(len(some)), key=lambda i, some=some: shared[some[i]])  # type: ignore[misc]
+            self._forms.setdefault(some[offset], []).append((form, offset))
+        self._has = np.zeros(1 << HASH_BITS, np.bool_)
+        if self._forms:
+            self._has[_hashes(np.frombuffer(b"".join(self._forms), self._type))] = True
+
+    def find(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield (form, place) of each form that is there, perhaps several times."""
+        if not self._forms:
+            return
+        for shift in range(self._window):
+            count = (len(data) - shift) // self._window
+            if count <= 0:
+                break
+            words = np.frombuffer(data, self._type, count, shift)
+            for index in np.flatnonzero(self._has[_hashes(words)]).tolist():
+                at = shift + index * self._window
+                for form, offset in self._forms.get(data[at : at + self._window], ()):
+                    if at >= offset and data.startswith(form, at - offset):
+                        yield form, at - offset
+
+
+def _hashes(words: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.uint64]:
+    return (words.astype(np.uint64) * MULTIPLIER) >> np.uint64(64 - HASH_BITS)

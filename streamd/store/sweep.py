@@ -1,0 +1,99 @@
+"""Removes from a store what no kept manifest names."""
+
+import time
+
+import structlog
+
+from streamd.store import manifest as manifests
+from streamd.store.manifest import FOLDER, OBJECTS
+from streamd.store.marks import REMOVALS, UPLOADS, marked, new_owner, others
+from streamd.store.store import Store
+from streamd.store.versions import stored_versions
+
+logger = structlog.get_logger()
+BATCH = 500
+"""Objects that are removed between two looks at the clock; each takes some milliseconds."""
+
+
+class Sweep:
+    """Removes old manifests, and objects some time after the last manifest that named them.
+
+    Whoever reads a manifest finds its objects for that long: a new follower may take an hour for
+    them. Owner: one process; another one's counting begins when it first sees an object unneeded.
+    """
+
+    def __init__(self, store: Store, keep: int, grace_seconds: float = 0.0) -> None:
+        """keep: newest manifests that stay. grace_seconds: how long objects stay that none of
+        those names."""
+        assert keep > 0
+        self._store = store
+        self._keep = keep
+        self._grace = grace_seconds
+        self._unneeded_since: dict[str, float] = {}
+        self.waiting = ""
+        """Why the last call removed nothing, in words, empty where it did."""
+
+    def remove(
+        self, now: float | None = None, owner: str = "", compacted: int | None = None
+    ) -> tuple[int, int]:
+        """Remove all manifests but the newest ones, and the objects whose time is over.
+
+        Nothing is removed while an upload to the store is under way.
+
+        Args: now: wall time in seconds; owner: of the marks whose owner calls this; compacted:
+        also remove every manifest from before this compaction, and every object that no other
+        names, at once.
+        Returns: manifests and objects removed. Raises: StoreError, also where a manifest that is
+        kept cannot be read.
+        """
+        now = time.time() if now is None else now
+        owner = owner or new_owner()
+        store = self._store
+        begun = time.monotonic()
+        with marked(store, REMOVALS, owner, lambda: now + time.monotonic() - begun) as mark:
+            count, killed = others(store, UPLOADS, owner, now)
+            self.waiting = f"{len(count)} uploads to the store are under way" if count else ""
+            if count:
+                logger.info("store_not_swept", store=store.shown, uploads=len(count))
+                return 0, 0
+
+            # Which manifests stay, and what do they need?
+            objects = store.sizes(OBJECTS)
+            listed = list(store.sizes(FOLDER))
+            found = sorted(name for name in listed if manifests.NAME.fullmatch(name))
+            needed: set[str] = set()
+            kept = []
+            for name in found[-self._keep :]:
+                manifest = manifests.read(store, name)
+                if compacted is None or manifest.compacted >= compacted:
+                    kept.append(name)
+                    needed |= set(manifest.objects)
+            # Versions that replicas fetch are newer than the newest manifest.
+            for version in stored_versions(store).values():
+                needed |= {piece.object for file in version.files for piece in file.pieces}
+            if found and not kept:
+                self.waiting = "no manifest is newer than the compaction"
+                return 0, 0
+
+            # Manifests go first, so that none ever names what is gone.
+            old = [name for name in found if name not in kept]
+            half_written = [name for name in listed if name not in found]
+            store.remove([*old, *half_written])
+            grace = self._grace if compacted is None else 0.0
+            self._unneeded_since = {
+                name: self._unneeded_since.get(name, now) for name in objects if name not in needed
+            }
+            gone = [name for name, at in self._unneeded_since.items() if now - at >= grace]
+            for at in range(0, len(gone), BATCH):
+                store.remove(gone[at : at + BATCH])
+                mark.renew()
+            for name in gone:
+                del self._unneeded_since[name]
+            store.remove(killed)
+        return len(old), len(gone)
+
+
+def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:
+    """Remove all manifests but the newest `keep`, and the objects that none of those names, as
+    `Sweep.remove` does."""
+    return Sweep(store, keep).remove(now)

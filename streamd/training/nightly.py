@@ -1,0 +1,359 @@
+"""The nightly twin is the live model as it was at the last midnight UTC of event time: weights,
+memory, facts and neighbours. It scores a sample of each window's events and learns nothing, so that
+the windows show what learning while events arrive is worth.
+
+Stored as a folder `train/nightly/<event id>`: `weights.safetensors`, the files of its memory,
+`facts.safetensors` with one file more for each of several edge sets, and `twin.json`. Facts are
+mapped from there: they take the file cache, not memory.
+"""
+
+import copy
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import structlog
+import torch
+from crc32c import crc32c
+from safetensors.torch import load, save
+
+from streamd.errors import CorruptionError, VersionError
+from streamd.events import Float32, Int64
+from streamd.gpu import memory_for
+from streamd.graph.set_facts import SetFacts, beside
+from streamd.models import LinkModel, Memory
+from streamd.models.memory_files import read_memory
+from streamd.registry.manifest import MEMORY
+from streamd.schema import Schema
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings
+from streamd.storage import StoredFile, remove_scratch, write_folder_durably
+from streamd.telemetry import metrics
+from streamd.tensors import FORMAT
+from streamd.training.learner import Learner
+from streamd.training.negatives import SCORED
+from streamd.training.recorder import Chunk, Recorder
+from streamd.windows import Window
+
+logger = structlog.get_logger()
+FOLDER = "nightly"
+"""The twin's folder in the trainer's."""
+FACTS = "facts.safetensors"
+WEIGHTS = "weights.safetensors"
+DAY_US = 86_400_000_000
+"""A day in microseconds."""
+MAX_EVENTS = 2_000
+"""Most events of a window that the twin scores: enough for a standard error of .01 in MRR, few
+enough to cost a fraction of what learning them costs."""
+SAMPLE_SEED = 4
+"""Keeps the sample apart from the other draws of a window."""
+StoreMemory = Callable[[Memory], tuple[StoredFile, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwinFile:
+    """What `twin.json` holds.
+
+    edge: id of the first event after midnight. window_edge: first event of the last window that
+    was learned. memory_us: event time up to which memory has seen. schema: the log's then.
+    checksums: CRC32C of weights and of the files of the memory, by name.
+    """
+
+    edge: int
+    window_edge: int
+    memory_us: int
+    schema: dict[str, Any]
+    checksums: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The state of one midnight. Nothing of it changes."""
+
+    about: TwinFile
+    model: LinkModel
+    memory: Memory
+    facts: SetFacts
+
+
+class NightlyScores(NamedTuple):
+    """row_N: int64, which of a window's scored events the twin scored; score_NC: float32[N, 101],
+    its logits of them."""
+
+    row_N: Int64
+    score_NC: Float32
+
+
+class Nightly:
+    """Makes a twin at each midnight, scores windows by it, and keeps it over restarts.
+
+    Owner: the trainer's thread. With several ranks there is none: each would need the facts of that
+    night, and rank 0 alone writes files.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: LogReader,
+        learner: Learner,
+        recorder: Recorder,
+        folder: Path,
+        store_memory: StoreMemory,
+    ) -> None:
+        """folder: the trainer's. store_memory: writes a memory of the learner's pool, as
+        `MemoryFiles.store` does."""
+        self._settings = settings
+        self._log = log
+        self._learner = learner
+        self._recorder = recorder
+        self._folder = folder / FOLDER
+        self._store_memory = store_memory
+        self._twin: Twin | None = None
+        self._seconds = 0.0
+        self._candidates: list[Int64] = []
+        """int64[E, 101] of each scored chunk of the window."""
+        self._is_on = settings.training.nightly_twin
+        if self._is_on and learner.ranks.size > 1:
+            self._is_on = False
+            if learner.ranks.is_first:
+                logger.warning(
+                    "nightly_twin_off",
+                    reason="several training.ranks share graph and memory",
+                    meaning="no window says how a nightly model would have scored it",
+                )
+
+    @property
+    def name(self) -> str:
+        """Name of the twin's folder, "" where there is none. A checkpoint holds it."""
+        return f"{self._twin.about.edge:020d}" if self._twin else ""
+
+    # While windows are scored
+
+    def enter(self, window: Window, window_edge: int) -> None:
+        """Begin a window: where it is the first of its day, the twin becomes what is live now.
+
+        window_edge: first event of the windows that were learned last. Graph, facts and memory must
+        be at the window's start.
+        """
+        self._candidates = []
+        if not self._is_on or not self._learner.num_learned or not self._begins_day(window):
+            return
+        begun = time.perf_counter()
+        self._twin = None
+        try:
+            self._twin = self._made(window.first_edge, window_edge)
+        except OSError as error:
+            # A disk that is full must not keep the trainer from learning.
+            logger.error(
+                "nightly_twin_not_stored",
+                error=str(error),
+                meaning="no window of this day says how a nightly model would have scored it",
+            )
+        self._report()
+        self._seconds += time.perf_counter() - begun
+
+    def note(self, chunk: Chunk) -> None:
+        """Keep the candidates of a chunk of the window, which must be scored."""
+        if self._twin is not None and chunk.score is not None:
+            roots = chunk.score.node_M[chunk.score.hops[0].root_U]
+            self._candidates.append(roots[chunk.score.candidate_EC[:, SCORED]].numpy())
+
+    @torch.no_grad()
+    @memory_for("scoring a window by the nightly model")
+    def score(self, event_E: Int64, on_chunk: Callable[[], None]) -> NightlyScores | None:
+        """Score a seeded sample of the window's scored events.
+
+        event_E: all of them, in the order of the chunks. on_chunk: called after each batch, so that
+        the heartbeat goes on. Returns: None where there is no twin.
+        """
+        if self._twin is None or not len(event_E):
+            return None
+        begun = time.perf_counter()
+        row_N = np.arange(len(event_E))
+        if len(row_N) > MAX_EVENTS:
+            seed = [self._settings.training.seed, SAMPLE_SEED, int(event_E[0])]
+            rng = np.random.default_rng(seed)
+            row_N = np.sort(rng.choice(row_N, MAX_EVENTS, replace=False))
+        candidate_NC = np.concatenate(self._candidates)[row_N]
+
+        # A chunk at a time, as live scores take them.
+        step = self._settings.model.memory_chunk
+        parts = []
+        for at in range(0, len(row_N), step):
+            own = slice(at, at + step)
+            parts.append(self._logits(event_E[row_N[own]], candidate_NC[own]))
+            on_chunk()
+        self._seconds += time.perf_counter() - begun
+        return NightlyScores(row_N, np.concatenate(parts))
+
+    def take_seconds(self) -> float:
+        """Wall time of `enter` and `score` since the last call."""
+        seconds = self._seconds
+        self._seconds = 0.0
+        return seconds
+
+    def _logits(self, event_E: Int64, candidate_EC: Int64) -> Float32:
+        """The twin's logits of events and their candidates, float32[E, C]."""
+        twin = self._twin
+        assert twin is not None
+        src_E = self._log.gather("src", event_E)
+        sets_E = self._log.edge_sets_of(event_E)
+        facts = twin.facts.compute(src_E, self._log.time_of(event_E), candidate_EC, sets_E)
+
+        # Neighbours that retention dropped since are not there any more.
+        before = max(twin.about.edge, self._log.first_edge)
+        inputs = self._recorder.inputs_before(event_E, facts, src_E, candidate_EC, before)
+        updated_PD = twin.model.updated(twin.memory)
+        return self._learner.transfer.logits(twin.model, twin.memory, inputs, updated_PD)
+
+    def _begins_day(self, window: Window) -> bool:
+        """Whether the event before a window is of an earlier day."""
+        if window.first_edge <= self._log.first_edge:
+            return False
+        before = int(self._log.time_of(np.array([window.first_edge - 1]))[0])
+        return before // DAY_US < window.start_us // DAY_US
+
+    # Making it, and after a stop
+
+    def _made(self, edge: int, window_edge: int) -> Twin:
+        """Store what is live now, and make a twin of it. Raises: OSError."""
+        learner = self._learner
+        live = self._recorder.live
+        assert live.edge == edge == learner.memory.edge, "a twin is made between two windows"
+        home = self._folder
+        home.mkdir(parents=True, exist_ok=True)
+        remove_scratch(home)
+
+        # Facts first, as files that the folder links to.
+        path = home / FACTS
+        live.facts.save(path)
+        facts = [path, *(beside(path, n) for n in range(len(live.facts.per_set)))]
+        weights = save({k: v.contiguous() for k, v in learner.model.state_dict().items()})
+        memory = {MEMORY.format(i): f for i, f in enumerate(self._store_memory(learner.memory))}
+        about = TwinFile(
+            edge=edge,
+            window_edge=window_edge,
+            memory_us=learner.memory.now_us,
+            schema=learner.model.schema.fields(),
+            checksums={WEIGHTS: f"{crc32c(weights):08x}"}
+            | {name: file.checksum for name, file in memory.items()},
+        )
+
+        # The folder is whole or not there. One of the same night is of a step that was cut short.
+        folder = home / f"{edge:020d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        write_folder_durably(
+            folder,
+            {
+                WEIGHTS: weights,
+                **memory,
+                **{one.name: StoredFile(one, "") for one in facts},
+                "twin.json": msgspec.json.encode(asdict(about)),
+            },
+        )
+        for one in facts:
+            one.unlink()
+
+        # Memory shares with the live one what does not change.
+        model = copy.deepcopy(learner.model).eval()
+        logger.info("nightly_twin_made", edge=edge, facts_bytes=_num_bytes(folder))
+        return Twin(about, model, learner.memory.copy(), self._mapped(folder))
+
+    def _mapped(self, folder: Path) -> SetFacts:
+        facts = self._recorder.live.facts.fresh(0)
+        facts.map(folder / FACTS)
+        return facts
+
+    def restore(self, name: str) -> None:
+        """Take over the twin that a checkpoint names; "" is none. The learner must be restored.
+
+        One that cannot be read, or is of another schema, is left out until the next midnight.
+        """
+        if not name or not self._is_on:
+            return
+        try:
+            self._twin = self._read(self._folder / name)
+        except (
+            OSError,
+            msgspec.DecodeError,
+            CorruptionError,
+            VersionError,
+            KeyError,
+            TypeError,
+        ) as error:
+            logger.warning(
+                "nightly_twin_lost",
+                name=name,
+                reason=str(error),
+                meaning="no window before the next midnight says how a nightly model scores it",
+            )
+        self._report()
+
+    def _read(self, folder: Path) -> Twin:
+        """Read a stored twin. Raises: OSError, DecodeError, CorruptionError, VersionError,
+        KeyError."""
+        learner = self._learner
+        about = msgspec.json.decode((folder / "twin.json").read_bytes(), type=TwinFile)
+        made_on = Schema.restored(about.schema)
+        if about.format > FORMAT or made_on != learner.model.schema:
+            raise VersionError(
+                f"The nightly model {folder.name} is of another schema or a newer streamd.",
+                "none is needed.",
+            )
+        weights = (folder / WEIGHTS).read_bytes()
+        if f"{crc32c(weights):08x}" != about.checksums[WEIGHTS]:
+            raise CorruptionError(f"{folder / WEIGHTS} differs from its checksum.", "remove it.")
+        model = copy.deepcopy(learner.model)
+        model.restore(load(weights))
+        files = [
+            StoredFile(folder / name, about.checksums[name])
+            for name in sorted(about.checksums)
+            if name != WEIGHTS
+        ]
+        memory = read_memory(
+            files,
+            about.edge,
+            about.memory_us,
+            (learner.memory.dim, model.schema.edge_feature_dim),
+            model.device,
+            like=learner.memory,
+        )
+        return Twin(about, model.eval(), memory, self._mapped(folder))
+
+    def drop_before(self, compaction_request: int | None) -> None:
+        """Forget the twin where compaction was asked for before an event, and it was learned from
+        older ones: it may hold what was deleted."""
+        if self._twin is None or compaction_request is None:
+            return
+        if self._twin.about.window_edge < compaction_request:
+            logger.info("nightly_twin_dropped", reason="it may hold what compaction removes")
+            self._twin = None
+            self.sweep()
+            self._report()
+
+    def sweep(self) -> None:
+        """Remove all stored twins but the one in use; a checkpoint names it or was written after
+        it was dropped."""
+        if not self._learner.ranks.is_first:
+            return
+        for path in self._folder.glob("*"):
+            if path.name != self.name and path.is_dir():
+                shutil.rmtree(path)
+
+    def _report(self) -> None:
+        """Set the metrics of the twin's size."""
+        on_disk = _num_bytes(self._folder / self.name) if self._twin else 0
+        metrics.nightly_bytes.labels("mapped").set(on_disk)
+        slots = self._twin.facts.num_bytes_of_slots if self._twin else 0
+        metrics.nightly_bytes.labels("memory").set(slots)
+
+
+def _num_bytes(folder: Path) -> int:
+    """Bytes of the facts in a twin's folder."""
+    return sum(path.stat().st_size for path in folder.glob("facts*"))

@@ -1,0 +1,199 @@
+"""What a member does with its lines at its start, who is fenced, and what is told of a difference."""
+
+import dataclasses
+
+import pytest
+
+from streamd.errors import ChangelogError, DivergedError, FencedError
+from streamd.events import Schema
+from streamd.replica.changelog import OutOfRange
+from streamd.replica.follower import Follower
+from streamd.replica.leader import lead
+from streamd.replica.start import published_seq
+from streamd.replica.verify import compare
+from streamd.segments.changelog_position import CHANGELOG, read_position
+from streamd.segments.layout import KEYS
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from tests.properties.test_log_machine import GrowingMachine
+from tests.replica.directories import difference, lines_of
+from tests.replica.twin import Topic, record
+from tests.segments import test_crash as life
+
+
+def leader(path, topic, schema=None):
+    return LogWriter(path, schema or life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader()))
+
+
+def follow(path, topic):
+    follower = Follower(path, topic.reader())
+    while follower.step(0):
+        pass
+    follower.close()
+
+
+def test_a_commit_is_shown_when_it_is_acknowledged_and_sixteen_may_wait(tmp_path):
+    topic = Topic()
+    log = LogWriter(tmp_path, Schema(2), publisher=lead(tmp_path, topic.producer(), topic.reader()))
+    topic.hold = True
+    one = dataclasses.replace(life.empty_batch(Schema(2)))
+    for number in range(16):
+        log.commit(one, life.Progress(), number)
+    assert (log.seq, log.show_acknowledged(), published_seq(tmp_path), log.is_waiting) == (16, 0, 0, True)
+    topic.store(3)
+    topic.acknowledge(2)
+    assert log.show_acknowledged() == published_seq(tmp_path) == 2
+    assert LogReader.open(tmp_path).state.seq == 2 and read_position(tmp_path).offset == 2
+    topic.turns = 0
+    for number in range(16, 20):
+        log.commit(one, life.Progress(), number)
+    assert log.seq - log.shown_seq <= 16 < 20 and topic.turns > 0, "the seventeenth waited for the broker"
+    log.close()
+    assert published_seq(tmp_path) == 20
+
+
+def test_a_directory_that_exists_begins_at_its_present_commit(tmp_path):
+    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES)
+    life.live(log, 3, housekeeping=False)
+    log.close()
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 5, housekeeping=False)
+    log.close()
+    with pytest.raises(OutOfRange):
+        follow(tmp_path / "b", topic)
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 6, housekeeping=False)
+    log.close()
+    assert published_seq(tmp_path / "a") == 6
+    (tmp_path / "a" / CHANGELOG).unlink()
+    leader(tmp_path / "a", topic).close()
+    assert read_position(tmp_path / "a").offset == topic.end
+
+
+def copy(old, new):
+    import shutil
+    shutil.copytree(old, new)
+    return new
+
+
+@pytest.mark.parametrize("other", [20, 22, 24, 29])
+def test_lines_whose_place_another_record_took_are_taken_back(tmp_path, other):
+    """Two directories go on from the same commit, as where a power cut took the other's lines: the changelog's count."""
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 4, housekeeping=False)
+    log.close()
+    copy(tmp_path / "a", tmp_path / "b")
+
+    # One writes a line that never arrives; some begin a segment.
+    held = Topic()
+    held.records, held.hold, held.patience = list(topic.records), True, 10**9
+    late = leader(tmp_path / "b", held)
+    late.commit(life.commit_number(other), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(5)}}), 10**4)
+    late._waiting.clear()
+    late.close()
+    assert published_seq(tmp_path / "b") == 4 and max(lines_of(tmp_path / "b")) == 5
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 8, housekeeping=False)
+    log.close()
+    follow(tmp_path / "b", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_a_commit_that_was_shown_and_is_another_ends_the_member(tmp_path):
+    topic = Topic()
+    for name in "ab":
+        log = leader(tmp_path / name, topic if name == "a" else Topic())
+        life.live(log, 3, housekeeping=False)
+        log.commit(life.commit_number(9 if name == "a" else 8), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(4)}}), 100)
+        log.close()
+    (tmp_path / "b" / CHANGELOG).unlink()
+    with pytest.raises(DivergedError, match="another commit 4"):
+        Follower(tmp_path / "b", topic.reader())
+    with pytest.raises(DivergedError, match="another commit 4"):
+        leader(tmp_path / "b", topic)
+
+
+@pytest.mark.parametrize("foreign", [record(seq=3, line="0badf00d"), record(seq=3, term=2)])
+def test_a_leader_that_finds_a_foreign_record_between_its_own_shows_nothing_more(tmp_path, foreign):
+    topic = Topic()
+    log = leader(tmp_path, topic)
+    life.live(log, 2, housekeeping=False)
+    assert log.show_acknowledged() == 2 or log._let_through(0) is None
+    topic.hold, topic.patience = True, 10**9
+    life.live(log, 3, housekeeping=False)
+    topic.append(foreign)
+    topic.store()
+    topic.acknowledge()
+    with pytest.raises(FencedError, match=f"term {foreign.term}"):
+        log.show_acknowledged()
+    assert published_seq(tmp_path) == 2
+    log.close()
+
+
+def test_a_topic_made_anew_and_a_log_that_went_on_alone_are_refused_by_name(tmp_path):
+    topic = Topic()
+    log = leader(tmp_path, topic)
+    life.live(log, 3, housekeeping=False)
+    log.close()
+    with pytest.raises(ChangelogError, match="made anew"):
+        leader(tmp_path, Topic())
+    with pytest.raises(ChangelogError, match="would not tell it"):
+        LogWriter(tmp_path, life.SCHEMA, life.SEGMENT_EDGES)
+    again = leader(tmp_path, topic)
+    assert again.seq == 3
+    again.close()
+
+
+def test_records_that_are_gone_need_a_newer_manifest(tmp_path):
+    topic = Topic(10**6)
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 3, housekeeping=False)
+    follow(tmp_path / "b", topic)
+    life.live(log, 8, housekeeping=False)
+    log.close()
+    topic.delete_before(6)
+    with pytest.raises(OutOfRange):
+        follow(tmp_path / "b", topic)
+    with pytest.raises(OutOfRange):
+        follow(tmp_path / "c", topic)
+
+
+def test_a_schema_that_grows_is_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(life, "SCHEMA", GrowingMachine.stages[0])
+    topic, path = Topic(), tmp_path / "a"
+    for number, schema in enumerate(GrowingMachine.stages):
+        log = leader(path, topic, schema)
+        if number == 0:
+            life.live(log, 4, housekeeping=False)
+        else:
+            log.commit(dataclasses.replace(life.empty_batch(schema), new_keys=(f"stage{number}",)), log.progress, 100 + number)
+        log.close()
+        follow(tmp_path / "b", topic)
+        assert difference(path, tmp_path / "b") == "", number
+    assert LogReader.open(tmp_path / "b").state.schema == GrowingMachine.stages[-1]
+
+
+def test_verify_names_the_first_byte_that_differs(tmp_path):
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log)
+    log.close()
+    follow(tmp_path / "b", topic)
+    found = compare(tmp_path / "b", topic.reader())
+    assert found.difference is None and found.commits == published_seq(tmp_path / "a") and found.num_bytes > 1000 and found.behind == 0
+    assert compare(tmp_path / "a", topic.reader()).difference is None
+    place = tmp_path / "b" / KEYS
+    data = place.read_bytes()
+    place.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    where = compare(tmp_path / "b", topic.reader()).difference
+    assert (where.path, where.offset) == (KEYS, len(data) - 3) and where.seq > 10
+    follow(tmp_path / "c", topic)
+    segment = LogReader.open(tmp_path / "c").state.segments[-1]
+    place = tmp_path / "c" / segment.path
+    data = bytearray(place.read_bytes())
+    data[4096] ^= 1
+    place.write_bytes(data)
+    where = compare(tmp_path / "c", topic.reader()).difference
+    assert (where.path, where.offset) == (segment.path, 4096)

@@ -1,0 +1,86 @@
+"""The parts of the status page's content: headline, dead letters, pulse."""
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.server.headline import headline_of
+from streamd.server.letters import Letters
+from streamd.server.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
+from streamd.telemetry import metrics
+from streamd.windows.history import WindowRecord
+
+
+def record(start, num_scored, **scores):
+    return WindowRecord(start_us=start, end_us=start + 1, first_edge=0, end_edge=num_scored, num_scored=num_scored, version="v", scored_by="v",
+                        promoted=True, reason="", scores=scores, loss=None, seconds={}, finished_at=0.0)
+
+
+def of(mrr, **more):
+    return {"mrr": mrr, **more}
+
+
+def test_the_headline_weighs_windows_by_their_events_and_compares_over_the_same_ones():
+    records = [record(0, 100, live=of(0.9), edgebank=of(0.1), popularity=of(0.3)),
+               record(1, 300, live=of(0.5), edgebank=of(0.5), popularity=of(0.1), nightly=of(0.4, mrr_live=0.6, events=50.0)),
+               record(2, 0), record(3, 100, live=of(0.1), edgebank=of(0.1), popularity=of(0.1), nightly=of(0.2, mrr_live=0.2, events=150.0))]
+    head = headline_of(records)
+    assert head.num_windows == 3 and head.num_events == 500 and head.live == pytest.approx((90 + 150 + 10) / 500)
+    assert head.rule_name == "edgebank" and head.rule == pytest.approx((10 + 150 + 10) / 500) and not head.is_below_rule
+    assert head.nightly == pytest.approx((0.4 * 50 + 0.2 * 150) / 200) and head.live_beside == pytest.approx((0.6 * 50 + 0.2 * 150) / 200)
+    assert headline_of([record(0, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1))]).is_below_rule
+
+
+def test_without_a_scored_window_there_is_no_headline_and_without_a_twin_no_night():
+    assert headline_of([]) is None and headline_of([record(0, 0)]) is None
+    head = headline_of([record(i, 10, live=of(i / 100), edgebank=of(0.0), popularity=of(0.0)) for i in range(40)])
+    assert head.nightly is None and head.live == pytest.approx(np.mean([i / 100 for i in range(16, 40)])), "the newest windows count"
+
+
+def letter(reason, offset, value=b"{}"):
+    return DeadLetter("events", 1, offset, -1, reason, f"{reason} at {offset}", 5, value)
+
+
+def test_dead_letters_are_counted_by_reason_with_their_newest_example(tmp_path):
+    assert Letters(tmp_path).content() == []
+    store, letters = LocalDeadLetters(tmp_path / "deadletter", 1 << 20), Letters(tmp_path)
+    for i in range(3):
+        store.add(letter("bad_time", i))
+    store.add(letter("late", 9, b"\xff" * 1000))
+    store.flush()
+    got = letters.content()
+    assert [(x["reason"], x["count"]) for x in got] == [("bad_time", 3), ("late", 1)]
+    assert got[0]["example"]["error"] == "bad_time at 2" and len(got[1]["example"]["value"]) == 300
+    with (tmp_path / "deadletter/current.jsonl").open("ab") as file:
+        file.write(b'{"reason": 1}\nnot json\n[]\n{"reason": "late", "value_bas')
+    assert letters.content() == got, "lines that are no letters, or are still written, are passed over"
+    store.add(letter("late", 10))
+    store.flush()
+    assert {x["reason"]: x["example"]["offset"] for x in letters.content()} == {"bad_time": 2, "late": 10}
+
+
+def test_quantiles_are_those_of_what_was_observed_between_two_looks():
+    histogram = Histogram("one", "of a test", ["route"], buckets=(0.001, 0.01, 0.1), registry=CollectorRegistry())
+    histogram.labels("/v1/score").observe(5)
+    before = buckets_of(histogram, ("/v1/",))
+    for seconds in [0.005] * 98 + [0.05] * 2:
+        histogram.labels("/v1/score").observe(seconds)
+    histogram.labels("/other").observe(3)
+    seen = less(buckets_of(histogram, ("/v1/",)), before)
+    assert seen[float("inf")] == 100 and 0.001 < quantile(seen, 0.5) < 0.01 < quantile(seen, 0.99) < 0.1
+    assert quantile({}, 0.5) is None and quantile({1.0: 0.0, float("inf"): 2.0}, 0.5) == 1.0, "beyond the last bound it is the last bound"
+
+
+def test_the_pulse_keeps_ten_minutes():
+    pulse = Pulse(lambda: 7.5, lambda: None)
+    assert pulse.content() == {}
+    metrics.request_seconds.labels("/v1/score").observe(0.004)
+    for _ in range(NUM_SAMPLES + 5):
+        pulse.sample()
+    got = pulse.content()
+    assert {len(v) for v in got.values()} == {NUM_SAMPLES} and got["events_per_second"][0] == 7.5 and got["lag_seconds"][0] is None
+    assert got["p50_ms"][-1] is None, "nothing was asked since"
+    metrics.request_seconds.labels("/v1/score").observe(0.004)
+    pulse.sample()
+    assert 1 < pulse.content()["p50_ms"][-1] < 10 and pulse.content()["answers_per_second"][-1] == 0.2
