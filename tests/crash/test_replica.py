@@ -73,7 +73,7 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     produce(producer, topic, rows[:800], size=7)
     wait(lambda: leader.edges() == 800, "the leader shows the first events", 60)
     at = read_position(leader.path)
-    upload(leader.path, Store(store), changelog_offset=at.offset)
+    upload(leader.path, Store(store))
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     admin.delete_records({TopicPartition(f"{leader.settings.log.name}.changelog", 0): at.offset})
     admin.close()
