@@ -78,7 +78,7 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     check = run_check("changelog", leader.settings)
     assert check.good and "1 copies on 1 brokers; 1 brokers: a disk that is lost" in check.seen
     at = read_position(leader.path)
-    upload(leader.path, Store(store), changelog_offset=at.offset)
+    upload(leader.path, Store(store))
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     admin.delete_records({TopicPartition(f"{leader.settings.log.name}.changelog", 0): at.offset})
     admin.close()

@@ -31,7 +31,7 @@ def world(tmp_path):
     life.live(log, 6, housekeeping=False)
     log._let_through(0)
     store = Store(f"file://{tmp_path}/store")
-    upload(tmp_path / "a", store, changelog_offset=read_position(tmp_path / "a").offset)
+    upload(tmp_path / "a", store)
     life.live(log, 10, housekeeping=False)
     log.close()
     topic.delete_before(6)
