@@ -78,7 +78,12 @@ class Follower:
                 take_back(self.data_dir, self._position.seq + 1, self._disk)
 
         self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
-        self._applier.flush(self._position)
+        try:
+            self._applier.flush(self._position)
+        except BaseException:
+            # Nobody else can give the lock back.
+            self._applier.close()
+            raise
 
     @property
     def seq(self) -> int:

@@ -171,7 +171,8 @@ def test_the_next_midnight_replaces_it_and_one_folder_stays(tmp_path):
 
 
 def test_each_edge_set_has_its_score_of_the_night(tmp_path):
-    write_sets_log(tmp_path, *sets_stream(1200, hours=30), watermark=100 * HOUR, segment_edges=400)
+    src, dst, time, sets = sets_stream(400, hours=4)
+    write_sets_log(tmp_path, src, dst, time + 22 * HOUR, sets, watermark=100 * HOUR, segment_edges=150)
     s = settings(tmp_path, stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim, **declared())
     log = LogReader.open(tmp_path)
     trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
