@@ -81,24 +81,29 @@ def _broker(settings: Settings) -> str:
 
 
 def _changelog(settings: Settings) -> str:
-    """Check the changelog's topic, which the leader makes where it is missing."""
+    """Check the topics of a log that others follow, which are made where they are missing."""
     if not settings.log.name:
         return "one machine holds the log"
     from kafka.errors import KafkaError as ClientError
 
     from streamd.ingest.client import make_admin
+    from streamd.replica.models_topic import topic_of
     from streamd.replica.topic import look_at_topic, topic_name
 
     admin = make_admin(settings.kafka)
     try:
-        state = look_at_topic(admin, topic_name(settings.log.name))
+        names = topic_name(settings.log.name), topic_of(settings)
+        found = [look_at_topic(admin, name) for name in names]
     except ClientError as error:
         raise KafkaError(
-            f"The broker does not describe the changelog: {error}.", "check kafka.client."
+            f"The broker does not describe its topics: {error}.", "check kafka.client."
         ) from None
     finally:
         admin.close()
-    return "not there yet: the leader makes it" if state is None else state.shown
+    return "; ".join(
+        f"{name} is not there yet: the leader makes it" if state is None else state.shown
+        for name, state in zip(names, found, strict=True)
+    )
 
 
 def _schema_registry(settings: Settings) -> str:
