@@ -398,7 +398,8 @@ def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_p
     trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
     for _ in range(40):
         trainer.process(trainer.due()[0])
-    source = LogReader.open(chosen.data_dir).keys[int(log.edges(trainer.edge - 1, trainer.edge)[0][0])]
+    src = log.edges(log.num_edges - 20_000, log.num_edges)[0]
+    source = LogReader.open(chosen.data_dir).keys[int(np.bincount(src).argmax())]
     shown = Served(world)
     folder = Path(os.environ.get("STREAMD_SCREENSHOTS", tmp_path))
     for name, scheme, size in (("status", "light", {"width": 1100, "height": 1180}), ("status-phone", "dark", {"width": 390, "height": 844})):
