@@ -196,6 +196,11 @@ class ReplicaMachine(RuleBasedStateMachine):
     def let_the_copy_lead(self, late):
         """The other machine takes over, with what the changelog has; lines of the one before may never have arrived, or arrive
         between its own."""
+        held = self.topic.hold
+        if late:
+            self.topic.hold = True
+            self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
+        self.topic.hold = held
         sent = list(self.topic.sent) if late else []
         self.topic.lose(0)
         self.disks["leader"].abandon(self.log)
