@@ -106,7 +106,8 @@ def test_a_topic_that_would_lose_records_is_refused(kafka):
         made = ensure_topic(admin, settings_of_client, f"made-{uuid.uuid4().hex[:8]}")
         assert (made.replicas, made.num_brokers, made.max_message_bytes) == (1, 1, 1_048_588)
         assert ensure_topic(admin, settings_of_client, made.name) == made
-        for key, value in (("cleanup.policy", "compact"), ("retention.ms", "1000"), ("retention.bytes", "1000")):
+        for key, value in (("cleanup.policy", "compact"), ("retention.ms", "1000"), ("retention.bytes", "1000"),
+                           ("unclean.leader.election.enable", "true")):
             name = f"wrong-{uuid.uuid4().hex[:8]}"
             topic = {"num_partitions": 1, "replication_factor": 1, "configs": WANTED | {key: value}}
             admin.create_topics({name: topic}, wait_for_metadata=True)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamd.errors import DiskError
+from streamd.errors import DiskError, FencedError
 from streamd.events import Position
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
@@ -78,7 +78,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def start_leader(self):
         """A killed leader's records may arrive while the new one starts; it waits for acknowledgements, so none are held back."""
         held, self.topic.hold = self.topic.hold, False
-        while True:
+        for _ in range(50):
             disk = self.disks["leader"]
             self.log = None
             try:
@@ -86,8 +86,9 @@ class ReplicaMachine(RuleBasedStateMachine):
                 self.log = LogWriter(self.a, life.SCHEMA, life.SEGMENT_EDGES, disk, publisher)
                 self.topic.hold = held
                 return self.log
-            except (Crash, DiskError) as error:
+            except (Crash, DiskError, FencedError) as error:
                 self.abandon("leader", error)
+        raise AssertionError("no start in 50 tries")
 
     def abandon(self, who, error):
         disk = self.disks[who]
@@ -105,7 +106,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def as_leader(self, operation):
         try:
             operation()
-        except (Crash, DiskError) as error:
+        except (Crash, DiskError, FencedError) as error:
             self.topic.lose(self.arriving)
             self.abandon("leader", error)
             self.start_leader()
@@ -169,6 +170,14 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.start_leader()
         self.topic.on_turn = lambda: None
 
+    def commit_late(self):
+        """Commit while records of the machine before arrive."""
+        held, self.topic.hold = self.topic.hold, False
+        for _ in range(3):
+            self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
+            self.as_leader(lambda: self.log._let_through(0))
+        self.topic.hold = held
+
     def arrive(self, sent):
         for receipt in sent[:2]:
             self.topic.append(receipt.record)
@@ -183,9 +192,16 @@ class ReplicaMachine(RuleBasedStateMachine):
         shutil.copytree(self.a, self.folder / "spare", ignore=shutil.ignore_patterns("stash-*"))
 
     @precondition(lambda self: (self.folder / "spare").exists())
-    @rule()
-    def let_the_copy_lead(self):
-        """The other machine takes over, with what the changelog has; lines of the one before may never have arrived."""
+    @rule(late=st.booleans())
+    def let_the_copy_lead(self, late):
+        """The other machine takes over, with what the changelog has; lines of the one before may never have arrived, or arrive
+        between its own."""
+        held = self.topic.hold
+        if late:
+            self.topic.hold = True
+            self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
+        self.topic.hold = held
+        sent = list(self.topic.sent) if late else []
         self.topic.lose(0)
         self.disks["leader"].abandon(self.log)
         self.disks["leader"] = FaultyDisk()
@@ -193,7 +209,11 @@ class ReplicaMachine(RuleBasedStateMachine):
         (self.folder / "spare").rename(self.a)
         (self.folder / "lost").rename(self.folder / "spare")
         self.variant += 1
+        self.topic.on_turn = lambda: self.arrive(sent)
         self.start_leader()
+        if late:
+            self.commit_late()
+        self.topic.on_turn = lambda: None
 
     @rule()
     def stop_the_leader(self):
