@@ -17,7 +17,7 @@ import numpy as np
 
 from streamd.errors import KafkaError, StreamdError
 from streamd.processes import PYTHON, place_of
-from streamd.roles import ARCHIVE, roles_of
+from streamd.roles import ARCHIVE, FOLLOW, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -261,16 +261,19 @@ def _ports(settings: Settings) -> str:
     """Check that each role can listen at its port, or does so already."""
     host = settings.server.host
     own = settings.telemetry
+    # The follower stands where ingest stands elsewhere, and listens at its port.
+    listening = {
+        "serve": ("server.port", settings.server.port),
+        "ingest": ("telemetry.ingest_port", own.ingest_port),
+        FOLLOW: ("telemetry.ingest_port", own.ingest_port),
+        "train": ("telemetry.train_port", own.train_port),
+        ARCHIVE: ("telemetry.archive_port", own.archive_port),
+    }
+    log = settings.log
     results = []
-    for role, port in (
-        ("serve", settings.server.port),
-        ("ingest", own.ingest_port),
-        ("train", own.train_port),
-        (ARCHIVE, own.archive_port),
-    ):
-        log = settings.log
-        archives = ARCHIVE in roles_of(log.name, log.store, log.member)
-        if not port or (role == ARCHIVE and not archives):
+    for role in roles_of(log.name, log.store, log.member):
+        name, port = listening[role]
+        if not port:
             continue
         # A port is free where it can be bound, as the role would bind it.
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
@@ -281,7 +284,6 @@ def _ports(settings: Settings) -> str:
                 results.append(f"{port} free for {role}")
             except OSError as error:
                 if not running:
-                    name = "server.port" if role == "serve" else f"telemetry.{role}_port"
                     raise StreamdError(
                         f"{role} cannot listen on {host}:{port}: {error.strerror}.",
                         f"free the port or set {name}.",
