@@ -194,8 +194,8 @@ def _store(settings: Settings) -> str:
     names = manifests.names(store)
     newest = "no manifest yet"
     if names:
-        term, seq = manifests.commit_of(names[-1])
-        newest = f"newest manifest of term {term}, commit {seq:,}"
+        _, seq = manifests.commit_of(names[-1])
+        newest = f"newest manifest at commit {seq:,}"
     if log.member != "leader":
         return f"{store.shown} can be read, {newest}"
     probe = f"probes/{os.getpid()}-{time.time_ns()}"

@@ -43,7 +43,9 @@ class Admission:
         if record.seq <= self.seq:
             return Verdict.KNOWN
         if record.seq != self.seq + 1:
-            raise OutOfRange(f"commit {record.seq} follows {self.seq}")
+            raise OutOfRange(
+                f"the log here ends with commit {self.seq}, the changelog goes on with {record.seq}"
+            )
         if record.part == 0:
             self._next_part = 1
             return Verdict.FIRST
