@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamd.errors import KafkaError, StreamdError
+from streamd.errors import StreamdError
 from streamd.processes import PYTHON, place_of
 from streamd.roles import ARCHIVE, FOLLOW, roles_of
 from streamd.schema_change import check_extends
@@ -84,22 +84,13 @@ def _changelog(settings: Settings) -> str:
     """Check the topics of a log that others follow, which are made where they are missing."""
     if not settings.log.name:
         return "one machine holds the log"
-    from kafka.errors import KafkaError as ClientError
+    from streamd.ingest.client import asking_about_topics
+    from streamd.replica.topic import look_at_topic
+    from streamd.store.changelog import changelog_topic, models_topic
 
-    from streamd.ingest.client import make_admin
-    from streamd.replica.models_topic import topic_of
-    from streamd.replica.topic import look_at_topic, topic_name
-
-    admin = make_admin(settings.kafka)
-    try:
-        names = topic_name(settings.log.name), topic_of(settings)
+    names = changelog_topic(settings.log.name), models_topic(settings.log.name)
+    with asking_about_topics(settings.kafka) as admin:
         found = [look_at_topic(admin, name) for name in names]
-    except ClientError as error:
-        raise KafkaError(
-            f"The broker does not describe its topics: {error}.", "check kafka.client."
-        ) from None
-    finally:
-        admin.close()
     return "; ".join(
         f"{name} is not there yet: the leader makes it" if state is None else state.shown
         for name, state in zip(names, found, strict=True)
@@ -125,14 +116,12 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
     KafkaError.
     """
     from kafka.admin import OffsetSpec
-    from kafka.errors import KafkaError as ClientError
 
-    from streamd.ingest.client import make_admin
+    from streamd.ingest.client import asking_about_topics
     from streamd.ingest.watch import describe
 
     # Kafka keeps the largest timestamp of each partition, so no record is read.
-    admin = make_admin(settings.kafka)
-    try:
+    with asking_about_topics(settings.kafka) as admin:
         topics = describe(admin, settings.kafka.topics)
         wanted = dict.fromkeys(topics.partitions if times else (), OffsetSpec.MAX_TIMESTAMP)
         newest = (
@@ -140,12 +129,6 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
             if wanted
             else []
         )
-    except ClientError as error:
-        raise KafkaError(
-            f"The broker does not describe its topics: {error}.", "check kafka.client."
-        ) from None
-    finally:
-        admin.close()
 
     # Kafka counts milliseconds, and says -1 of a partition without records.
     return topics, max([0, *newest]) * 1000

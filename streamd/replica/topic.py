@@ -12,7 +12,6 @@ from kafka.errors import TopicAlreadyExistsError
 from streamd.errors import ChangelogError, KafkaError
 from streamd.settings import KafkaSettings
 
-SUFFIX = ".changelog"
 REPLICAS = 3
 MIN_IN_SYNC = 2
 """With three copies, one broker may be lost and every acknowledged record is still there."""
@@ -40,10 +39,6 @@ class TopicState(NamedTuple):
     def shown(self) -> str:
         told = "".join(f"; {warning}" for warning in self.warnings)
         return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{told}"
-
-
-def topic_name(log_name: str) -> str:
-    return log_name + SUFFIX
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:
