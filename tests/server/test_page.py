@@ -131,7 +131,7 @@ def close(page, served):
 def ask(page, source):
     page.fill("#source", source)
     page.press("#source", "Enter")
-    page.wait_for_selector("#best li")
+    page.wait_for_function("source => document.querySelector('#best-title').textContent === `What comes next for ${source}`", arg=source)
 
 
 def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(browser, served):
