@@ -420,6 +420,7 @@ def test_operations_have_short_names_that_do_not_change_and_paths_whole_paramete
         "model_ready",
         "model_statistics",
         "models",
+        "nodes",
         "prometheus",
         "promote",
         "readyz",
