@@ -75,4 +75,6 @@ class Admission:
 
 def missing_before(record: Record, seq: int) -> OutOfRange:
     """What to raise where the commits between `seq` and a record's do not come."""
-    return OutOfRange(f"commit {record.seq} follows {seq}")
+    return OutOfRange(
+        f"the log here ends with commit {seq}, the changelog goes on with {record.seq}"
+    )

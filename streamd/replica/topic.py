@@ -12,7 +12,6 @@ from kafka.errors import TopicAlreadyExistsError
 from streamd.errors import ChangelogError, KafkaError
 from streamd.settings import KafkaSettings
 
-SUFFIX = ".changelog"
 REPLICAS = 3
 MIN_IN_SYNC = 2
 """With three copies, one broker may be lost and every acknowledged record is still there."""
@@ -26,8 +25,8 @@ WANTED = {
 }
 """Nothing but streamd deletes records, when a manifest has what they say."""
 CHECKED = {**WANTED, "unclean.leader.election.enable": "false"}
-"""With unclean elections a broker that was out of sync takes acknowledged records away. It is checked
-only: off is the default, and where it cannot be set the topic must still be made."""
+"""With unclean elections a broker that was out of sync takes acknowledged records away. It is only
+checked: off is the default, and where it cannot be set the topic must still be made."""
 
 
 class TopicState(NamedTuple):
@@ -43,10 +42,6 @@ class TopicState(NamedTuple):
     def shown(self) -> str:
         told = "".join(f"; {warning}" for warning in self.warnings)
         return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{told}"
-
-
-def topic_name(log_name: str) -> str:
-    return log_name + SUFFIX
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:

@@ -163,6 +163,11 @@ def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
     sizes = []
     page.on("response", lambda r: sizes.append(int(r.headers.get("content-length", 0))) if not r.url.endswith(("json", "200")) else None)
     page.reload()
+    page.wait_for_selector("#key")
+    assert page.is_hidden("#refused")
+    page.fill("#key", "another")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#refused")
     page.fill("#key", "reader")
     page.press("#key", "Enter")
     page.wait_for_selector("#versions button")
