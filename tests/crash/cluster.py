@@ -30,6 +30,7 @@ from streamd.models.rule import rule_scores
 from streamd.registry import Registry
 from streamd.replica.start import published_seq
 from streamd.segments.reader import LogReader
+from streamd.server.loaded_version import UNKNOWN
 from streamd.settings import as_environment
 from streamd.windows.history import FILE as HISTORY
 from tests.builders import HOUR, SECOND
@@ -40,6 +41,8 @@ from tests.replica.models_world import content
 USERS, ITEMS = 40, 30
 STEP = 10 * SECOND
 """Event time between two events of the stream."""
+RECORD = 7
+"""Events a record: a log that lacks one lacks so many."""
 PATIENCE = 240
 """Longest wait for anything, seconds: these machines share their cores with much else."""
 
@@ -227,7 +230,7 @@ class Cluster:
         self.folder, self.broker, self.topic, self.pause = folder, broker, topic, pause
         self.store = folder / "store"
         self.store.mkdir()
-        common = {"model__name": "pair", "log__name": topic, "log__store": f"file://{self.store}", "log__manifest_seconds": 10,
+        common = {"model__name": "pair", "log__name": topic, "log__store": f"file://{self.store}", "log__manifest_seconds": 10, "telemetry__archive_port": 0,
                   "ingest__segment_edges": 5_000, "server__deadline_seconds": 30, "registry__keep": 1_000, **values}
         self.leader = Member(folder / "leader", broker.bootstrap_servers, topic, **common)
         self.replicas = [Member(folder / f"replica{i}", broker.bootstrap_servers, topic, log__member="replica", **common) for i in range(replicas)]
@@ -268,7 +271,7 @@ class Cluster:
                     time.sleep(0.02)
                     continue
                 rows = [(f"u:{rng.randrange(USERS)}", f"i:{rng.randrange(ITEMS)}", t) for t in self.next_times(20)]
-                produce(self.producer, self.topic, rows, size=7)
+                produce(self.producer, self.topic, rows, size=RECORD)
                 self.sent += rows
                 time.sleep(2.5 * self.pause)
         except Exception as error:  # noqa: BLE001 - told where the test looks
@@ -400,8 +403,10 @@ class Cluster:
             count = len(asker.given)
             given += asker.given[:count]
             del asker.given[:count]
-        wrong = Oracle(self.leader).wrong(given)
+        oracle = Oracle(self.leader)
+        wrong = oracle.wrong(given)
         assert wrong == [], f"{len(wrong)} of {len(given)} answers are wrong: {wrong[:3]}"
+        assert sum(oracle.stale) > len(oracle.stale) / 4, f"an answer from an older log would be noticed: {Counter(oracle.stale)}"
         self.checked += len(given)
 
     def verify(self):
@@ -459,6 +464,8 @@ class Oracle:
         self.times = self.reader.edges(0, self.reader.num_edges)[2].tolist()
         self.settings = leader.settings
         self.registry, self.models = Registry(leader.settings), {}
+        self.stale = []
+        """For each answer whether the same scores on facts of an older edge would have been noticed."""
         self.edges_at = {}
         edges = 0
         for seq, line in sorted(lines_of(leader.path).items()):
@@ -473,6 +480,9 @@ class Oracle:
         known, at, wrong = set(), 0, []
         for one in sorted(given, key=lambda g: g.answer["as_of"]["last_edge"]):
             end = one.answer["as_of"]["last_edge"] + 1
+            # Would this notice an answer from an older log? Facts and nodes are those of the edge before.
+            if end - at >= RECORD:
+                self.stale.append(not self._are_right(one, facts, known, self.times[end - 1] + 1))
             for src, dst, when in self.events[at:end]:
                 facts.update(self.ids[src], self.ids[dst], when)
                 known |= {src, dst}
@@ -495,12 +505,15 @@ class Oracle:
             return "other nodes are known"
         if [s["dst"] for s in one.answer["scores"]] != one.dst:
             return "other candidates"
-        unknown = -1
-        u = self.ids[one.src] if one.src in known else unknown
-        rows = np.array([facts.row(u, self.ids[d] if d in known else unknown, now) for d in one.dst], np.float32)
-        right = rule_scores(rows) if as_of["version"] == RULE else self._model(as_of["version"]).pair_logits(rows)
-        got = np.array([s["score"] for s in one.answer["scores"]])
-        return "" if np.allclose(got, right, rtol=1e-3, atol=5e-3) else f"scores are {right.tolist()}"
+        return "" if self._are_right(one, facts, known, now) else "other scores"
+
+    def _are_right(self, one, facts, known, now):
+        """Whether the scores of an answer are those that facts give."""
+        u, *targets = (self.ids[key] if key in known else UNKNOWN for key in (one.src, *one.dst))
+        rows = np.array([facts.row(u, v, now) for v in targets], np.float32)
+        version = one.answer["as_of"]["version"]
+        right = rule_scores(rows) if version == RULE else self._model(version).pair_logits(rows)
+        return np.allclose([s["score"] for s in one.answer["scores"]], right, rtol=1e-3, atol=5e-3)
 
     def _model(self, version):
         if version not in self.models:
