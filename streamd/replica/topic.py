@@ -26,8 +26,8 @@ WANTED = {
 }
 """Nothing but streamd deletes records, when a manifest has what they say."""
 CHECKED = {**WANTED, "unclean.leader.election.enable": "false"}
-"""With unclean elections a broker that was out of sync takes acknowledged records away. It is checked
-only: off is the default, and where it cannot be set the topic must still be made."""
+"""With unclean elections a broker that was out of sync takes acknowledged records away. That is
+only checked: off is the default, and where it cannot be set the topic must still be made."""
 
 
 class TopicState(NamedTuple):
