@@ -119,7 +119,9 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
             unread = False
             fresh = verdict is Verdict.FIRST or verdict is Verdict.NEXT
             mine = own.crc(record.seq) if fresh else None
-            if mine is not None and mine != record.line:
+            # One that was shown is another only where the other is whole.
+            is_due = record.seq > shown or record.is_last
+            if mine is not None and mine != record.line and is_due:
                 if record.seq <= shown:
                     raise _diverged(data_dir, record.seq)
                 logger.warning("lines_taken_back", first_seq=record.seq, data_dir=str(data_dir))

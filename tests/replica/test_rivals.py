@@ -9,6 +9,7 @@ from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.start import published_seq
+from streamd.segments.changelog_position import CHANGELOG
 from streamd.segments.log import LogWriter
 from tests.replica.directories import difference
 from tests.replica.twin import Topic, record
@@ -161,3 +162,12 @@ def test_nobody_leads_where_followers_would_pass_over_what_comes(tmp_path, topic
     topic.records += on_their_way(tmp_path / "b", fork, 20)[0]
     follow(tmp_path / "f", topic)
     assert published_seq(tmp_path / "f") == 4, "of a leader that was deposed"
+
+
+@pytest.mark.parametrize("order", ["a0 a1 b0 b1 b2 b3", "b0 b1 b2 b3 a0 a1"])
+def test_a_commit_that_was_never_whole_is_no_difference_where_all_is_compared_again(tmp_path, topic, order):
+    parts = {name: on_their_way(tmp_path / name, topic, number)[0] for name, number in (("a", 20), ("b", 22))}
+    topic.records += [parts[one[0]][int(one[1])] for one in order.split()]
+    follow(tmp_path / "f", topic)
+    (tmp_path / "f" / CHANGELOG).unlink()
+    all_agree(tmp_path, topic, 5)
