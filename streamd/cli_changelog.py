@@ -16,13 +16,13 @@ def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -
     """Compare a data directory with the changelog, of the leader or of a follower, also while it is
     written. Exit status 1 where they differ."""
     from streamd.replica.kafka_changelog import KafkaReader
-    from streamd.replica.topic import topic_name
     from streamd.replica.verify import compare
+    from streamd.store.changelog import changelog_topic
 
     settings = settings_of(config, data_dir)
     if not settings.log.name:
         raise SettingsError("This log has no changelog.", "set log.name.")
-    topic = topic_name(settings.log.name)
+    topic = changelog_topic(settings.log.name)
     reader = KafkaReader(settings.kafka, topic)
     try:
         with ProgressLine(err, f"comparing with {topic}", "records") as line:

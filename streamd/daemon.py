@@ -133,6 +133,12 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
     from streamd.segments.housekeeper import Housekeeper
     from streamd.segments.log import LogWriter
 
+    if settings.log.member == "replica":
+        raise SettingsError(
+            "On a replica the log is written by the follow role.",
+            "run --role follow, or set log.member: leader on the one machine that leads.",
+        )
+
     # The log has one writer: wait for one that is still ending.
     beat = Heartbeat(settings.data_dir, "ingest")
     schema = schema_of(settings)
@@ -205,6 +211,10 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
     from streamd.replica.parts import follow_models
     from streamd.replica.role import FollowLoop
 
+    if not settings.log.name or settings.log.member != "replica":
+        raise SettingsError(
+            "This machine follows no log.", "set log.name to the leader's, and log.member: replica."
+        )
     beat = Heartbeat(settings.data_dir, FOLLOW)
     open_port(
         settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamd.errors import KafkaError, StreamdError
+from streamd.errors import StreamdError
 from streamd.processes import PYTHON, place_of
-from streamd.roles import ARCHIVE, roles_of
+from streamd.roles import ARCHIVE, FOLLOW, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -81,24 +81,20 @@ def _broker(settings: Settings) -> str:
 
 
 def _changelog(settings: Settings) -> str:
-    """Check the changelog's topic, which the leader makes where it is missing."""
+    """Check the topics of a log that others follow, which are made where they are missing."""
     if not settings.log.name:
         return "one machine holds the log"
-    from kafka.errors import KafkaError as ClientError
+    from streamd.ingest.client import asking_about_topics
+    from streamd.replica.topic import look_at_topic
+    from streamd.store.changelog import changelog_topic, models_topic
 
-    from streamd.ingest.client import make_admin
-    from streamd.replica.topic import look_at_topic, topic_name
-
-    admin = make_admin(settings.kafka)
-    try:
-        state = look_at_topic(admin, topic_name(settings.log.name))
-    except ClientError as error:
-        raise KafkaError(
-            f"The broker does not describe the changelog: {error}.", "check kafka.client."
-        ) from None
-    finally:
-        admin.close()
-    return "not there yet: the leader makes it" if state is None else state.shown
+    names = changelog_topic(settings.log.name), models_topic(settings.log.name)
+    with asking_about_topics(settings.kafka) as admin:
+        found = [look_at_topic(admin, name) for name in names]
+    return "; ".join(
+        f"{name} is not there yet: the leader makes it" if state is None else state.shown
+        for name, state in zip(names, found, strict=True)
+    )
 
 
 def _schema_registry(settings: Settings) -> str:
@@ -120,14 +116,12 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
     KafkaError.
     """
     from kafka.admin import OffsetSpec
-    from kafka.errors import KafkaError as ClientError
 
-    from streamd.ingest.client import make_admin
+    from streamd.ingest.client import asking_about_topics
     from streamd.ingest.watch import describe
 
     # Kafka keeps the largest timestamp of each partition, so no record is read.
-    admin = make_admin(settings.kafka)
-    try:
+    with asking_about_topics(settings.kafka) as admin:
         topics = describe(admin, settings.kafka.topics)
         wanted = dict.fromkeys(topics.partitions if times else (), OffsetSpec.MAX_TIMESTAMP)
         newest = (
@@ -135,12 +129,6 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
             if wanted
             else []
         )
-    except ClientError as error:
-        raise KafkaError(
-            f"The broker does not describe its topics: {error}.", "check kafka.client."
-        ) from None
-    finally:
-        admin.close()
 
     # Kafka counts milliseconds, and says -1 of a partition without records.
     return topics, max([0, *newest]) * 1000
@@ -189,8 +177,8 @@ def _store(settings: Settings) -> str:
     names = manifests.names(store)
     newest = "no manifest yet"
     if names:
-        term, seq = manifests.commit_of(names[-1])
-        newest = f"newest manifest of term {term}, commit {seq:,}"
+        _, seq = manifests.commit_of(names[-1])
+        newest = f"newest manifest at commit {seq:,}"
     if log.member != "leader":
         return f"{store.shown} can be read, {newest}"
     probe = f"probes/{os.getpid()}-{time.time_ns()}"
@@ -256,16 +244,19 @@ def _ports(settings: Settings) -> str:
     """Check that each role can listen at its port, or does so already."""
     host = settings.server.host
     own = settings.telemetry
+    # The follower stands where ingest stands elsewhere, and listens at its port.
+    listening = {
+        "serve": ("server.port", settings.server.port),
+        "ingest": ("telemetry.ingest_port", own.ingest_port),
+        FOLLOW: ("telemetry.ingest_port", own.ingest_port),
+        "train": ("telemetry.train_port", own.train_port),
+        ARCHIVE: ("telemetry.archive_port", own.archive_port),
+    }
+    log = settings.log
     results = []
-    for role, port in (
-        ("serve", settings.server.port),
-        ("ingest", own.ingest_port),
-        ("train", own.train_port),
-        (ARCHIVE, own.archive_port),
-    ):
-        log = settings.log
-        archives = ARCHIVE in roles_of(log.name, log.store, log.member)
-        if not port or (role == ARCHIVE and not archives):
+    for role in roles_of(log.name, log.store, log.member):
+        name, port = listening[role]
+        if not port:
             continue
         # A port is free where it can be bound, as the role would bind it.
         running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
@@ -276,7 +267,6 @@ def _ports(settings: Settings) -> str:
                 results.append(f"{port} free for {role}")
             except OSError as error:
                 if not running:
-                    name = "server.port" if role == "serve" else f"telemetry.{role}_port"
                     raise StreamdError(
                         f"{role} cannot listen on {host}:{port}: {error.strerror}.",
                         f"free the port or set {name}.",

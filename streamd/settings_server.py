@@ -73,7 +73,11 @@ class TelemetrySettings(Branch):
         "console", description="how log lines are written"
     )
     access_log: bool = Field(False, description="a log line per request, but for probes")
-    ingest_port: Natural = Field(9101, le=65535, description="metrics port of ingest, 0 for none")
+    ingest_port: Natural = Field(
+        9101,
+        le=65535,
+        description="metrics port of ingest, and of follow on a replica; 0 for none",
+    )
     train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
     archive_port: Natural = Field(9099, le=65535, description="metrics port of archive, 0 for none")
     serve_port: Natural = Field(

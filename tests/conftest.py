@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 
 from streamd.demo.broker import ApacheKafka
 
@@ -13,6 +14,13 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Before CUDA is used: without it cuBLAS refuses to work once a test has turned deterministic mode on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were():
+    """Each command sets up the logs of its process, which is the tests'."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

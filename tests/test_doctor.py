@@ -77,6 +77,28 @@ def test_a_port_in_use_is_bad_unless_the_role_itself_uses_it(tmp_path):
     assert "free for train" in run_check("ports", s).seen
 
 
+def test_a_replica_is_asked_for_the_ports_of_the_roles_that_run_there(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        s = settings(
+            tmp_path,
+            server__port=0,
+            telemetry__ingest_port=port,
+            telemetry__train_port=port,
+            log__name="trips",
+            log__member="replica",
+        )
+        check = run_check("ports", s)
+        assert not check.good and "follow cannot listen" in check.seen
+        assert "telemetry.ingest_port" in check.seen
+        Heartbeat(tmp_path, "follow").touch("following")
+        check = run_check("ports", s)
+        assert check.good and f"{port} used by follow, which runs" in check.seen
+    assert "train" not in check.seen and "ingest" not in check.seen
+
+
 @pytest.mark.parametrize(("soft", "good"), [(1024, True), (256, False), (resource.RLIM_INFINITY, True)])
 def test_a_limit_of_open_files_below_what_may_be_needed_is_bad(tmp_path, monkeypatch, soft, good):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, 4096))

@@ -23,6 +23,8 @@ from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
+OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, ")
+"""How log lines begin, which go to stderr too, and what is said where kernels are not compiled yet."""
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")
 
 
@@ -34,6 +36,8 @@ def run(*args, **env):
     assert done.exit_code == 0 or args[0] == "compact", done.output
     found = {}
     for line in done.stderr.splitlines():
+        if OTHER.match(line):
+            continue
         match = LINE.fullmatch(line)
         assert match, f"{line!r} is wrapped, or no progress"
         found.setdefault(match[1], []).append(int(match[2]))

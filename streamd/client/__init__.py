@@ -5,6 +5,7 @@ It imports httpx2 and msgspec, and nothing else of streamd.
 
 from streamd.client.answers import (
     AsOf,
+    CompletionResponse,
     EmbeddingResponse,
     Event,
     EventsResponse,
@@ -43,6 +44,7 @@ __all__ = [
     "BadAnswer",
     "Client",
     "ClientError",
+    "CompletionResponse",
     "ConnectionFailed",
     "DeadlineExceeded",
     "EmbeddingResponse",

@@ -159,6 +159,13 @@ class ExplainResponse(_Answer, frozen=True):
     as_of: AsOf
 
 
+class CompletionResponse(_Answer, frozen=True):
+    """Keys that begin with a prefix. complete: whether all keys were looked at."""
+
+    nodes: list[Key]
+    complete: bool
+
+
 class Produced(_Answer, frozen=True):
     """Where in the topic an event is."""
 

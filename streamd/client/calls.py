@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from streamd.client.answers import (
+    CompletionResponse,
     EmbeddingResponse,
     Event,
     EventsResponse,
@@ -148,6 +149,14 @@ def labels(
 ) -> Call[LabelsResponse]:
     """What the model predicts of one node's labels."""
     return _looked_up(_of_node("/v1/labels", node, node_set), LabelsResponse, max_lag_seconds)
+
+
+def nodes(
+    prefix: str = "", limit: int = 10, *, node_set: str | None = None
+) -> Call[CompletionResponse]:
+    """Keys of nodes that begin with a prefix, at most 50, newest nodes first."""
+    query = urlencode({"prefix": prefix, "limit": limit} | _given(node_set=node_set))
+    return Call(method="GET", path=f"/v1/nodes?{query}", answer=CompletionResponse)
 
 
 def events(

@@ -152,6 +152,8 @@ def _round(value: float) -> str:
 def _share(log_share: float) -> str:
     """A share of 1 in per cent."""
     percent = 100 * math.exp(log_share)
+    if percent >= 10:
+        return f"{percent:.0f} %"
     return f"{percent:.2g} %" if percent >= 0.01 else "less than 0.01 %"
 
 

@@ -3,7 +3,8 @@
 import difflib
 import importlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,21 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
             f"The Kafka client's {tried} cannot be used: {error.strerror}.",
             "name files in PEM that this user may read.",
         ) from None
+
+
+@contextmanager
+def asking_about_topics(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
+    """Connect an admin client for as long as topics are asked about. Raises: KafkaError, also where
+    the broker refuses an answer."""
+    admin = make_admin(kafka)
+    try:
+        yield admin
+    except ClientError as error:
+        raise KafkaError(
+            f"The broker does not describe its topics: {error}.", "check kafka.client."
+        ) from None
+    finally:
+        admin.close()
 
 
 def make_producer(

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
-from streamd.ingest.client import make_admin, make_consumer
+from streamd.ingest.client import asking_about_topics, make_consumer
 from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, stable_offsets
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
@@ -66,15 +66,8 @@ class KafkaSource:
         Returns: topics that do not exist; nothing is learned while there are any.
         Raises: KafkaError; SettingsError where the shard has no partition.
         """
-        admin = make_admin(self._kafka)
-        try:
+        with asking_about_topics(self._kafka) as admin:
             topics = describe(admin, self._kafka.topics)
-        except ClientError as error:
-            raise KafkaError(
-                f"The broker does not describe its topics: {error}.", "check kafka.client."
-            ) from None
-        finally:
-            admin.close()
         if topics.missing:
             return topics.missing
 

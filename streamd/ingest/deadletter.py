@@ -17,7 +17,6 @@ import msgspec
 
 from streamd.errors import DiskError, KafkaError
 from streamd.events import Key, split_key
-from streamd.ingest.client import make_producer
 from streamd.settings import Settings
 from streamd.storage import DISK, Disk, write_durably
 
@@ -308,6 +307,9 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
     """Make the store of dead letters that the settings name."""
     topic = settings.ingest.dead_letter_topic
     if topic:
+        # A server reads local letters only, and needs no Kafka client for it.
+        from streamd.ingest.client import make_producer
+
         return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
     most = settings.ingest.dead_letter_max_bytes

@@ -9,11 +9,7 @@ import msgspec
 import structlog
 
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.segments.changelog_position import (
-    CHANGELOG,
-    ChangelogPosition,
-    PositionFile,
-)
+from streamd.segments.changelog_position import CHANGELOG
 from streamd.segments.layout import APPENDED
 from streamd.segments.recovery import lock_directory
 from streamd.storage import DISK, SCRATCH, Disk
@@ -67,15 +63,11 @@ def bootstrap(
         ]
         made = data_dir / MADE
         restore(store, msgspec.structs.replace(manifest, files=wanted), made, progress, disk=disk)
-        position = PositionFile(made, disk)
-        offset = manifest.changelog_offset or 0
-        position.write(ChangelogPosition(manifest.term, manifest.seq, offset))
-        position.close()
         _put_in_place(data_dir, disk)
     finally:
         disk.close(lock)
     metrics.follow_bootstraps.inc()
-    logger.info("bootstrapped", seq=manifest.seq, changelog_offset=offset)
+    logger.info("bootstrapped", seq=manifest.seq, changelog_offset=manifest.changelog_offset)
 
 
 def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:

@@ -10,8 +10,9 @@ from streamd.ingest.client import make_admin
 from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
 from streamd.replica.publisher import ChangelogPublisher
-from streamd.replica.topic import TopicState, ensure_topic, topic_name
+from streamd.replica.topic import TopicState, ensure_topic
 from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
@@ -27,7 +28,7 @@ def open_topic(settings: Settings) -> TopicState:
     """Make the topic where it is missing, and check it. Raises: KafkaError, ChangelogError."""
     admin = make_admin(settings.kafka)
     try:
-        state = ensure_topic(admin, settings.kafka, topic_name(settings.log.name))
+        state = ensure_topic(admin, settings.kafka, changelog_topic(settings.log.name))
     finally:
         admin.close()
     for warning in state.warnings:

@@ -7,10 +7,10 @@ import structlog
 
 from streamd.errors import ChangelogError
 from streamd.events import Schema
-from streamd.replica.admission import Admission, Verdict
+from streamd.replica.admission import Admission, Verdict, missing_before
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.records import LINE, Head, Record, decode_value
-from streamd.replica.start import OwnLines, check_known, has_log, reconcile
+from streamd.replica.start import has_log, reconcile
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import decode_line
@@ -62,8 +62,8 @@ class Follower:
         else:
             begin, _ = reader.bounds()
             self._position = ChangelogPosition(0, 0, begin)
+        self._ahead: Record | None = None
         self._admission = Admission(self._position.term, self._position.seq)
-        self._own = OwnLines(data_dir, self._position.seq)
         reader.seek(self._position.offset)
         self._applied = self._position
 
@@ -78,7 +78,12 @@ class Follower:
                 take_back(self.data_dir, self._position.seq + 1, self._disk)
 
         self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
-        self._applier.flush(self._position)
+        try:
+            self._applier.flush(self._position)
+        except BaseException:
+            # Nobody else can give the lock back.
+            self._applier.close()
+            raise
 
     @property
     def seq(self) -> int:
@@ -89,6 +94,11 @@ class Follower:
     def position(self) -> ChangelogPosition:
         """Where the directory stands in the changelog."""
         return self._applied
+
+    @property
+    def term(self) -> int:
+        """The highest term that the changelog has, as far as it was read."""
+        return self._admission.term
 
     @property
     def lag(self) -> int:
@@ -107,13 +117,22 @@ class Follower:
             self._applier.flush(self._applied)
         if records:
             metrics.follow_seq.set(self.seq)
+        else:
+            self.check_none_missing()
         return len(records)
+
+    def check_none_missing(self) -> None:
+        """Check, at the changelog's end, that it has no commits behind one that is missing. Raises:
+        OutOfRange."""
+        if self._ahead is not None:
+            raise missing_before(self._ahead, self._admission.seq)
 
     def _take(self, record: Record) -> None:
         verdict = self._admission.judge(record)
-        if verdict is Verdict.KNOWN:
-            check_known(self._own, self.data_dir, record.seq, record.line)
+        if verdict is Verdict.AHEAD:
+            self._ahead = record
         elif verdict is Verdict.FIRST or verdict is Verdict.NEXT:
+            self._ahead = None
             head, data = decode_value(record)
             if verdict is Verdict.FIRST:
                 self._begin(record, head)

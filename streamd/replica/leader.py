@@ -31,8 +31,10 @@ def lead(
     """
 
     def republish(agreed: ChangelogPosition) -> ChangelogPosition:
-        end = ChangelogPosition(TERM, agreed.seq, reader.bounds()[1])
-        publisher = ChangelogPublisher(data_dir, producer, reader, end, waiting)
+        _check_term(agreed.term)
+        # From there on whatever others append is looked at.
+        begin = ChangelogPosition(TERM, agreed.seq, agreed.offset)
+        publisher = ChangelogPublisher(data_dir, producer, reader, begin, waiting)
         return _published_again(data_dir, publisher, agreed)
 
     try:
@@ -42,6 +44,8 @@ def lead(
             while reader.position < end:
                 follower.step(READ_SECONDS)
                 waiting()
+            follower.check_none_missing()
+            _check_term(follower.term)
             position = follower.position
         finally:
             follower.close()
@@ -50,12 +54,17 @@ def lead(
             f"{data_dir} is older than the changelog: {error}.",
             "move its contents away and run `streamd restore` with log.store, then start it again.",
         ) from None
-    if position.term > TERM:
-        raise FencedError(
-            f"The changelog is led in term {position.term}.", "set log.member to replica here."
-        )
     start = ChangelogPosition(TERM, position.seq, end)
     return ChangelogPublisher(data_dir, producer, reader, start, waiting)
+
+
+def _check_term(term: int) -> None:
+    """Check that nobody leads in a higher term: followers would pass over all that came from here,
+    without a word. Raises: FencedError."""
+    if term > TERM:
+        raise FencedError(
+            f"The changelog is led in term {term}.", "set log.member to replica here."
+        )
 
 
 def _published_again(

@@ -11,8 +11,8 @@ from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin, make_consumer, make_producer
 from streamd.replica.topic import ensure_topic
 from streamd.settings import Settings
+from streamd.store.changelog import models_topic
 
-SUFFIX = ".models"
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a record's acknowledgement; whether it is in is read from the topic then."""
 READ_SECONDS = 60.0
@@ -36,18 +36,13 @@ class ModelsTopic(Protocol):
         """Close the connections."""
 
 
-def topic_of(settings: Settings) -> str:
-    """Name of the models topic."""
-    return settings.log.name + SUFFIX
-
-
 class KafkaModelsTopic:
     """The topic in Kafka. Owner: one thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Make the topic where it is missing. Raises: KafkaError, ChangelogError."""
         self._kafka = settings.kafka
-        self._partition = TopicPartition(topic_of(settings), 0)
+        self._partition = TopicPartition(models_topic(settings.log.name), 0)
         self._consumer: Any = None
         self._producer: Any = None
         admin = make_admin(settings.kafka)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from streamd.errors import FencedError
+from streamd.errors import ChangelogError, FencedError
 from streamd.replica.changelog import ChangelogProducer, ChangelogReader, Receipt
 from streamd.replica.records import Commit, encode
 from streamd.segments.changelog_position import ChangelogPosition
@@ -31,9 +31,11 @@ REMEMBERED = 64
 
 
 class _Sent(NamedTuple):
-    """A commit that was sent: its number, and a receipt of each record."""
+    """A commit that was sent: its number, and of how many records; receipts: of those that are not
+    acknowledged yet."""
 
     seq: int
+    parts: int
     receipts: list[Receipt]
 
 
@@ -84,14 +86,15 @@ class ChangelogPublisher:
             for record in encode(commit, opened.read, self._producer.part_bytes):
                 receipts.append(self._producer.send(record))
                 metrics.changelog_bytes.inc(len(record.value))
-        self._sent.append(_Sent(after.seq, receipts))
+        self._sent.append(_Sent(after.seq, len(receipts), receipts))
         self._lines[after.seq] = line[:8].decode()
         if len(self._lines) > REMEMBERED:
             self._lines.popitem(last=False)
         metrics.changelog_waiting.set(len(self._sent))
 
     def acknowledged(self) -> ChangelogPosition:
-        """The newest commit up to which all are acknowledged. Raises: KafkaError, FencedError."""
+        """The newest commit up to which all are acknowledged. Raises: KafkaError, FencedError,
+        ChangelogError where the changelog lost what it had acknowledged."""
         while self._sent:
             sent = self._sent[0]
             while sent.receipts:
@@ -115,6 +118,10 @@ class ChangelogPublisher:
         offset of ours, which the broker does not tell where it got it twice. Raises: FencedError.
         """
         first = self._position.offset
+        part = sent.parts - len(sent.receipts)
+        if 0 <= offset < first:
+            raise _lost(f"offset {offset} came behind offset {first - 1}")
+        found = offset
         end = offset if offset >= 0 else self._reader.bounds()[1]
         self._reader.seek(first)
         while self._reader.position < end:
@@ -129,11 +136,14 @@ class ChangelogPublisher:
                         "run one leader; set log.member to replica on the other machine, and start "
                         "it with an empty data_dir.",
                     )
-                if offset < 0 and record.seq == sent.seq and record.is_last:
-                    end = record.offset + 1
+                if found < 0 and (record.seq, record.part) == (sent.seq, part):
+                    found = record.offset
+                    end = found + 1
             self.waiting()
+        if found < 0:
+            raise _lost(f"part {part} of commit {sent.seq} was acknowledged and is not there")
         logger.warning("changelog_gap", first=first, end=end, meaning="a killed leader's records")
-        return offset if offset >= 0 else end - 1
+        return found
 
     def wait(self) -> None:
         """Wait a little for a further acknowledgement."""
@@ -144,6 +154,14 @@ class ChangelogPublisher:
     def close(self) -> None:
         self._producer.close()
         self._reader.close()
+
+
+def _lost(what: str) -> ChangelogError:
+    return ChangelogError(
+        f"The changelog lost records: {what}.",
+        "see that brokers elect no leader out of sync and that nobody removes the topic; ingest "
+        "starts again from what the changelog has.",
+    )
 
 
 class _Files:

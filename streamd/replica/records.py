@@ -128,7 +128,7 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
             int(found[name]) for name in ("term", "seq", "part", "parts", "crc")
         )
         record = Record(offset, term, seq, part, parts, found["line"].decode(), crc, value)
-    except (KeyError, ValueError, UnicodeDecodeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise _damaged(offset, "its headers are not those of a commit") from None
     if record.term < 0 or record.seq < 1 or not 0 <= record.part < record.parts:
         raise _damaged(offset, "its numbers are out of range")
@@ -147,7 +147,14 @@ def decode_value(record: Record) -> tuple[Head, memoryview]:
         if found != FORMAT:
             raise _damaged(record.offset, f"its format is {found}, this streamd reads {FORMAT}")
         head = msgspec.json.decode(text, type=Head)
-    except (struct.error, msgspec.DecodeError, TypeError, IndexError, KeyError) as error:
+    except (
+        struct.error,
+        msgspec.DecodeError,
+        TypeError,
+        IndexError,
+        KeyError,
+        RecursionError,
+    ) as error:
         raise _damaged(record.offset, str(error)) from None
     data = memoryview(value)[LENGTH.size + length :]
     fits = all(offset >= 0 and size > 0 for _, offset, size in head.pieces)

@@ -119,7 +119,7 @@ class FollowLoop:
         try:
             manifest = newest_manifest(self._store) if self._store is not None else None
             if manifest is None or manifest.seq <= published_seq(data_dir):
-                self._wait("manifest", f"{why}; the store has no newer manifest")
+                self._wait("manifest", f"{why}; the store has no newer manifest yet")
                 return
             assert self._store is not None
             logger.warning("starting_from_manifest", seq=manifest.seq, why=why)

@@ -2,13 +2,15 @@
 changelog's before it shows any of them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from streamd.errors import ChangelogError, DivergedError
-from streamd.replica.admission import Admission, Verdict
-from streamd.replica.changelog import ChangelogReader
+from streamd.replica.admission import Admission, Verdict, missing_before
+from streamd.replica.changelog import ChangelogReader, OutOfRange
+from streamd.replica.records import Record
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.take_back import lines_after, mend, take_back
@@ -74,7 +76,8 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
     """Compare the directory's lines with the changelog's, from the stored position on, and take
     back those whose place another record took.
 
-    Returns: the newest commit that both have, and the offset from which to read on. Lines of the
+    Returns: the newest commit that both have, the offset from which to read on, and the highest
+    term so far. Lines of the
     directory behind it are beyond the changelog's end; the caller publishes them or takes them
     back. Raises: DivergedError, ChangelogError, OutOfRange where a newer manifest is needed.
     """
@@ -92,10 +95,12 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
 
     # Read what came since the position was stored. Of old commits the lines may be gone.
     position = stored or ChangelogPosition(0, 0, begin)
-    if position.offset < begin:
+    unread = stored is not None and position.offset < begin
+    if unread:
         position = ChangelogPosition(position.term, position.seq, begin)
     own = OwnLines(data_dir, position.seq)
     admission = Admission(position.term, position.seq)
+    ahead: Record | None = None
     reader.seek(position.offset)
     while reader.position < end:
         for record in reader.read(READ_SECONDS):
@@ -106,20 +111,32 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
                 admission.taken(record.seq - 1)
                 position = ChangelogPosition(record.term, record.seq - 1, record.offset)
             verdict = admission.judge(record)
-            mine = own.crc(record.seq)
-            if mine is not None and mine != record.line and verdict is not Verdict.PASSED_OVER:
+            if verdict is Verdict.AHEAD:
+                if unread:
+                    raise missing_before(record, admission.seq)
+                ahead = record
+                continue
+            unread = False
+            fresh = verdict is Verdict.FIRST or verdict is Verdict.NEXT
+            mine = own.crc(record.seq) if fresh else None
+            if mine is not None and mine != record.line:
                 if record.seq <= shown:
                     raise _diverged(data_dir, record.seq)
                 logger.warning("lines_taken_back", first_seq=record.seq, data_dir=str(data_dir))
                 take_back(data_dir, record.seq, disk)
-                return position
-            fresh = verdict is Verdict.FIRST or verdict is Verdict.NEXT
+                return replace(position, term=admission.term)
             if fresh and record.seq > shown and mine is None:
-                return position
+                return replace(position, term=admission.term)
+            ahead = None if fresh else ahead
             # A commit is shown once all of it is there.
             if fresh and record.is_last:
                 admission.taken(record.seq)
                 position = ChangelogPosition(record.term, record.seq, record.offset + 1)
+    if unread:
+        # What was deleted may have been other commits than those here.
+        raise OutOfRange(f"the changelog begins at offset {begin} and has no record")
+    if ahead is not None and OwnLines(data_dir, position.seq).crc(ahead.seq) != ahead.line:
+        raise missing_before(ahead, position.seq)
     if position.seq < shown and stored is not None:
         raise ChangelogError(
             f"The changelog ends at commit {position.seq}, and {data_dir} has shown commit "
@@ -130,7 +147,7 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
     if position.seq < shown:
         # It went on without a changelog, so far: all that readers were shown stays.
         position = ChangelogPosition(position.term, shown, end)
-    return ChangelogPosition(position.term, position.seq, max(position.offset, begin))
+    return ChangelogPosition(admission.term, position.seq, max(position.offset, begin))
 
 
 def _diverged(data_dir: Path, seq: int) -> DivergedError:
@@ -138,10 +155,3 @@ def _diverged(data_dir: Path, seq: int) -> DivergedError:
         f"{data_dir} has shown another commit {seq} than the changelog has.",
         "keep the directory aside, see that one leader runs, and start here with an empty one.",
     )
-
-
-def check_known(own: OwnLines, data_dir: Path, seq: int, line: str) -> None:
-    """Check a record of a commit that is here already. Raises: DivergedError."""
-    mine = own.crc(seq)
-    if mine is not None and mine != line:
-        raise _diverged(data_dir, seq)

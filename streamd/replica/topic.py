@@ -12,7 +12,6 @@ from kafka.errors import TopicAlreadyExistsError
 from streamd.errors import ChangelogError, KafkaError
 from streamd.settings import KafkaSettings
 
-SUFFIX = ".changelog"
 REPLICAS = 3
 MIN_IN_SYNC = 2
 """With three copies, one broker may be lost and every acknowledged record is still there."""
@@ -25,6 +24,9 @@ WANTED = {
     "retention.bytes": FOREVER,
 }
 """Nothing but streamd deletes records, when a manifest has what they say."""
+CHECKED = {**WANTED, "unclean.leader.election.enable": "false"}
+"""With unclean elections a broker that was out of sync takes acknowledged records away. It is only
+checked: off is the default, and where it cannot be set the topic must still be made."""
 
 
 class TopicState(NamedTuple):
@@ -40,10 +42,6 @@ class TopicState(NamedTuple):
     def shown(self) -> str:
         told = "".join(f"; {warning}" for warning in self.warnings)
         return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{told}"
-
-
-def topic_name(log_name: str) -> str:
-    return log_name + SUFFIX
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:
@@ -86,7 +84,7 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     wrong = [f"{len(partitions)} partitions, not one"] if len(partitions) != 1 else []
     wrong += [
         f"{key} {found[key]}, not {value}"
-        for key, value in WANTED.items()
+        for key, value in CHECKED.items()
         if found.get(key, value) != value
     ]
     if wrong:
@@ -116,7 +114,7 @@ def _described(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
 
 def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
     """The settings of a topic, those included that it has from its broker."""
-    wanted = dict.fromkeys((*WANTED, "min.insync.replicas", "max.message.bytes"))
+    wanted = dict.fromkeys((*CHECKED, "min.insync.replicas", "max.message.bytes"))
     resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted)
     answer = admin.describe_configs([resource], config_filter="all")
     values: dict[str, Any] = {}

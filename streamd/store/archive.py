@@ -273,7 +273,10 @@ class Archive:
         offsets = [self._written[name].offset for name in past]
         for name in past[:-1]:
             del self._written[name]
-        return max((offset for offset in offsets if offset is not None), default=None)
+        oldest = max((offset for offset in offsets if offset is not None), default=None)
+        # Of a topic that was made anew the offsets begin at 0 again.
+        later = [one.offset for one in self._written.values() if one.offset is not None]
+        return None if oldest is None else min([oldest, *later])
 
     def _behind(self, compaction: Compacted) -> int | None:
         """The newest manifest's offset, where all before it may go because of a compaction."""

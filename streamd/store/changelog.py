@@ -12,7 +12,8 @@ class Changelog(Protocol):
     """Where the changelog begins and ends, and how its begin is deleted."""
 
     def bounds(self) -> tuple[int, int]:
-        """Offsets of the oldest record and behind the newest one. Raises: KafkaError."""
+        """Offsets of the oldest record and behind the newest one, both 0 where ingest has not made
+        the topic yet. Raises: KafkaError."""
 
     def delete_before(self, offset: int) -> None:
         """Delete all records below an offset. Raises: KafkaError."""
@@ -38,12 +39,16 @@ class KafkaChangelog:
     def bounds(self) -> tuple[int, int]:
         """As `Changelog` says."""
         from kafka.admin import OffsetSpec
+        from kafka.errors import UnknownTopicOrPartitionError
 
         def ask(admin: Any, partition: Any) -> tuple[int, int]:
-            first, end = (
-                admin.list_partition_offsets({partition: spec})[partition].offset
-                for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
-            )
+            try:
+                first, end = (
+                    admin.list_partition_offsets({partition: spec})[partition].offset
+                    for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+                )
+            except UnknownTopicOrPartitionError:
+                return 0, 0
             return first, end
 
         found: tuple[int, int] = self._with_admin(ask)

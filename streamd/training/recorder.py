@@ -275,10 +275,10 @@ class Recorder:
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
 
-            # Labels and node features as of the chunk.
+            # Node features as of the chunk, then its labels, which see them.
             before_event = self.sight.edge_before(part)
-            labels = self._labels(part, before_event) if recorded else (None, 0)
             self.live.take_features(before_event)
+            labels = self._labels(part, before_event) if recorded else (None, 0)
 
             # Its chosen events, slice by slice, and of each this rank's share.
             for cut in self._slices(asked, b - a):

@@ -15,6 +15,7 @@ from streamd.replica.bootstrap import bootstrap, newest_manifest
 from streamd.replica.connect import connect_leader, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
+from streamd.segments.changelog_position import ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.store.store import Store
 from streamd.store.upload import upload
@@ -113,7 +114,10 @@ def bootstrap_seconds(folder: Path) -> list[Row]:
         writer.commit(batch(Schema(16), rng.integers(0, 5000, 20_000), n % 5000, n, [f"n{k}" for k in range(5000)] if i == 0 else (), i), Progress(), i)
     writer.close()
     store = Store(f"file://{folder}/store")
-    num_bytes = sum(n for f in upload(path, store, changelog_offset=0).manifest.files for n in [f.size])
+    place = PositionFile(path)
+    place.write(ChangelogPosition(0, 0, 0))
+    place.close()
+    num_bytes = sum(n for f in upload(path, store).manifest.files for n in [f.size])
     manifest = newest_manifest(store)
     new = folder / "new"
     new.mkdir()

@@ -65,6 +65,7 @@ ASKS = [
     ("embedding", ("a/b?c d%é☃",), {}),
     ("labels", ("u:3",), {}),
     ("labels_of", (["u:3", 7],), {}),
+    ("nodes", ("u:1", 3), {}),
     ("schema", (), {}),
     ("models", (), {})]
 
@@ -215,10 +216,10 @@ def test_every_call_is_a_method_of_both_clients_with_its_words():
 
 def test_every_route_of_v1_has_a_call(world):
     routes = {(m.upper(), p) for p, item in world.client.get("/openapi.json").json()["paths"].items() if p.startswith("/v1/") for m in item}
-    asked = {(c.method, c.path.replace("x-1", "{version}").replace("/n", "/{node}").replace("a-request", "{request}")) for c in (
-        calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.explain(1, 2), calls.embedding("n"),
-        calls.embeddings([]), calls.labels("n"), calls.labels_of([]), calls.events([]), calls.schema(), calls.models(), calls.promote("x-1", ""),
-        calls.rollback(""), calls.move_outcome("a-request"))}
+    asked = {(c.method, c.path.partition("?")[0].replace("x-1", "{version}").replace("a-node", "{node}").replace("a-request", "{request}")) for c in (
+        calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.explain(1, 2), calls.embedding("a-node"),
+        calls.embeddings([]), calls.labels("a-node"), calls.labels_of([]), calls.events([]), calls.schema(), calls.models(), calls.promote("x-1", ""),
+        calls.rollback(""), calls.move_outcome("a-request"), calls.nodes())}
     assert asked == routes
 
 

@@ -12,9 +12,12 @@ import uuid
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
+from streamd.doctor import run_check
+from streamd.errors import ChangelogError
 from streamd.replica.start import published_seq
+from streamd.replica.topic import WANTED, ensure_topic
 from streamd.segments.changelog_position import read_position
-from streamd.settings import as_environment
+from streamd.settings import KafkaSettings, as_environment
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import read_beat
@@ -72,8 +75,10 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     started(leader, "ingest", "running")
     produce(producer, topic, rows[:800], size=7)
     wait(lambda: leader.edges() == 800, "the leader shows the first events", 60)
+    check = run_check("changelog", leader.settings)
+    assert check.good and "1 copies on 1 brokers; 1 brokers: a disk that is lost" in check.seen
     at = read_position(leader.path)
-    upload(leader.path, Store(store), changelog_offset=at.offset)
+    upload(leader.path, Store(store))
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     admin.delete_records({TopicPartition(f"{leader.settings.log.name}.changelog", 0): at.offset})
     admin.close()
@@ -92,3 +97,25 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     assert out.returncode == 0 and "are equal; 0 commits" in out.stdout, out.stdout + out.stderr
     assert leader.stop() == 0 and replica.stop() == 0
     assert difference(leader.path, replica.path) == ""
+
+
+def test_a_topic_that_would_lose_records_is_refused(kafka):
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    settings_of_client = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    try:
+        made = ensure_topic(admin, settings_of_client, f"made-{uuid.uuid4().hex[:8]}")
+        assert (made.replicas, made.num_brokers, made.max_message_bytes) == (1, 1, 1_048_588)
+        assert ensure_topic(admin, settings_of_client, made.name) == made
+        for key, value in (("cleanup.policy", "compact"), ("retention.ms", "1000"), ("retention.bytes", "1000"),
+                           ("unclean.leader.election.enable", "true")):
+            name = f"wrong-{uuid.uuid4().hex[:8]}"
+            topic = {"num_partitions": 1, "replication_factor": 1, "configs": WANTED | {key: value}}
+            admin.create_topics({name: topic}, wait_for_metadata=True)
+            with pytest.raises(ChangelogError, match=f"{key} {value}"):
+                ensure_topic(admin, settings_of_client, name)
+        name = f"wrong-{uuid.uuid4().hex[:8]}"
+        admin.create_topics({name: {"num_partitions": 2, "replication_factor": 1, "configs": WANTED}}, wait_for_metadata=True)
+        with pytest.raises(ChangelogError, match="2 partitions, not one"):
+            ensure_topic(admin, settings_of_client, name)
+    finally:
+        admin.close()

@@ -1,11 +1,12 @@
-"""A daemon that reads, learns and answers, and what its roles then export.
+"""A daemon that reads, learns, answers and leads, a follower of it, and what their roles then export.
 
-`python -m tests.deploy.running` writes that to `scrapes/`, a file a role; the tests of alerts and
-dashboard take their series from there.
+`KAFKA_HOME=... python -m tests.deploy.running` writes that to `scrapes/`, a file a role; the tests of alerts and dashboard take
+their series from there.
 """
 
 import contextlib
 import json
+import os
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -13,8 +14,7 @@ from pathlib import Path
 from kafka import KafkaProducer
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamd.demo.broker import free_port
-from streamd.demo.standin import StandIn
+from streamd.demo.broker import ApacheKafka, free_port
 from streamd.server.search import MEASURE_EVERY
 from streamd.telemetry.metrics import OWNED
 from tests.crash.daemons import Daemon, as_array, produce, rows_of, wait
@@ -25,18 +25,16 @@ EXPORTED = ("streamd_", "process_")
 
 @contextlib.contextmanager
 def running(path):
-    """A daemon on the embedded stand-in for Kafka, which has learned five windows and answers.
-    Yields: it, a function that sends it more events and asks it, and the stand-in."""
-    broker = StandIn()
+    """A daemon on Apache Kafka whose log others follow, which has learned five windows and answers.
+    Yields: it, a function that sends it more events and asks it, and the broker."""
+    broker = ApacheKafka(Path(os.environ["KAFKA_HOME"]), path / "kafka")
     broker.create_topic("events", 4)
     daemon = Daemon(
-        path / "data", broker.bootstrap_servers, "events", kafka__client=broker.client,
-        ingest__idle_timeout_seconds=1.0, telemetry__ingest_port=free_port(),
-        telemetry__train_port=free_port(), bootstrap__max_events=0,
-        server__max_candidates=10)
+        path / "data", broker.bootstrap_servers, "events", log__name="graph", log__store=f"file://{path}/store",
+        ingest__idle_timeout_seconds=1.0, telemetry__ingest_port=free_port(), telemetry__train_port=free_port(),
+        telemetry__archive_port=free_port(), bootstrap__max_events=0, server__max_candidates=10)
     rows, sent = rows_of(3000), 0
-    client = {"bootstrap_servers": broker.bootstrap_servers.split(",")}
-    producer = KafkaProducer(**client, api_version=tuple(broker.client["api_version"]))
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
 
     def live(num):
         nonlocal sent
@@ -64,21 +62,20 @@ def ports(daemon):
     """Where each role exports."""
     telemetry = daemon.settings.telemetry
     return {"serve": daemon.settings.server.port, "ingest": telemetry.ingest_port,
-            "train": telemetry.train_port, "archive": telemetry.archive_port}
+            "train": telemetry.train_port, "archive": telemetry.archive_port, "follow": telemetry.ingest_port}
 
 
 @contextlib.contextmanager
-def archiving(path, broker):
-    """An archive of a daemon's directory, which has stored a manifest. Yields: it."""
-    archive = Daemon(path, broker.bootstrap_servers, "events", kafka__client=broker.client, log__name="graph",
-                     log__store=f"file://{path.parent}/store", telemetry__archive_port=free_port())
-    broker.create_topic("graph.changelog", 4)
-    archive.start("archive")
+def following(path, broker):
+    """A follower of the daemon's log. Yields: it."""
+    follower = Daemon(path / "follower", broker.bootstrap_servers, "events", log__name="graph", log__store=f"file://{path}/store",
+                      log__member="replica", telemetry__ingest_port=free_port())
+    follower.start("follow")
     try:
-        wait(lambda: "\nstreamd_changelog_records" in scrape(archive, "archive"), "a manifest is in the store")
-        yield archive
+        wait(lambda: "\nstreamd_follow_caught_up" in scrape(follower, "follow"), "it has all of the changelog")
+        yield follower
     finally:
-        assert archive.stop() == 0, archive.output()[-3000:]
+        assert follower.stop() == 0, follower.output()[-3000:]
 
 
 def scraped(text):
@@ -111,10 +108,10 @@ def main():
         wait(lambda: "\nstreamd_gate_mrr_difference" in scrape(daemon, "train"),
              "champions are compared with the last proven version", 240)
         wait(lambda: "recommend_recall_count 0.0" not in scrape(daemon, "serve"), "recall was measured", 60)
-        for role in set(OWNED) - {"archive"}:
-            keep(role, scrape(daemon, role))
-        with archiving(daemon.path, broker) as archive:
-            keep("archive", scrape(archive, "archive"))
+        wait(lambda: "\nstreamd_changelog_records" in scrape(daemon, "archive"), "a manifest is in the store")
+        with following(daemon.path.parent, broker) as follower:
+            for role in OWNED:
+                keep(role, scrape(follower if role == "follow" else daemon, role))
 
 
 def keep(role, text):

@@ -92,6 +92,10 @@ CASES = {
     "StreamdForgettingWaits": ("1m", 65, {"archive streamd_compaction_waits_since_timestamp_seconds": "1x70"},
                                {"archive streamd_compaction_waits_since_timestamp_seconds": "0x70"}, {},
                                "What a compaction removed 1h 4m 59s ago may still be in the store or the changelog."),
+    "StreamdFollowerBehind": ("1m", 12, {"follow streamd_follow_caught_up_timestamp_seconds": "1x20"},
+                              {"follow streamd_follow_caught_up_timestamp_seconds": "0+60x20"}, {},
+                              "A follower has not had all of the changelog for 11m 59s."),
+    "StreamdModelsWaiting": ("5m", 10, {"train streamd_models_waiting": "2x20"}, {"train streamd_models_waiting": "2x3 0x20"}, {}),
     "StreamdRetentionBlocked": ("5m", 26, {"ingest streamd_retention_blocked_bytes": "1048576x30"}, {}, INGEST,
                                 "1MiB should be dropped, but a role still needs them."),
 }

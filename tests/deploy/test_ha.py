@@ -10,6 +10,7 @@ import yaml
 from typer.main import get_command
 
 from streamd.cli import app
+from streamd.roles import ALL_ROLES
 from streamd.settings import load_settings
 from tests.deploy.test_deploy import DEPLOY, built, config_map, needs, one
 
@@ -51,6 +52,7 @@ def test_a_field_that_kubernetes_does_not_know_is_noticed(documents, kind, name)
 def test_one_pod_leads_and_the_others_follow(documents):
     leader, replica = pod_of(documents, "StatefulSet", "streamd"), pod_of(documents, "Deployment", "streamd-replica")
     assert [c["name"] for c in leader["containers"]] == ["ingest", "train", "archive"]
+    assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES)
     assert [c["name"] for c in replica["containers"]] == ["follow", "serve"]
     assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"leader"}
     assert {settings_of(documents, c).log.member for c in replica["containers"]} == {"replica"}
@@ -84,6 +86,10 @@ def test_callers_reach_replicas_alone_and_prometheus_every_role(documents):
     for name, policy, pod in (("streamd-replica", "streamd-replica", pod_of(documents, "Deployment", "streamd-replica")),
                               ("streamd", "streamd", pod_of(documents, "StatefulSet", "streamd"))):
         ports = {p["name"]: p["containerPort"] for c in pod["containers"] for p in c["ports"]}
+        s = settings_of(documents, pod["containers"][0])
+        listened = {"ingest": s.telemetry.ingest_port, "train": s.telemetry.train_port, "archive": s.telemetry.archive_port,
+                    "follow": s.telemetry.ingest_port, "http": s.server.port}
+        assert ports == {name: listened[name] for name in ports}
         scraped = {e["port"] for e in one(documents, "ServiceMonitor", name)["spec"]["endpoints"]}
         assert scraped == set(ports)
         opened = {p["port"] for rule in one(documents, "NetworkPolicy", policy)["spec"]["ingress"] for p in rule["ports"]}

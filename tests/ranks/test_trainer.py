@@ -109,6 +109,19 @@ def test_the_same_ranks_give_the_same_bits(tmp_path):
     assert made("a") == made("b")
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_trainers_of_a_log_with_labels_and_features_go_on_after_a_restart_to_the_same_bits(tmp_path, size):
+    going, started_again = World(tmp_path / "one").grow(400), World(tmp_path / "some").grow(400)
+    one = going.learn(size, state_of, between=[going.grow])
+    started_again.learn(size)
+    started_again.grow()
+    other = started_again.learn(size, state_of)
+    for ours, theirs in zip(one, other, strict=True):
+        for name, tensor in ours["weights"].items():
+            assert torch.equal(tensor, theirs["weights"][name]), name
+    assert registry_of(going) == registry_of(started_again)
+
+
 def test_a_log_with_a_past_is_learned_at_once_by_all_ranks(tmp_path):
     values = {"windows__max_events": 100, "bootstrap__max_events": 400}
     alone, together = (World(tmp_path / name, **values).grow() for name in ("one", "some"))

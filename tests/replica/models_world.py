@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from streamd.errors import KafkaError
 from streamd.events import Schema
@@ -74,7 +74,7 @@ def memory(n, parent=None):
 
 
 def candidate(n, parent=""):
-    return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": torch.full((2,), float(n))},
+    return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": np.full(2, n, np.float32)},
                      memory=lambda: memory(n), memory_us=5, parent=parent, facts=("met",), schema=Schema(),
                      scores={"live": {"mrr": 0.5}},
                      learned=TrainResult(loss=0.1, finite=True, tail_before=0.5, tail_after=0.6, num_tail=20))

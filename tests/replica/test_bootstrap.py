@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from streamd.errors import JournalError
+from streamd.errors import DivergedError, JournalError
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
-from streamd.segments.changelog_position import read_position
+from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.store.store import Store
@@ -31,7 +31,7 @@ def world(tmp_path):
     life.live(log, 6, housekeeping=False)
     log._let_through(0)
     store = Store(f"file://{tmp_path}/store")
-    upload(tmp_path / "a", store, changelog_offset=read_position(tmp_path / "a").offset)
+    upload(tmp_path / "a", store)
     life.live(log, 10, housekeeping=False)
     log.close()
     topic.delete_before(6)
@@ -52,6 +52,22 @@ def test_an_empty_directory_takes_the_manifest_and_goes_on(tmp_path, world):
     assert read_position(tmp_path / "b").seq == 6
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_commits_between_the_place_in_the_changelog_and_the_manifest_are_compared(tmp_path, world):
+    topic, store = world
+    (tmp_path / "a" / CHANGELOG).write_bytes(ChangelogPosition(1, 8, 8).pack())
+    upload(tmp_path / "a", store)
+    for name in "bc":
+        (tmp_path / name).mkdir()
+        bootstrap(store, newest_manifest(store), tmp_path / name)
+        assert read_position(tmp_path / name) == ChangelogPosition(0, 8, 8)
+    follow(tmp_path / "b", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+    headers, value = topic.records[8 - topic.begin]
+    topic.records[8 - topic.begin] = [(k, b"0badf00d" if k == "line" else v) for k, v in headers], value
+    with pytest.raises(DivergedError, match="another commit 9"):
+        follow(tmp_path / "c", topic)
 
 
 def test_one_that_is_too_old_is_replaced_and_its_readers_notice(tmp_path, world):

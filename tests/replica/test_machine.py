@@ -2,10 +2,12 @@
 
 At the end the two directories are equal byte for byte; at no time did a reader see what the changelog has not."""
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -13,11 +15,12 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from streamd.errors import DiskError
+from streamd.errors import DiskError, FencedError
 from streamd.events import Position
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
@@ -75,7 +78,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def start_leader(self):
         """A killed leader's records may arrive while the new one starts; it waits for acknowledgements, so none are held back."""
         held, self.topic.hold = self.topic.hold, False
-        while True:
+        for _ in range(50):
             disk = self.disks["leader"]
             self.log = None
             try:
@@ -83,8 +86,9 @@ class ReplicaMachine(RuleBasedStateMachine):
                 self.log = LogWriter(self.a, life.SCHEMA, life.SEGMENT_EDGES, disk, publisher)
                 self.topic.hold = held
                 return self.log
-            except (Crash, DiskError) as error:
+            except (Crash, DiskError, FencedError) as error:
                 self.abandon("leader", error)
+        raise AssertionError("no start in 50 tries")
 
     def abandon(self, who, error):
         disk = self.disks[who]
@@ -102,12 +106,13 @@ class ReplicaMachine(RuleBasedStateMachine):
     def as_leader(self, operation):
         try:
             operation()
-        except (Crash, DiskError) as error:
+        except (Crash, DiskError, FencedError) as error:
             self.topic.lose(self.arriving)
             self.abandon("leader", error)
             self.start_leader()
 
     arriving = 0
+    variant = 0
 
     @rule(housekeeping=st.sampled_from(["", "", "", "seal", "compact", "drop", "prune"]), kept=st.integers(0, 3))
     def commit(self, housekeeping, kept):
@@ -116,7 +121,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
         def run():
             i = self.log.progress.positions.get("t", {0: Position(0)})[0].offset
-            life.live(self.log, i + 1, housekeeping=False)
+            self.live(i)
             if housekeeping == "seal":
                 self.log.seal()
             elif housekeeping == "compact":
@@ -165,16 +170,68 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.start_leader()
         self.topic.on_turn = lambda: None
 
+    def commit_late(self):
+        """Commit while records of the machine before arrive."""
+        held, self.topic.hold = self.topic.hold, False
+        for _ in range(3):
+            self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
+            self.as_leader(lambda: self.log._let_through(0))
+        self.topic.hold = held
+
     def arrive(self, sent):
         for receipt in sent[:2]:
             self.topic.append(receipt.record)
         del sent[:2]
 
     @rule()
+    def set_a_copy_aside(self):
+        """Another machine's directory as of now, with lines that may never be published."""
+        if not self.disks["leader"].all_synced and self.disks["leader"].mode == "power":
+            return
+        shutil.rmtree(self.folder / "spare", ignore_errors=True)
+        shutil.copytree(self.a, self.folder / "spare", ignore=shutil.ignore_patterns("stash-*"))
+
+    @precondition(lambda self: (self.folder / "spare").exists())
+    @rule(late=st.booleans())
+    def let_the_copy_lead(self, late):
+        """The other machine takes over, with what the changelog has; lines of the one before may never have arrived, or arrive
+        between its own."""
+        held = self.topic.hold
+        if late:
+            self.topic.hold = True
+            self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
+        self.topic.hold = held
+        sent = list(self.topic.sent) if late else []
+        self.topic.lose(0)
+        self.disks["leader"].abandon(self.log)
+        self.disks["leader"] = FaultyDisk()
+        self.a.rename(self.folder / "lost")
+        (self.folder / "spare").rename(self.a)
+        (self.folder / "lost").rename(self.folder / "spare")
+        self.variant += 1
+        self.topic.on_turn = lambda: self.arrive(sent)
+        self.start_leader()
+        if late:
+            self.commit_late()
+        self.topic.on_turn = lambda: None
+
+    @rule()
     def stop_the_leader(self):
         held, self.topic.hold = self.topic.hold, False
         self.as_leader(lambda: (self.log.close(), self.start_leader()))
         self.topic.hold = held
+
+    def live(self, i):
+        """Commit number i, with fewer edges where another machine took over: no two leaders make the same commits."""
+        batch = life.commit_number(i)
+        kept = batch.num_edges - self.variant % (batch.num_edges + 1)
+        none = batch.deletions_X.copy()
+        none["edge"] = kept
+        batch = dataclasses.replace(
+            batch, **{name: getattr(batch, name)[:kept] for name in ("src_E", "dst_E", "time_E", "msg_ED")}, deletions_X=none,
+            late_edge=batch.late_edge if kept else (), late_time=batch.late_time if kept else (),
+            node_row_F=np.full(2, kept), node_edge_F=np.full(2, kept))
+        self.log.commit(batch, life.Progress("c", {"t": "id"}, {"t": {0: Position(i + 1)}}), i * 10)
 
     def drop_follower(self):
         follower, self.follower = self.follower, None

@@ -14,12 +14,13 @@ from streamd.ingest.client import make_admin
 from streamd.replica.ends import SourceEnds
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_publisher import ModelsPublisher
-from streamd.replica.models_topic import KafkaModelsTopic, topic_of
+from streamd.replica.models_topic import KafkaModelsTopic
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.steps import StepThread
 from streamd.segments.holds import asked_to_compact, compact_done
 from streamd.segments.log import LogWriter
 from streamd.server.lag import Completeness
+from streamd.store.changelog import models_topic
 from streamd.store.store import Store
 from streamd.training.checkpoint import counted_history
 from tests.builders import HOUR, settings, stream, write_log
@@ -82,7 +83,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
 def test_a_topic_that_would_lose_moves_is_refused(kafka, tmp_path):
     s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
     with closing(make_admin(s.kafka)) as admin:
-        admin.create_topics({topic_of(s): {"num_partitions": 1, "configs": {"retention.ms": "1000"}}}, wait_for_metadata=True)
+        admin.create_topics({models_topic(s.log.name): {"num_partitions": 1, "configs": {"retention.ms": "1000"}}}, wait_for_metadata=True)
     with pytest.raises(ChangelogError, match="retention"):
         KafkaModelsTopic(s)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from streamd.errors import ChangelogError, DivergedError, FencedError
@@ -14,6 +15,7 @@ from streamd.replica.verify import compare
 from streamd.segments.changelog_position import CHANGELOG, read_position
 from streamd.segments.layout import KEYS
 from streamd.segments.log import LogWriter
+from streamd.segments.nodekeys import without_keys
 from streamd.segments.reader import LogReader
 from tests.properties.test_log_machine import GrowingMachine
 from tests.replica.directories import difference, lines_of
@@ -197,3 +199,41 @@ def test_verify_names_the_first_byte_that_differs(tmp_path):
     place.write_bytes(data)
     where = compare(tmp_path / "c", topic.reader()).difference
     assert (where.path, where.offset) == (segment.path, 4096)
+
+
+def test_rows_of_a_line_that_is_taken_back_are_zeroed(tmp_path):
+    """The line that counts has fewer rows, and nothing comes behind it."""
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 1, housekeeping=False)
+    log.close()
+    copy(tmp_path / "a", tmp_path / "b")
+    held = Topic()
+    held.records, held.hold, held.patience = list(topic.records), True, 10**9
+    for name, broker, number in (("b", held, 3), ("a", topic, 1)):
+        log = leader(tmp_path / name, broker)
+        assert log.remaining_rows() >= 3
+        ends = np.zeros(number, np.int64)
+        log.commit(dataclasses.replace(life.empty_batch(life.SCHEMA), src_E=ends, dst_E=ends + 1, time_E=ends + 500,
+                                       msg_ED=np.ones((number, 2), np.float32)), log.progress, 500)
+        if name == "b":
+            log._waiting.clear()
+        log.close()
+    follow(tmp_path / "b", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_a_replaced_file_gets_its_name_when_the_changelog_has_the_commit(tmp_path):
+    topic = Topic()
+    log = leader(tmp_path, topic)
+    life.live(log, 6, housekeeping=False)
+    log._let_through(0)
+    old, shown = (tmp_path / KEYS).read_bytes(), log.shown_seq
+    seen = []
+    topic.hold, topic.turns, topic.patience = True, 0, 4
+    topic.on_turn = lambda: seen.append(((tmp_path / KEYS).read_bytes(), published_seq(tmp_path)))
+    new = without_keys(old, {1, 2})
+    log.replace_file(KEYS, [new])
+    assert len(seen) >= 4 and set(seen) == {(old, shown)} and new != old
+    assert (tmp_path / KEYS).read_bytes() == new and log.shown_seq == shown + 1 == published_seq(tmp_path)
+    log.close()

@@ -21,10 +21,12 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path, collector, monkeypatch):
     url, got = collector
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     broker = StandIn()
     broker.create_topic("events", 4)
     daemon = Daemon(
         tmp_path / "data", broker.bootstrap_servers, "events", kafka__client=broker.client, bootstrap__max_events=0,
+        server__deadline_seconds=20,
         telemetry__ingest_port=free_port(), telemetry__train_port=free_port())
     daemon.start()
     try:
@@ -47,14 +49,18 @@ def test_a_client_reads_what_it_wrote_through_kafka_and_ingest(tmp_path, collect
                     return False
 
             wait(is_young, "answers are young")
-        assert daemon.stop() == 0, daemon.output()[-3000:]
-
         # The commits of ingest link to the requests by which their events came.
-        sent = spans_by_service(got)
-        requests = {s.span_id for s in sent["streamd-serve"] if s.name == "POST /v1/events"}
-        links = {x.span_id for s in sent["streamd-ingest"] if s.name == "commit events" for x in s.links if x.trace_id.hex() == TRACE}
-        assert len(requests) == 5 and links == requests
-        assert {"reach", "wait", "answer"} <= {s.name for s in sent["streamd-serve"] if s.trace_id.hex() == TRACE}
+        def links_are_the_requests():
+            sent = spans_by_service(got)
+            requests = {s.span_id for s in sent.get("streamd-serve", ()) if s.name == "POST /v1/events"}
+            commits = [s for s in sent.get("streamd-ingest", ()) if s.name == "commit events"]
+            links = {x.span_id for s in commits for x in s.links if x.trace_id.hex() == TRACE}
+            return len(requests) == 5 and links == requests
+
+        wait(links_are_the_requests, "commits link to requests")
+        inner = {s.name for s in spans_by_service(got)["streamd-serve"] if s.trace_id.hex() == TRACE}
+        assert {"reach", "wait", "answer"} <= inner
+        assert daemon.stop() == 0, daemon.output()[-3000:]
     finally:
         if daemon.process.poll() is None:
             daemon.kill()

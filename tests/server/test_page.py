@@ -131,7 +131,7 @@ def close(page, served):
 def ask(page, source):
     page.fill("#source", source)
     page.press("#source", "Enter")
-    page.wait_for_selector("#best li")
+    page.wait_for_function("source => document.querySelector('#best-title').textContent === `What comes next for ${source}`", arg=source)
 
 
 def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(browser, served):
@@ -163,6 +163,11 @@ def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
     sizes = []
     page.on("response", lambda r: sizes.append(int(r.headers.get("content-length", 0))) if not r.url.endswith(("json", "200")) else None)
     page.reload()
+    page.wait_for_selector("#key")
+    assert page.is_hidden("#refused")
+    page.fill("#key", "another")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#refused")
     page.fill("#key", "reader")
     page.press("#key", "Enter")
     page.wait_for_selector("#versions button")
@@ -398,7 +403,8 @@ def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_p
     trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
     for _ in range(40):
         trainer.process(trainer.due()[0])
-    source = LogReader.open(chosen.data_dir).keys[int(log.edges(trainer.edge - 1, trainer.edge)[0][0])]
+    src = log.edges(log.num_edges - 20_000, log.num_edges)[0]
+    source = LogReader.open(chosen.data_dir).keys[int(np.bincount(src).argmax())]
     shown = Served(world)
     folder = Path(os.environ.get("STREAMD_SCREENSHOTS", tmp_path))
     for name, scheme, size in (("status", "light", {"width": 1100, "height": 1180}), ("status-phone", "dark", {"width": 390, "height": 844})):

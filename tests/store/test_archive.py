@@ -359,6 +359,19 @@ def test_the_changelog_is_deleted_up_to_the_manifest_before_the_newest_once_no_b
     assert leader.changelog.first == 10 * second < 10 * leader.newest, "a new process knows when manifests were written"
 
 
+def test_offsets_of_a_topic_that_was_made_anew_delete_nothing_of_the_new_one(leader):
+    leader.changelog.end = 5000
+    leader.position.write(ChangelogPosition(0, leader.log.state.seq, 5000))
+    leader.step(0)
+    leader.commit(seal=True)
+    leader.step(40)
+    first, leader.changelog.end = 10 * leader.newest, 9000
+    leader.commit(seal=True)
+    leader.changelog.end = 9000
+    leader.step(BOOTSTRAP - 40)
+    assert leader.changelog.first <= first, "the manifest before the newest reads on from there"
+
+
 def test_the_objects_of_a_manifest_stay_as_long_as_a_bootstrap_takes(leader, tmp_path):
     version(leader.path, "0-1")
     leader.step(0)

@@ -140,7 +140,7 @@ def test_doctor_says_whether_the_store_can_be_read_and_written(tmp_path):
 
         upload(tmp_path / "log", Store(s.log.store))
     check = run_check("store", s)
-    assert check.good and "newest manifest of term 0, commit 12" in check.seen and not list((tmp_path / "store/probes").iterdir())
+    assert check.good and "newest manifest at commit 12" in check.seen and not list((tmp_path / "store/probes").iterdir())
     follower = settings(tmp_path / "log", log__name="graph", log__store=f"file://{tmp_path}/store", log__member="replica")
     assert "can be read, newest" in run_check("store", follower).seen
 

@@ -15,6 +15,7 @@ def test_the_changelogs_begin_is_deleted_and_a_key_is_found_until_then(kafka, tm
     s = settings(tmp_path, kafka__bootstrap_servers=kafka.bootstrap_servers)
     name = changelog_topic(f"graph{tmp_path.name.replace('_', '-')}")
     assert list(KafkaTopic(s.kafka, name).records()) == []
+    assert KafkaChangelog(s.kafka, name).bounds() == (0, 0)
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, compression_type="lz4")
     try:

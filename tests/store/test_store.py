@@ -128,6 +128,21 @@ def test_the_header_counts_what_the_manifest_holds(tmp_path, store):
         assert (header.num_edges, header.num_labels) == (segment.num_edges, segment.num_labels)
 
 
+def test_a_journal_file_that_a_crash_tore_comes_back_as_it_is(tmp_path, store):
+    """A line is torn, a new writer begins another file, and the log goes on: what is torn belongs to no commit."""
+    src, dst, time = stream(900)
+    with closing(rich_log(tmp_path / "log", 3)):
+        pass
+    newest = max((tmp_path / "log/journal").glob("*.journal"))
+    newest.write_bytes(newest.read_bytes() + b'0badc0de {"seq":')
+    with closing(LogWriter(tmp_path / "log", SCHEMA, 150)) as log:
+        grow(log, src, dst, np.maximum(time, log.watermark), 3)
+        assert len(list((tmp_path / "log/journal").glob("*.journal"))) > 1
+        round_trip(tmp_path / "log", store, tmp_path / "back")
+        assert upload(tmp_path / "log", store).objects == 0
+    LogWriter(tmp_path / "back", SCHEMA, 150).close()
+
+
 def test_a_later_backup_sends_only_what_is_new(tmp_path, store):
     src, dst, time = stream(900)
     with closing(rich_log(tmp_path / "log")) as log:

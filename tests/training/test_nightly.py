@@ -44,9 +44,10 @@ from tests.training.test_trainer import SCHEMA, make, outcome, process_all, trai
 DAY = 24
 
 
-def long_log(path, num_edges=700, hours=30):
-    """Thirty hours of events: midnight is before hour 24."""
-    write_log(path, *stream(num_edges, hours=hours), SCHEMA, watermark=100 * HOUR)
+def long_log(path, num_edges=350, hours=10, begin=20):
+    """Some hours of events from an hour of the first day on: four windows, midnight, six more."""
+    src, dst, time = stream(num_edges, hours=hours)
+    write_log(path, src, dst, time + begin * HOUR, SCHEMA, watermark=100 * HOUR)
 
 
 def of_twin(trainer):
@@ -144,12 +145,12 @@ def test_a_large_window_is_sampled_and_both_are_scored_on_the_same_events(tmp_pa
         assert (live[event] == row).all() and row[0] == trainer.log.gather("dst", np.array([event]))[0]
 
 
-@pytest.mark.parametrize(("step", "number"), [("learn", 26), pytest.param("checkpoint", 25, marks=pytest.mark.slow),
-                                              pytest.param("record", 26, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "number"), [("learn", 6), pytest.param("checkpoint", 5, marks=pytest.mark.slow),
+                                              pytest.param("record", 6, marks=pytest.mark.slow)])
 def test_a_trainer_killed_after_midnight_resumes_to_the_same_bits(tmp_path, step, number):
     paths = tmp_path / "left", tmp_path / "right"
     for path in paths:
-        long_log(path, 600, 28)
+        long_log(path, 250, 8)
     assert train(paths[0]) == 0 and train(paths[1], step, number) == -9 and train(paths[1]) == 0
     want, got = map(outcome, paths)
     assert want == got and "nightly" in want[1][-1][2], "records hold the twin's scores"
@@ -158,7 +159,7 @@ def test_a_trainer_killed_after_midnight_resumes_to_the_same_bits(tmp_path, step
 
 
 def test_the_next_midnight_replaces_it_and_one_folder_stays(tmp_path):
-    long_log(tmp_path, 1000, 50)
+    long_log(tmp_path, 1000, 50, begin=0)
     trainer, _, _ = make(tmp_path, windows__width_seconds=6 * 3600)
     names = []
     while due := trainer.due():
@@ -171,7 +172,8 @@ def test_the_next_midnight_replaces_it_and_one_folder_stays(tmp_path):
 
 
 def test_each_edge_set_has_its_score_of_the_night(tmp_path):
-    write_sets_log(tmp_path, *sets_stream(1200, hours=30), watermark=100 * HOUR, segment_edges=400)
+    src, dst, time, sets = sets_stream(400, hours=4)
+    write_sets_log(tmp_path, src, dst, time + 22 * HOUR, sets, watermark=100 * HOUR, segment_edges=150)
     s = settings(tmp_path, stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim, **declared())
     log = LogReader.open(tmp_path)
     trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
@@ -259,7 +261,7 @@ def test_a_twin_that_cannot_be_read_is_left_out_until_midnight_and_the_trainer_g
 def test_a_checkpoint_of_a_release_without_a_twin_opens(tmp_path):
     long_log(tmp_path)
     trainer, _, _ = make(tmp_path)
-    process_all(trainer, 26)
+    process_all(trainer, 6)
     folder, = (tmp_path / "train/checkpoints").iterdir()
     cursor = json.loads((folder / "cursor.json").read_bytes())
     assert cursor.pop("nightly")
@@ -304,4 +306,4 @@ def test_it_can_be_left_out(tmp_path):
     long_log(tmp_path)
     trainer, _, _ = make(tmp_path, training__nightly_twin=False)
     assert all("nightly" not in r.scores for r in process_all(trainer)) and not (tmp_path / "train/nightly").exists()
-    assert len(HistoryReader(tmp_path).refresh()) == 30
+    assert len(HistoryReader(tmp_path).refresh()) == 10
