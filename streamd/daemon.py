@@ -386,6 +386,11 @@ def _run_serve(
         def capture_signals(self) -> Iterator[None]:
             yield
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # uvicorn would cancel those that wait for a commit, and answer them 500.
+            engine.end_waits()
+            await super().shutdown(sockets)
+
     def end_process() -> None:
         failed.set()
         at_once.set()

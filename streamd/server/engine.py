@@ -158,6 +158,10 @@ class Engine:
             raise NotReady(self.status.why)
         return view.edge, lambda: look_around(view, node, edge_set)
 
+    def end_waits(self) -> None:
+        """Refuse the requests that wait for a commit, and those that would: the server ends."""
+        self._waiting.end()
+
     def stop(self) -> None:
         """Let `run` answer the requests that wait, then end."""
         self._stopping = True

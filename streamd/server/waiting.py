@@ -19,6 +19,7 @@ class Waiting:
         self._limit = limit
         self._waiters: dict[asyncio.Future[None], list[Token]] = {}
         """What each of them still waits for."""
+        self._ended = False
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -27,11 +28,14 @@ class Waiting:
         """Wait until the view has all tokens.
 
         state: of the log, as the view has it now. deadline: seconds of the monotonic clock.
-        Raises: Overloaded where too many wait; NotReached at the deadline.
+        Raises: Overloaded where too many wait; NotReached at the deadline, or where the server ends
+        before.
         """
         left = _left([*tokens], state)
         if not left:
             return
+        if self._ended:
+            raise _ends_before(left)
         if len(self._waiters) >= self._limit:
             raise Overloaded
 
@@ -45,11 +49,22 @@ class Waiting:
         finally:
             del self._waiters[future]
 
+    def end(self) -> None:
+        """Let all go without what they wait for, and nobody wait any more: the server ends."""
+        self._ended = True
+        for future, left in self._waiters.items():
+            if not future.done():
+                future.set_exception(_ends_before(left))
+
     def show(self, state: LogState) -> None:
         """Let those go on whose tokens a newer state of the view has."""
         for future, left in self._waiters.items():
             if not future.done() and not _left(left, state):
                 future.set_result(None)
+
+
+def _ends_before(left: list[Token]) -> NotReached:
+    return NotReached(f"the server ends, and the log has not reached {left[-1]}")
 
 
 def _left(tokens: list[Token], state: LogState) -> list[Token]:

@@ -214,6 +214,17 @@ def test_what_does_not_come_is_a_504_by_name_at_the_deadline_while_others_are_an
     assert answer.status_code == 504 and "9.9" in answer.json()["error"] and answer.headers["retry-after"] == "1"
 
 
+def test_a_server_that_ends_lets_those_go_that_wait_for_a_commit(world, log):
+    log.append(p0=Position(5))
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(problem, world, {"streamd-after": "events:0:5"}, 504)
+        wait(lambda: len(world.engine._waiting) == 1)
+        world.client.portal.call(world.engine.end_waits)
+        assert "the server ends" in told.result()["detail"]
+    assert "the server ends" in problem(world, {"streamd-after": "events:0:5"}, 504)["detail"]
+    assert ask(world, {"streamd-after": "events:0:4"}).status_code == 200, "what is there is answered"
+
+
 def test_a_topic_or_partition_that_the_log_does_not_read_is_refused_at_once(world, log):
     log.append(p0=Position(5))
     begun = time.monotonic()
