@@ -370,7 +370,7 @@ def _run_serve(
     from streamd.gpu import choose_device
     from streamd.registry import Registry
     from streamd.server.engine import Engine
-    from streamd.server.listening import web_config
+    from streamd.server.listening import listen, web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState
 
@@ -399,7 +399,7 @@ def _run_serve(
     # Listen before anything is loaded: a port that is taken is an error of the settings.
     workers = server_names(settings.server.workers)
     is_shared = len(workers) > 1 and name in workers
-    listening = _listen(settings.server.host, settings.server.port, is_shared)
+    listening = listen(settings.server.host, settings.server.port, is_shared)
     lock = lock_name(settings.data_dir, name, stop)
     if lock is None:
         return
@@ -468,30 +468,6 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
         )
 
     return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
-
-
-def _listen(host: str, port: int, is_shared: bool) -> socket.socket:
-    """Listen at the server's address, or only take it where several processes share it and each
-    begins to listen later. Raises: SettingsError where that cannot be."""
-    # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on,
-    # answers wait 40 ms.
-    listening = socket.socket(
-        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listening.bind((host, port))
-        if not is_shared:
-            listening.listen(2048)
-        return listening
-    except OSError as error:
-        listening.close()
-        raise SettingsError(
-            f"The server cannot listen on {host}:{port}: {error.strerror}.",
-            "free the port or set server.port.",
-        ) from None
 
 
 def make_kernels_ready() -> None:

@@ -2,12 +2,14 @@
 old for the changelog."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from streamd.errors import DataDirectoryError, DiskError
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.segments.changelog_position import CHANGELOG
 from streamd.segments.layout import APPENDED
@@ -50,11 +52,10 @@ def bootstrap(
     """Put the log and the models of a manifest in the place of the log in a directory.
 
     A kill leaves the old log or, when `finish_bootstrap` was called, the new one. A server that
-    reads the old log ends, and is started again. Raises: StoreError, DataDirectoryError,
-    LockedError.
+    reads the old log ends, and is started again. Raises: StoreError, LockedError; DiskError where
+    it cannot be written, as on a full disk: the next call begins again.
     """
-    lock = lock_directory(data_dir / "lock")
-    try:
+    with _writing(data_dir, disk):
         _put_in_place(data_dir, disk)
         wanted = [
             file
@@ -64,21 +65,31 @@ def bootstrap(
         made = data_dir / MADE
         restore(store, msgspec.structs.replace(manifest, files=wanted), made, progress, disk=disk)
         _put_in_place(data_dir, disk)
-    finally:
-        disk.close(lock)
     metrics.follow_bootstraps.inc()
     logger.info("bootstrapped", seq=manifest.seq, changelog_offset=manifest.changelog_offset)
 
 
 def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
     """Put a log that was made whole before a kill in the place of the one there; nothing where
-    there is none. Raises: LockedError."""
+    there is none. Raises: LockedError, DiskError."""
     if (data_dir / MADE).exists():
-        lock = lock_directory(data_dir / "lock")
-        try:
+        with _writing(data_dir, disk):
             _put_in_place(data_dir, disk)
-        finally:
-            disk.close(lock)
+
+
+@contextmanager
+def _writing(data_dir: Path, disk: Disk) -> Iterator[None]:
+    """Hold the directory's lock, and say what cannot be written as a DiskError."""
+    lock = lock_directory(data_dir / "lock")
+    try:
+        yield
+    except (OSError, DataDirectoryError) as error:
+        raise DiskError(
+            f"The log of another machine cannot be written to {data_dir}: {error}.",
+            "free space or mend the volume; the follower tries again by itself.",
+        ) from error
+    finally:
+        disk.close(lock)
 
 
 def _put_in_place(data_dir: Path, disk: Disk = DISK) -> None:

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from streamd.errors import DivergedError, JournalError
+from streamd.errors import DiskError, DivergedError, JournalError
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
@@ -50,6 +50,24 @@ def test_an_empty_directory_takes_the_manifest_and_goes_on(tmp_path, world):
     (tmp_path / "b").mkdir()
     bootstrap(store, newest_manifest(store), tmp_path / "b")
     assert read_position(tmp_path / "b").seq == 6
+    follow(tmp_path / "b", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_a_disk_that_is_full_is_said_as_such_and_the_next_try_goes_on(tmp_path, world):
+    topic, store = world
+    (tmp_path / "b").mkdir()
+    tried = 0
+    for at in range(0, 400, 7):
+        disk = FaultyDisk(at, "full")
+        try:
+            bootstrap(store, newest_manifest(store), tmp_path / "b", disk=disk)
+        except DiskError:
+            tried += 1
+        else:
+            break
+    assert tried > 5
+    finish_bootstrap(tmp_path / "b")
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
 
