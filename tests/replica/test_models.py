@@ -414,6 +414,39 @@ def test_compaction_waits_until_every_member_answered(trainer, replica, log, tmp
     assert kinds(log)[-1] == "compacted" and not replica.follower.state.open
 
 
+def test_a_compaction_beyond_the_logs_end_is_refused_and_keeps_no_other_waiting(trainer, replica, log):
+    holds(replica, 100)
+    replica.step()
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(id="b" * 32, action="compact", event=601)))
+    trainer.settle()
+    replica.step()
+    assert asked_to_compact(replica.settings.data_dir) is None, "servers would store newer state for ever"
+    assert trainer.publisher.state.refused == {}, "the event may come in a moment"
+
+    # A later one that names what the log has is done.
+    MemoryTopic(log).append(records.encode(request(action="compact", event=600)))
+    replica.step()
+    assert asked_to_compact(replica.settings.data_dir) == 600
+    holds(replica, 600)
+    replica.step()
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) == 600
+    compact_done(trainer.settings.data_dir)
+    trainer.now += 61
+    trainer.settle()
+    assert kinds(log)[-2:] == ["refused", "compacted"] and trainer.publisher.state.open == {}
+    assert trainer.publisher.state.refused == {"b" * 32: "Event 601 is beyond the log's end, 600."}
+
+
+def test_a_compaction_beyond_the_logs_end_is_not_even_waited_for_as_long_as_a_lease(trainer, log):
+    MemoryTopic(log).append(records.encode(request(action="compact", event=10**9)))
+    trainer.settle()
+    trainer.now += trainer.settings.holds.lease_seconds
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) is None and kinds(log)[-1] == "refused"
+
+
 def test_a_member_that_does_not_answer_is_left_behind_and_starts_anew(trainer, replica, log):
     holds(replica, 100)
     facts = replica.settings.data_dir / "roles/serve/facts"
