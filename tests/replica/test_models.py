@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import msgspec
 import pytest
@@ -193,6 +194,30 @@ def test_while_the_store_is_away_no_move_names_a_version_that_nobody_can_fetch(t
     trainer.settle()
     replica.step()
     assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+def test_a_sweep_by_a_clock_hours_ahead_lets_no_record_name_what_is_gone(trainer, replica, log, monkeypatch):
+    trainer.learn(1)
+    swept = []
+
+    class Swept(Store):
+        def put(self, name, data):
+            # The other machine takes the mark of this upload for that of a killed one.
+            if name.startswith(FOLDER) and not swept:
+                swept.append(remove_unneeded(Store(trainer.url), 1, time.time() + 7200))
+            super().put(name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.replica.models_world.Store", Swept)
+        trainer.start()
+    with pytest.raises(StoreError, match=r"has nothing for objects/.*, a part of .*safetensors"):
+        trainer.settle()
+    assert swept[0][1] > 0 and "version" not in kinds(log)
+
+    # The next step sends what is gone again.
+    trainer.settle()
+    replica.step()
+    assert "version" in kinds(log) and content(replica.settings.data_dir) == content(trainer.settings.data_dir)
 
 
 def test_a_version_is_not_champion_on_a_replica_before_it_is_whole(trainer, replica, tmp_path):
