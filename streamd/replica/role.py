@@ -21,6 +21,7 @@ from streamd.settings import Settings
 from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
@@ -28,8 +29,6 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Pause before what is away is asked again."""
-REPEAT_SECONDS = 300.0
-"""A warning about a lasting reason to wait is logged once, then at this interval."""
 REASONS = ("broker", "manifest", "store", "disk", "lock")
 """What it may wait for, as the metric's label says."""
 
@@ -59,7 +58,7 @@ class FollowLoop:
         self._clock = clock
         self._beat = beat
         self._parts = parts
-        self._warned_at: dict[str, float] = {}
+        self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
         self._store = Store(settings.log.store) if settings.log.store else None
         for why in REASONS:
@@ -155,17 +154,15 @@ class FollowLoop:
             part.step()
 
     def _well(self) -> None:
-        self._warned_at.clear()
+        self._failures.over()
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
         """Say what is missing, and wait a little."""
-        now = self._clock.monotonic()
         metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
-        if now - self._warned_at.get(why, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._warned_at[why] = now
+        if self._failures.is_due(why):
             logger.warning("follower_waits", missing=why, error=error)
         self._stop.wait(RETRY_SECONDS)
 
