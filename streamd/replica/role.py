@@ -12,12 +12,13 @@ from streamd.clock import Clock
 from streamd.errors import DiskError, KafkaError, LockedError, StoreError
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.connect import Stopped, open_topic
+from streamd.replica.connect import Stopped, find_changelog
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.start import has_log, published_seq
 from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -29,7 +30,7 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Pause before what is away is asked again."""
-REASONS = ("broker", "manifest", "store", "disk", "lock")
+REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
 """What it may wait for, as the metric's label says."""
 
 
@@ -94,7 +95,10 @@ class FollowLoop:
         data_dir = self._settings.data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
-            topic = open_topic(self._settings)
+            topic = find_changelog(self._settings)
+            if topic is None:
+                self._wait_for_leader()
+                return
             reader = KafkaReader(self._settings.kafka, topic.name, self._idle)
             stack.callback(reader.close)
             finish_bootstrap(data_dir)
@@ -110,6 +114,13 @@ class FollowLoop:
                 follower.step(POLL_SECONDS)
                 self._step_parts()
                 self._report(follower, reader)
+
+    def _wait_for_leader(self) -> None:
+        """Wait for the topic: made here, one of a wrong name or broker would be waited on for
+        ever."""
+        name = changelog_topic(self._settings.log.name)
+        where = self._settings.kafka.bootstrap_servers
+        self._wait("leader", f"{where} has no topic {name}; the leader makes it")
 
     def _take_manifest(self, why: str) -> None:
         """Start again from the newest manifest, where there is one that is newer than the log
