@@ -34,7 +34,16 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import ARCHIVE, FOLLOW, LOCK, SCORE, make_folder, server_names, take_over
+from streamd.roles import (
+    ARCHIVE,
+    FOLLOW,
+    LOCK,
+    SCORE,
+    make_folder,
+    rank_names,
+    server_names,
+    take_over,
+)
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -229,20 +238,10 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
     """Score each event into the score topic until `stop`. Raises: SettingsError."""
-    from streamd.scoring.role import check_topic, score
+    from streamd.scoring.role import run_score
 
-    check_topic(settings)
-    lock = lock_name(settings.data_dir, SCORE, stop)
-    if lock is None:
-        return
-    beat = Heartbeat(settings.data_dir, SCORE)
-    open_port(
-        settings.telemetry.score_port, settings.server.host, beat, ApiKeys(settings.server).allows
-    )
-    beat.touch("preparing")
-    make_kernels_ready()
-    beat.end_when_stalled()
-    score(settings, beat, lambda: settings.log.member == "leader", stop)
+    if lock_name(settings.data_dir, SCORE, stop) is not None:
+        run_score(settings, make_kernels_ready, lambda: settings.log.member == "leader", stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -266,9 +265,10 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
-    # One trainer for each data directory, of which the first rank alone writes and can be asked.
+    # One trainer for each data directory. Of its ranks the first alone can be asked; the others
+    # write nothing but a heartbeat.
     is_first = place.rank == 0
-    beat = Heartbeat(learning_dir(settings) if is_first else None, "train")
+    beat = Heartbeat(learning_dir(settings), "train", rank_names(place.size)[place.rank])
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"
