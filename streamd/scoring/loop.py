@@ -21,7 +21,7 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.01
 """Rest while nothing is to be done: so late may an event be noticed."""
 CHECK_SECONDS = 1.0
 """Time between two looks at whether this machine leads: each reads a file."""
@@ -234,7 +234,8 @@ class ScoreLoop:
         """Store what a restart needs, once the topic has what facts and memory have seen."""
         if now - self._kept_at < KEEP_SECONDS:
             return
-        if self._leading and self._outbox.complete_before(scorer.position) < scorer.view.live.edge:
+        written = self._outbox.complete_before(scorer.position)
+        if self._leading and written < scorer.reached:
             return
         self._kept_at = now
         scorer.view.retention.keep(scorer.served)
