@@ -74,7 +74,7 @@ def connect_leader(
         with ExitStack() as stack:
             try:
                 topic = open_topic(settings)
-                reader = KafkaReader(settings.kafka, topic.name, idle)
+                reader = KafkaReader(settings.kafka, topic.changelog, idle)
                 stack.callback(reader.close)
                 producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)
                 stack.callback(producer.close)

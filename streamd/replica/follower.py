@@ -10,7 +10,7 @@ from streamd.events import Schema
 from streamd.replica.admission import Admission, Verdict, missing_before
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.records import LINE, Head, Record, decode_value
-from streamd.replica.start import has_log, reconcile
+from streamd.replica.start import check_changelog, has_log, reconcile
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import decode_line
@@ -57,6 +57,7 @@ class Follower:
         self._made: dict[str, int] = {}
         self._line_bytes = 0
         self._position = ChangelogPosition(0, 0, 0)
+        check_changelog(data_dir, reader.changelog)
         if has_log(data_dir):
             self._open(Schema())
         else:
@@ -77,7 +78,9 @@ class Follower:
             elif last_state(self.data_dir, schema).seq > self._position.seq:
                 take_back(self.data_dir, self._position.seq + 1, self._disk)
 
-        self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
+        self._applier = LogApplier(
+            self.data_dir, schema, self._reader.changelog, self._disk, prepare
+        )
         try:
             self._applier.flush(self._position)
         except BaseException:
@@ -147,12 +150,12 @@ class Follower:
             if record.seq != 1 or head.schema is None:
                 raise OutOfRange(f"there is no log here, and the changelog has commit {record.seq}")
             schema = _schema_of(record, head)
-            self._applier = LogApplier(self.data_dir, schema, self._disk)
+            self._applier = LogApplier(self.data_dir, schema, self._reader.changelog, self._disk)
         elif self._applier.has_begun:
             # What it has written is cut off and zeroed as after a crash.
             self._applier.flush(self._applied)
             self._applier.close()
-            self._applier = LogApplier(self.data_dir, Schema(), self._disk)
+            self._applier = LogApplier(self.data_dir, Schema(), self._reader.changelog, self._disk)
         self._line.clear()
         self._line_bytes = head.line_bytes
         self._made = dict(head.made)

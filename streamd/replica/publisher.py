@@ -59,6 +59,7 @@ class ChangelogPublisher:
         self._data_dir = data_dir
         self._producer = producer
         self._reader = reader
+        self.changelog = reader.changelog
         self._position = position
         self.waiting = waiting
         self._sent: deque[_Sent] = deque()

@@ -67,7 +67,8 @@ class LogWriter(LogFiles):
         self._publisher = publisher
         self._waiting: deque[tuple[int, SegmentState | None]] = deque()
         """Commits that are durable but not acknowledged, each with the segment it appended to."""
-        super().__init__(data_dir, schema, disk, has_changelog=publisher is not None)
+        changelog = None if publisher is None else publisher.changelog
+        super().__init__(data_dir, schema, disk, changelog)
         self.shown_seq = self.state.seq
         """Newest commit that readers may use."""
         with self._giving_back():

@@ -7,7 +7,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, StoreError
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
+from streamd.segments.changelog_position import CHANGELOG, ChangelogId, ChangelogPosition
 from streamd.segments.journal import LogState
 from streamd.segments.recovery import last_state
 from streamd.segments.verify import verify_log
@@ -113,7 +113,12 @@ def _write_files(
 
     # By its place in the changelog the directory knows where to read on.
     if manifest.changelog_offset is not None:
-        place = ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        place = ChangelogPosition(
+            manifest.term,
+            manifest.changelog_seq,
+            manifest.changelog_offset,
+            ChangelogId(*manifest.changelog),
+        )
         write_durably(folder / CHANGELOG, place.pack(), disk)
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
     try:

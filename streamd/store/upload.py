@@ -10,7 +10,12 @@ import structlog
 
 from streamd.errors import StoreError
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    UNKNOWN,
+    ChangelogPosition,
+    read_position,
+)
 from streamd.segments.holds import read_compacted
 from streamd.segments.journal import LogState
 from streamd.storage import DISK, Disk
@@ -161,6 +166,7 @@ def _manifest(
         log=snapshot.state.checkpoint(),
         changelog_seq=0 if position is None else position.seq,
         changelog_offset=None if position is None else position.offset,
+        changelog=UNKNOWN if position is None else position.changelog,
         compacted=compacted,
         versions=sorted({p[1] for p in parts if p[0] == "models" and len(p) > 2}),
         checkpoint=max(checkpoints, default=""),
