@@ -24,7 +24,7 @@ from streamd.store.index import FILE, FileIndex
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
 from streamd.store.marks import UPLOADS, marked, new_owner, wait_for_removals
 from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
-from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, take_snapshot
+from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
 from streamd.store.store import Store
 
 logger = structlog.get_logger()
@@ -67,7 +67,7 @@ def upload(
     owner = owner or new_owner()
     with marked(store, UPLOADS, owner, now) as mark:
         wait_for_removals(store, owner, now, store.sleep)
-        with _placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
+        with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
             earlier = _earlier(store, snapshot, index)
             wanted = list(wanted_files(snapshot, earlier))
@@ -99,15 +99,19 @@ def upload(
 
 
 @contextmanager
-def _placed_snapshot(
-    data_dir: Path, name: str, disk: Disk
+def placed_snapshot(
+    data_dir: Path, name: str, disk: Disk, in_place: bool = False
 ) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
     """Yield a snapshot, a place in the changelog that it holds all commits before, and the newest
-    compaction that was done before it was taken."""
+    compaction that was done before it was taken.
+
+    in_place: without links, of a directory that cannot be written to.
+    """
     # Both are read first: what is published later may only be more.
     position = _position(data_dir)
     done = read_compacted(data_dir)
-    with take_snapshot(data_dir, name, disk) as snapshot:
+    taken = look_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
+    with taken as snapshot:
         if position is not None and position.seq > snapshot.state.seq:
             raise StoreError(
                 f"{data_dir} shows readers commit {snapshot.state.seq}, while the changelog has "
