@@ -115,8 +115,8 @@ def test_a_sample_comes_through_a_pipe(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("who;what;at\nu1;i1;1790000000\n", "the header has no comma, but ';'"),
-    ("who\twhat\tat\nu1\ti1\t1790000000\n", "the header has no comma, but '\\t'"),
+    ("who;what;at\nu1;i1;1790000000\n", "the header has ';' and no comma"),
+    ("who\twhat\tat\nu1\ti1\t1790000000\n", "the header has '\\t' and no comma"),
     ("who,what,at\nu1,Süd,1790000000\n", "save it as UTF-8")])
 def test_a_table_of_another_program_is_refused_by_what_to_change(tmp_path, text, says):
     (tmp_path / "shop.csv").write_text(text, encoding="latin-1")

@@ -299,13 +299,10 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a CSV file. Raises: Misfit, ValueError or csv.Error."""
     with _open(path, "") as file:
         reader = csv.DictReader(file, strict=True)
-        header = list(reader.fieldnames or ())
-        if len(header) == 1 and (other := next((c for c in ";\t|" if c in header[0]), None)):
-            raise Misfit(
-                f"the header has no comma, but {other!r}",
-                "write the file with commas between cells.",
-            )
-        _check_columns(reader.fieldnames or (), wanted)
+        header = reader.fieldnames or ()
+        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
+            raise Misfit(f"the header has {other[0]!r} and no comma", "separate cells by commas.")
+        _check_columns(header, wanted)
         for row in reader:
             # The reader puts cells beyond the header under None.
             if None in row:
