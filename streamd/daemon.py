@@ -38,6 +38,7 @@ from streamd.roles import (
     ARCHIVE,
     FOLLOW,
     LOCK,
+    SCORE,
     make_folder,
     rank_names,
     server_names,
@@ -106,6 +107,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
             _run_follow(settings, stop)
+        elif role == SCORE:
+            _run_score(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -231,6 +234,24 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
     beat.touch("starting")
     beat.end_when_stalled()
     FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
+
+
+def _run_score(settings: Settings, stop: threading.Event) -> None:
+    """Score each event into the score topic until `stop`. Raises: SettingsError."""
+    from streamd.scoring.role import check_topic, score
+
+    check_topic(settings)
+    lock = lock_name(settings.data_dir, SCORE, stop)
+    if lock is None:
+        return
+    beat = Heartbeat(settings.data_dir, SCORE)
+    open_port(
+        settings.telemetry.score_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    beat.touch("preparing")
+    make_kernels_ready()
+    beat.end_when_stalled()
+    score(settings, beat, lambda: settings.log.member == "leader", stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamd.errors import StreamdError
 from streamd.processes import place_of
-from streamd.roles import ARCHIVE, FOLLOW, RANK, roles_of
+from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -93,6 +93,18 @@ def _changelog(settings: Settings) -> str:
         f"{name} is not there yet: the leader makes it" if state is None else state.shown
         for name, state in zip(names, found, strict=True)
     )
+
+
+def _score_topic(settings: Settings) -> str:
+    """Check the topic to which events are scored, where there is one."""
+    topic = settings.server.score_topic
+    if not topic:
+        return "none is set"
+    from streamd.scoring.role import check_topic
+    from streamd.scoring.topic import look_at_score_topic
+
+    check_topic(settings)
+    return look_at_score_topic(settings.kafka, topic)
 
 
 def _schema_registry(settings: Settings) -> str:
@@ -249,10 +261,11 @@ def _ports(settings: Settings) -> str:
         FOLLOW: ("telemetry.ingest_port", own.ingest_port),
         "train": ("telemetry.train_port", own.train_port),
         ARCHIVE: ("telemetry.archive_port", own.archive_port),
+        SCORE: ("telemetry.score_port", own.score_port),
     }
     log = settings.log
     results = []
-    for role in roles_of(log.name, log.store, log.member):
+    for role in roles_of(log.name, log.store, log.member, settings.server.score_topic):
         name, port = listening[role]
         if not port:
             continue
@@ -390,6 +403,7 @@ def _roles(settings: Settings) -> str:
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
     "changelog": _changelog,
+    "score topic": _score_topic,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
     "store": _store,
