@@ -31,8 +31,6 @@ class ShownOffsets:
 
     def publish(self, source: KafkaSource) -> None:
         """Show the commits that are acknowledged, and publish the newest one's offsets."""
-        if not self._waiting and not self._log.is_waiting:
-            return
         shown = self._log.show_acknowledged()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:

@@ -3,7 +3,7 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 
 from typing import Protocol
 
-from streamd.replica.records import Record
+from streamd.replica.records import Entry
 from streamd.segments.changelog_position import ChangelogId
 
 
@@ -25,7 +25,7 @@ class ChangelogReader(Protocol):
         """Read on from an offset."""
         ...
 
-    def read(self, seconds: float) -> list[Record]:
+    def read(self, seconds: float) -> list[Entry]:
         """The next records, those that come within some seconds. Raises: OutOfRange."""
         ...
 
@@ -56,7 +56,7 @@ class ChangelogProducer(Protocol):
     part_bytes: int
     """Most bytes of a record's value."""
 
-    def send(self, record: Record) -> Receipt:
+    def send(self, record: Entry) -> Receipt:
         """Send a record. Raises: KafkaError."""
         ...
 

@@ -152,6 +152,12 @@ class LogApplier(LogFiles):
         with self._steps():
             self._flush(position)
 
+    def move(self, position: ChangelogPosition) -> None:
+        """Note that the changelog was read further, over records that are no commits. Raises:
+        DiskError."""
+        with self._steps():
+            self._move(position)
+
     def _flush(self, position: ChangelogPosition | None) -> None:
         """Steps 2 to 4 for all finished commits. position: None where it is not known."""
         if not self._lines:

@@ -204,14 +204,19 @@ class LogFiles:
         them, where they have rows.
         """
         self.disk.write(self._published, seq.to_bytes(8, "little"), 0)
-        if self._position is not None and position is not None:
-            self._position.write(position)
+        if position is not None:
+            self._move(position)
 
         # Readers without the journal count rows by the file's header. A crash before this line
         # leaves the old counts, which recovery raises.
         if segment is not None and self._segment is not None:
             rows = segment.rows_per_set or (segment.num_edges,)
             self._segment.raise_counts(rows, segment.num_labels)
+
+    def _move(self, position: ChangelogPosition) -> None:
+        """Write where the log stands in the changelog; what it says must be durable."""
+        if self._position is not None:
+            self._position.write(position)
 
 
 def disk_error(data_dir: Path, error: OSError) -> DiskError:

@@ -22,8 +22,14 @@ class Publisher(Protocol):
         the state before it. What the line says of files is read from them."""
         ...
 
+    def heartbeat(self) -> None:
+        """Say that the writer lives, where nothing was sent for a while. Called by the writer's
+        loop, so that one that hangs says nothing."""
+        ...
+
     def acknowledged(self) -> ChangelogPosition:
-        """The newest commit up to which all are acknowledged; it does not wait."""
+        """The newest commit up to which all are acknowledged, and how far the changelog is known
+        behind it; it does not wait."""
         ...
 
     def wait(self) -> None:

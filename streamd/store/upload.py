@@ -69,7 +69,9 @@ def upload(
         wait_for_removals(store, owner, now, store.sleep)
         with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
-            earlier = _earlier(store, snapshot, index)
+            # By the term a deposed leader's archive knows that it writes no manifest any more.
+            term = snapshot.state.term if position is None else position.term
+            earlier = _earlier(store, snapshot, index, term)
             wanted = list(wanted_files(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
             done = objects = sent = 0
@@ -90,7 +92,7 @@ def upload(
                 if one.path in snapshot.stats:
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
-            made = _manifest(snapshot, files, position, compacted, now())
+            made = _manifest(snapshot, files, term, position, compacted, now())
             check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             store.put(made.name, manifests.encode(made))
@@ -157,6 +159,7 @@ def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
 def _manifest(
     snapshot: Snapshot,
     files: list[StoredFile],
+    term: int,
     position: ChangelogPosition | None,
     compacted: int,
     created_at: float,
@@ -164,7 +167,7 @@ def _manifest(
     parts = [path.split("/") for path in snapshot.learned]
     checkpoints = {p[2] for p in parts if "/".join(p[:2]) == CHECKPOINTS and len(p) > 2}
     return Manifest(
-        term=snapshot.state.term,
+        term=term,
         seq=snapshot.state.seq,
         created_at=created_at,
         log=snapshot.state.checkpoint(),
@@ -178,10 +181,10 @@ def _manifest(
     )
 
 
-def _earlier(store: Store, snapshot: Snapshot, index: FileIndex) -> Earlier:
+def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> Earlier:
     """What of this log the store has: by its newest manifest, where this log goes on from it.
     Raises: StoreError where the store is ahead of the log."""
-    _check_newest(store, snapshot.state.term, snapshot.state.seq)
+    _check_newest(store, term, snapshot.state.seq)
     objects = store.sizes(OBJECTS)
     newest = manifests.newest(store)
     if newest is None:

@@ -40,7 +40,7 @@ class World:
     def __init__(self, folder):
         self.topic, self.leader, self.source = Topic(10**6), folder / "leader", folder / "source"
         log = LogWriter(self.leader, life.SCHEMA, life.SEGMENT_EDGES,
-                        publisher=lead(self.leader, self.topic.producer(), self.topic.reader()))
+                        publisher=lead(self.leader, self.topic.producer(), self.topic.reader(), member="a"))
         life.live(log, 6)
         log._let_through(0)
         self.follow(self.source)
@@ -100,7 +100,7 @@ def test_a_copy_of_a_followers_directory_goes_on_by_the_changelog(tmp_path, worl
 def test_only_what_readers_were_shown_is_copied(tmp_path):
     """Lines that wait for the changelog are durable in the source, and may be taken back."""
     topic = Topic(10**6)
-    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader()))
+    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader(), member="a"))
     life.live(log, 4, housekeeping=False)
     log._let_through(0)
     topic.hold, topic.patience = True, 10**9
