@@ -9,9 +9,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -34,10 +34,10 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
+from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
-    LOCK,
     SCORE,
     make_folder,
     rank_names,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from streamd.ranks import Ranks
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
 """Errors that may be over the next time."""
 
@@ -165,7 +164,7 @@ def _run_ingest(settings: Settings, stop: threading.Event) -> None:
             return None
         return LogWriter(settings.data_dir, schema, size, publisher=publisher)
 
-    writer = _once_unlocked(open_log, beat, stop)
+    writer = once_unlocked(open_log, beat, stop)
     if writer is None:
         return
 
@@ -198,7 +197,7 @@ def _run_archive(settings: Settings, stop: threading.Event) -> None:
     # One archive for each data directory.
     beat = Heartbeat(settings.data_dir, ARCHIVE)
     folder = make_folder(settings.data_dir, ARCHIVE)
-    lock = _once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
+    lock = once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
     if lock is None:
         return
     try:
@@ -261,7 +260,8 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    make_kernels_ready()
+    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+        make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
@@ -272,7 +272,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"
-        lock = _once_unlocked(lambda: lock_directory(folder), beat, stop)
+        lock = once_unlocked(lambda: lock_directory(folder), beat, stop)
         if lock is None:
             return
     try:
@@ -285,7 +285,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             )
         if not stop.is_set():
             # The others stop when the first one says so.
-            ranks = _join(settings, place, device)
+            ranks = _join(settings, place, device, stop)
             publisher = None
             if is_first and settings.log.name:
                 from streamd.replica.parts import publish_models
@@ -307,27 +307,36 @@ def learning_dir(settings: Settings) -> Path:
     return settings.training.checkpoint_dir or settings.data_dir
 
 
-def _join(settings: Settings, place: Place, device: str) -> "Ranks":
-    """Join the other ranks. Raises: RanksError."""
+@contextlib.contextmanager
+def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
+    order yet, and sees no signal until they come. stop: set by a signal that came before, which
+    ends the process too."""
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if stop.is_set():
+            sys.exit(0)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
+    """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
 
     if place.size == 1:
         return ALONE
-
-    # Whoever waits for the others has nothing to put in order, and sees no signal until they come.
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        mesh = settings.training.mesh
-        shards = 0 if mesh is None else mesh[1]
-        if mesh is not None and mesh[0] * shards != place.size:
-            raise SettingsError(
-                f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
-                "start as many ranks as the mesh has.",
-            )
+    mesh = settings.training.mesh
+    shards = 0 if mesh is None else mesh[1]
+    if mesh is not None and mesh[0] * shards != place.size:
+        raise SettingsError(
+            f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
+            "start as many ranks as the mesh has.",
+        )
+    with _ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     logger.info("rank_joined", size=ranks.size)
     return ranks
 
@@ -352,30 +361,6 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         else:
             beat.touch("waiting")
             stop.wait(0.1)
-
-
-def _once_unlocked(
-    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
-) -> Held | None:
-    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
-    killed.
-
-    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    one that waits, None where the owner writes under that name.
-    Returns: what `take` returns, None where `stop` was set meanwhile.
-    """
-    logged = False
-    while True:
-        try:
-            return take()
-        except LockedError as error:
-            if not logged:
-                logger.warning("waiting_for_lock", error=str(error))
-            logged = True
-        if beat is not None:
-            beat.touch("waiting for another process")
-        if stop.wait(0.1):
-            return None
 
 
 def _run_serve(
@@ -473,27 +458,10 @@ def _run_serve(
         sys.exit(1)
 
 
-def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
-
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
-    """
-    from streamd.segments.recovery import lock_directory
-
-    def take() -> int:
-        return lock_directory(
-            make_folder(data_dir, name) / LOCK,
-            "stop that process, or start this server with a --name of its own, such as serve-2.",
-        )
-
-    return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
-
-
 def make_kernels_ready() -> None:
     """Compile or load the kernels before the first event needs them."""
-    from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
+    from streamd.graph.warm_up import warm_up
 
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)

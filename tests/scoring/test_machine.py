@@ -38,7 +38,7 @@ def learned(tmp_path_factory):
 
 def play(learned, steps):
     folder, wanted = learned
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamd.scoring.outbox.RETRY_SECONDS", 0.0)
         path = Path(scratch) / "data"
         shutil.copytree(folder / "data", path)
@@ -96,7 +96,7 @@ def test_nothing_is_lost_without_being_counted(learned, steps):
 
 @pytest.mark.slow
 @given(st.lists(STEPS, max_size=60))
-@given_settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_is_lost_without_being_counted_at_length(learned, steps):
     play(learned, steps)
 

@@ -17,11 +17,12 @@ import uvicorn
 from typer.testing import CliRunner
 
 from streamd.cli import app as cli
+from streamd.client import Client
 from streamd.clock import SystemClock
 from streamd.events import Progress
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
@@ -174,7 +175,9 @@ def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
     page.fill("#key", "reader")
     page.press("#key", "Enter")
     page.wait_for_selector("#versions button")
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert 10_000 < sum(sizes) < 150_000, sizes
     assert page.evaluate("window.shift") < 0.02
     source = page.content()
@@ -197,15 +200,16 @@ def test_an_answer_says_why_and_its_graph_follows_the_log(browser, served):
     assert page.get_attribute("#source", "aria-activedescendant") == "key-0"
     page.keyboard.press("Enter")
     page.wait_for_selector("#around circle")
-    want = served.world.client.post("/v1/recommend", json={"src": "n:10", "k": 10}, headers={"X-API-Key": "reader"}).json()["scores"]
-    assert page.locator("#best .key").all_inner_texts() == [str(one["dst"]) for one in want]
+    with Client(served.address, api_key="reader") as client:
+        want = client.recommend("n:10", k=10).scores
+        told = client.explain("n:10", want[0].dst)
+    assert page.locator("#best .key").all_inner_texts() == [str(one.dst) for one in want]
     assert page.locator("#best .badge.on").count() > 0, "known partners are marked"
 
     # Why: the shares are those of the route.
     page.click("#best li:first-child button")
     page.wait_for_selector("#why-0 .share")
-    told = served.world.client.post("/v1/explain", json={"src": "n:10", "dst": want[0]["dst"]}, headers={"X-API-Key": "reader"}).json()
-    assert told["groups"][0]["words"] in page.inner_text("#why-0")
+    assert told.groups[0].words in page.inner_text("#why-0")
     assert page.locator("#around circle").count() <= 50
 
     # A new event appears without a reload.
@@ -270,7 +274,9 @@ def test_windows_expand_to_their_scores(browser, served):
     inner = page.inner_text("#windows table")
     record = served.world.state.page._history.refresh()[-1]
     assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert page.locator("#windows table").count() == 1, "it stays open while the page follows the server"
     page.click("#more-windows")
     assert page.locator("#windows > tbody > tr").count() == 11
@@ -360,7 +366,7 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
     """A leader, a replica that follows, one that waits, and a standby that leads."""
     alone, page, path = served.world.settings, opened(browser, served), served.world.path
     assert page.is_hidden("#member") and page.is_hidden("#part")
-    with closing(PositionFile(path)) as file:
+    with closing(PositionFile(path, UNKNOWN)) as file:
         file.write(ChangelogPosition(4, 1, 9))
     said = [("leader", "ingest", "running", {}, "leader", "leads the log shop, term 4"),
             ("replica", "follow", "following", {"lag_records": 1234}, "replica", "follows the log shop, 1,234 records behind"),
