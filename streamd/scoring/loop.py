@@ -212,6 +212,8 @@ class ScoreLoop:
                 "scoring_ends", from_event=scorer.position, reason="another machine leads"
             )
             self._leading = False
+            # It may lead again before anybody else has scored, as after a restart of ingest.
+            self._place.write(self._outbox.complete_before(scorer.position))
             self._outbox.drop()
         elif leads and not self._leading:
             start = self._start(scorer.view.log.num_edges, scorer.position)

@@ -312,6 +312,20 @@ def test_only_the_one_that_leads_scores_and_a_deposed_one_stops(life):
     assert events_of(topic) == list(range(260, 340)) and second.skipped == {} and first.skipped == {}
 
 
+def test_who_leads_again_goes_on_and_counts_nothing_twice(life):
+    """As where ingest of this machine starts again, and no other machine took over."""
+    scoring = life.scoring().ready()
+    life.feed.commit(300)
+    scoring.turn()
+    for leads in (False, True):
+        scoring.leads = leads
+        scoring.check_lead()
+        scoring.turn()
+    life.feed.commit(320)
+    scoring.turn()
+    assert events_of(scoring.topic) == list(range(260, 320)) and scoring.skipped == {} and scoring.topic.num_values == 60
+
+
 def test_who_takes_over_late_counts_what_it_cannot_score_any_more(life):
     topic = Topic()
     first = life.scoring(topic).ready()
