@@ -420,3 +420,26 @@ def test_arrivals_are_those_of_a_plain_list(steps, event, forgotten):
         assert until <= len(at) and all(one <= moment for one in at[:until])
         if until > forgotten:
             assert until == len(at) or at[until] > moment
+
+
+def test_a_version_with_other_facts_and_chunks_takes_over_where_the_one_before_stands(life):
+    """It needs a graph of its own, which moves to the next event to score and no further."""
+    scoring = life.scoring().ready()
+    life.feed.commit(300)
+    scoring.turn()
+    other = World(life.path, model__max_pairs=4000, model__memory_chunk=25)
+    other.train()
+    new = max(set(other.registry.names()) - {scoring.scorer.version})
+    assert other.registry.manifest(new).model["max_pairs"] == 4000
+    other.registry.promote(new, "a test", "other settings")
+    life.feed.commit(330)
+    scoring.turn(lambda: scoring.scorer.version == new)
+    life.feed.commit(420)
+    scoring.turn()
+    records = scoring.topic.records
+    assert [r.event for r in records] == list(range(260, 420)) and scoring.skipped == {}
+    own = [r for r in records if r.version == new]
+    logits, chunks = prequential(other.settings, other.registry.load(new), life.path.parent / "whole")
+    assert len(own) >= 90 and own[-1].event == 419
+    for r in own:
+        assert (r.rank, r.memory_event) == (ranks(logits[r.event][None])[0], chunks[r.event])
