@@ -1,6 +1,7 @@
 """The role's loop: what it scores, what it passes over and says so, and where it goes on after a stop."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -39,9 +40,10 @@ class Life:
 
     def __init__(self, path, **values):
         src, dst, time_E = stream(600, hours=5)
-        write_log(path / "whole", src, dst, time_E, SCHEMA)
         self.path, self.src, self.dst, self.time = path / "data", src, dst, time_E
-        write_log(self.path, src[:260], dst[:260], time_E[:260], SCHEMA)
+        if not self.path.exists():
+            write_log(path / "whole", src, dst, time_E, SCHEMA)
+            write_log(self.path, src[:260], dst[:260], time_E[:260], SCHEMA)
         self.world = World(self.path, **values)
         self.feed = Feed(self.path, path / "whole", SCHEMA, 260)
 
@@ -60,9 +62,18 @@ class Life:
         self.feed.writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=gone), Progress(), int(self.time[self.feed.at - 1]))
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The directories of a life that has learned."""
+    path = tmp_path_factory.mktemp("learned")
+    Life(path).learned().feed.close()
+    return path
+
+
 @pytest.fixture
-def life(tmp_path):
-    made = Life(tmp_path).learned()
+def life(tmp_path, learned):
+    shutil.copytree(learned, tmp_path / "life")
+    made = Life(tmp_path / "life")
     yield made
     made.feed.close()
 

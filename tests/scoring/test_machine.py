@@ -89,7 +89,7 @@ def play(learned, steps):
 
 
 @given(st.lists(STEPS, max_size=25))
-@given_settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_is_lost_without_being_counted(learned, steps):
     play(learned, steps)
 

@@ -43,7 +43,7 @@ def ragged(seed, at, end):
         yield at
 
 
-@pytest.mark.parametrize("name", ["tgn", "tgat", "dysat", "sage", "gcn", "pair"])
+@pytest.mark.parametrize("name", ["tgn", "sage", "pair", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tgat", "dysat", "gat", "gcn"))])
 def test_the_rank_in_the_topic_is_the_windows_rank_of_the_same_version(tmp_path, name):
     src, dst, time_E = stream(420, hours=4)
     time_E[300:306] = time_E[300]
