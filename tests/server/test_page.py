@@ -175,7 +175,9 @@ def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
     page.fill("#key", "reader")
     page.press("#key", "Enter")
     page.wait_for_selector("#versions button")
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert 10_000 < sum(sizes) < 150_000, sizes
     assert page.evaluate("window.shift") < 0.02
     source = page.content()
@@ -272,7 +274,9 @@ def test_windows_expand_to_their_scores(browser, served):
     inner = page.inner_text("#windows table")
     record = served.world.state.page._history.refresh()[-1]
     assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert page.locator("#windows table").count() == 1, "it stays open while the page follows the server"
     page.click("#more-windows")
     assert page.locator("#windows > tbody > tr").count() == 11
