@@ -4,6 +4,7 @@ This module alone imports all packages: it puts the parts of each role together.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 Held = TypeVar("Held")
+FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors of a disk that takes no bytes."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
 """Errors that may be over the next time."""
 
@@ -99,18 +102,19 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
-        if role == "serve":
-            _run_serve(settings, name, stop, at_once)
-        elif role == ARCHIVE:
-            run_archive(settings, stop)
-        elif role == "train":
-            _run_train(settings, stop, place or Place(0, 1, 0))
-        elif role == FOLLOW:
-            run_follow(settings, stop)
-        elif role == SCORE:
-            _run_score(settings, stop)
-        else:
-            run_ingest(settings, stop)
+        with _disk_errors(role, settings):
+            if role == "serve":
+                _run_serve(settings, name, stop, at_once)
+            elif role == ARCHIVE:
+                run_archive(settings, stop)
+            elif role == "train":
+                _run_train(settings, stop, place or Place(0, 1, 0))
+            elif role == FOLLOW:
+                run_follow(settings, stop)
+            elif role == SCORE:
+                _run_score(settings, stop)
+            else:
+                run_ingest(settings, stop)
     except StreamdError as error:
         # A rank that was told to stop as well may find that the first one has left.
         if isinstance(error, RanksError) and stop.is_set():
@@ -138,6 +142,22 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     finally:
         end_spans()
     return 0
+
+
+@contextlib.contextmanager
+def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
+    """Say what a full or broken disk did not take as a DiskError, after which the role is tried
+    again; other errors stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_OR_BROKEN:
+            raise
+        folder = learning_dir(settings) if role == "train" else settings.data_dir
+        raise DiskError(
+            f"What {role} keeps in {folder} could not be written: {error.strerror}.",
+            "free space or mend the disk; it goes on by itself from what was written last.",
+        ) from error
 
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
