@@ -64,8 +64,10 @@ class IngestLoop:
         clock: Clock,
         beat: Heartbeat,
         housekeep: Callable[[], None] = lambda: None,
+        doing: str = "running",
     ) -> None:
-        """housekeep: does a little work on the log; called about once a second between commits."""
+        """Args: housekeep: does a little work on the log; called about once a second between
+        commits. doing: what the heartbeat says while all is well."""
         s = settings.ingest
         self._settings = settings
         self._log = log_writer
@@ -77,6 +79,7 @@ class IngestLoop:
         self._clock = clock
         self._beat = beat
         self._housekeep = housekeep
+        self._doing = doing
         self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.has_edges)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
@@ -100,7 +103,7 @@ class IngestLoop:
             # Each turn is one assignment of partitions; it ends where they change.
             while not stop.is_set():
                 if not self.begin(source):
-                    stop.wait(RETRY_SECONDS)
+                    self._offsets.wait(stop, RETRY_SECONDS)
                     self._rediscover(source, stop)
                     continue
                 while not stop.is_set() and self.step(source):
@@ -127,7 +130,7 @@ class IngestLoop:
                     return source
             except KafkaError as error:
                 self._warn_seldom("broker_unavailable", str(error))
-            stop.wait(CONNECT_SECONDS)
+            self._offsets.wait(stop, CONNECT_SECONDS)
         if source is not None:
             source.close()
         return None
@@ -145,7 +148,7 @@ class IngestLoop:
             except KafkaError as error:
                 self._warn_seldom("broker_unavailable", str(error))
             self._beat.touch("connecting")
-            stop.wait(CONNECT_SECONDS)
+            self._offsets.wait(stop, CONNECT_SECONDS)
 
     def _has_topics(self, source: KafkaSource) -> bool:
         """Whether all topics exist; for each that does not, log how to create it."""
@@ -312,6 +315,7 @@ class IngestLoop:
         """Wait before a further attempt; a time in which nothing could come is not quiet."""
         self._last_event = self._clock.monotonic()
         self._beat.touch(why, edges=self._log.num_edges, watermark=self._log.watermark)
+        self._log.show_acknowledged()
         self._clock.sleep(seconds)
 
     def _poll_timeout(self) -> float:
@@ -493,4 +497,4 @@ class IngestLoop:
         read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         state = {**read, **unread(source, self._merger, self._clock)}
         refused = {"dead_letters": self._letters.num_letters}
-        self._beat.touch("running", **state, **refused, clamped=int(metrics.clamped_total()))
+        self._beat.touch(self._doing, **state, **refused, clamped=int(metrics.clamped_total()))

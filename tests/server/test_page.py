@@ -22,7 +22,7 @@ from streamd.clock import SystemClock
 from streamd.events import Progress
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
@@ -366,7 +366,7 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
     """A leader, a replica that follows, one that waits, and a standby that leads."""
     alone, page, path = served.world.settings, opened(browser, served), served.world.path
     assert page.is_hidden("#member") and page.is_hidden("#part")
-    with closing(PositionFile(path)) as file:
+    with closing(PositionFile(path, UNKNOWN)) as file:
         file.write(ChangelogPosition(4, 1, 9))
     said = [("leader", "ingest", "running", {}, "leader", "leads the log shop, term 4"),
             ("replica", "follow", "following", {"lag_records": 1234}, "replica", "follows the log shop, 1,234 records behind"),
