@@ -33,6 +33,7 @@ from streamd.processes import (
     SUPERVISED_BY,
     Place,
     end_with_supervisor,
+    ended_by_signals,
     place_of,
     raise_file_limit,
 )
@@ -190,7 +191,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+    with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
         make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
@@ -237,21 +238,6 @@ def learning_dir(settings: Settings) -> Path:
     return settings.training.checkpoint_dir or settings.data_dir
 
 
-@contextlib.contextmanager
-def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
-    order yet, and sees no signal until they come. stop: set by a signal that came before, which
-    ends the process too."""
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        if stop.is_set():
-            sys.exit(0)
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
 def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
     """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
@@ -265,7 +251,7 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
             f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
             "start as many ranks as the mesh has.",
         )
-    with _ended_by_signals(stop):
+    with ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
     logger.info("rank_joined", size=ranks.size)
     return ranks
