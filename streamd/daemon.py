@@ -12,12 +12,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.daemon_log import once_unlocked, run_archive, run_follow, run_ingest
+from streamd.daemon_log import run_archive, run_follow, run_ingest
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
@@ -37,12 +37,11 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
+from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
-    LOCK,
     SCORE,
-    make_folder,
     rank_names,
     server_names,
 )
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from streamd.ranks import Ranks
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
 FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of a disk that takes no bytes."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
@@ -372,23 +370,6 @@ def _run_serve(
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
-
-
-def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
-
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
-    """
-    from streamd.segments.recovery import lock_directory
-
-    def take() -> int:
-        return lock_directory(
-            make_folder(data_dir, name) / LOCK,
-            "stop that process, or start this server with a --name of its own, such as serve-2.",
-        )
-
-    return once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def make_kernels_ready() -> None:
