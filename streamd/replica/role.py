@@ -10,13 +10,13 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import DiskError, KafkaError, LockedError, StoreError
-from streamd.replica.bootstrap import bootstrap, finish_bootstrap, newest_manifest
+from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.connect import Stopped, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
-from streamd.replica.start import has_log, published_seq
+from streamd.replica.start import has_log
 from streamd.settings import Settings
 from streamd.store.store import Store
 from streamd.telemetry import metrics
@@ -118,7 +118,7 @@ class FollowLoop:
         data_dir = self._settings.data_dir
         try:
             manifest = newest_manifest(self._store) if self._store is not None else None
-            if manifest is None or manifest.seq <= published_seq(data_dir):
+            if manifest is None or not is_newer(manifest, data_dir):
                 self._wait("manifest", f"{why}; the store has no newer manifest yet")
                 return
             assert self._store is not None
