@@ -34,7 +34,16 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import ARCHIVE, FOLLOW, LOCK, make_folder, server_names, take_over
+from streamd.roles import (
+    ARCHIVE,
+    FOLLOW,
+    LOCK,
+    SCORE,
+    make_folder,
+    rank_names,
+    server_names,
+    take_over,
+)
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -98,6 +107,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
             _run_follow(settings, stop)
+        elif role == SCORE:
+            _run_score(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -225,6 +236,14 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
     FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
 
 
+def _run_score(settings: Settings, stop: threading.Event) -> None:
+    """Score each event into the score topic until `stop`. Raises: SettingsError."""
+    from streamd.scoring.role import run_score
+
+    if lock_name(settings.data_dir, SCORE, stop) is not None:
+        run_score(settings, make_kernels_ready, lambda: settings.log.member == "leader", stop)
+
+
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
     from streamd.gpu import choose_device, fix_torch, take_gpu
@@ -242,13 +261,15 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    make_kernels_ready()
+    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+        make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
-    # One trainer for each data directory, of which the first rank alone writes and can be asked.
+    # One trainer for each data directory. Of its ranks the first alone can be asked; the others
+    # write nothing but a heartbeat.
     is_first = place.rank == 0
-    beat = Heartbeat(learning_dir(settings) if is_first else None, "train")
+    beat = Heartbeat(learning_dir(settings), "train", rank_names(place.size)[place.rank])
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"
@@ -265,7 +286,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             )
         if not stop.is_set():
             # The others stop when the first one says so.
-            ranks = _join(settings, place, device)
+            ranks = _join(settings, place, device, stop)
             publisher = None
             if is_first and settings.log.name:
                 from streamd.replica.parts import publish_models
@@ -287,27 +308,36 @@ def learning_dir(settings: Settings) -> Path:
     return settings.training.checkpoint_dir or settings.data_dir
 
 
-def _join(settings: Settings, place: Place, device: str) -> "Ranks":
-    """Join the other ranks. Raises: RanksError."""
+@contextlib.contextmanager
+def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
+    order yet, and sees no signal until they come. stop: set by a signal that came before, which
+    ends the process too."""
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if stop.is_set():
+            sys.exit(0)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
+    """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
 
     if place.size == 1:
         return ALONE
-
-    # Whoever waits for the others has nothing to put in order, and sees no signal until they come.
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        mesh = settings.training.mesh
-        shards = 0 if mesh is None else mesh[1]
-        if mesh is not None and mesh[0] * shards != place.size:
-            raise SettingsError(
-                f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
-                "start as many ranks as the mesh has.",
-            )
+    mesh = settings.training.mesh
+    shards = 0 if mesh is None else mesh[1]
+    if mesh is not None and mesh[0] * shards != place.size:
+        raise SettingsError(
+            f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
+            "start as many ranks as the mesh has.",
+        )
+    with _ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     logger.info("rank_joined", size=ranks.size)
     return ranks
 
@@ -472,8 +502,8 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
 
 def make_kernels_ready() -> None:
     """Compile or load the kernels before the first event needs them."""
-    from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
+    from streamd.graph.warm_up import warm_up
 
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)

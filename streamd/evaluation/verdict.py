@@ -6,6 +6,14 @@ LITTLE = 0.005
 """MRR below which a sure difference is called little: another seed moves MRR by up to .002, another
 graph layer by .001 to .005."""
 
+BOTH = {
+    "makes no clear difference": "neither state nor learning makes a clear difference",
+    "does harm": "state and learning do harm",
+    "matters little": "state and learning matter little",
+    "matters": "state and learning matter",
+}
+"""What is said where state and learning have the same effect."""
+
 
 def verdict(
     *,
@@ -19,11 +27,13 @@ def verdict(
 
     Args, differences in MRR: nightly, frozen: live's over these regimes; state: of nightly weights
     with live state over nightly, as both learn alike; nightly and state are None where windows are
-    a day or longer; rule: the name of the best rule; over_rule: live's over it.
+    a day or longer, or too few of them lie behind a midnight; rule: the name of the best rule;
+    over_rule: live's over it.
     """
     if not frozen.is_sure:
+        count = "1 window is" if frozen.num_windows == 1 else f"{frozen.num_windows} windows are"
         return (
-            f"{frozen.num_windows} windows are too few to tell live from the others: it takes "
+            f"{count} too few to tell live from the others: it takes "
             f"{MIN_WINDOWS}, so give more events or a smaller windows.width_seconds."
         )
 
@@ -42,6 +52,8 @@ def verdict(
         causes = f"learning {by_learning} here"
     elif (by_state, by_learning) == ("matters", "matters little"):
         causes = "state matters here, learning little"
+    elif by_state == by_learning:
+        causes = f"{BOTH[by_state]} here"
     else:
         causes = f"state {by_state}, learning {by_learning} here"
     text = f"Live {found}: {causes}"

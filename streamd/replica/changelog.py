@@ -4,6 +4,7 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 from typing import Protocol
 
 from streamd.replica.records import Entry
+from streamd.segments.changelog_position import ChangelogId
 
 
 class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest is needed
@@ -12,7 +13,9 @@ class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest i
 
 class ChangelogReader(Protocol):
     """Reads the changelog from any offset. Owner: one thread. Raises KafkaError where the broker
-    does not answer, ChangelogError for a record that is none."""
+    does not answer, ChangelogError for a record that is none. changelog: which one it reads."""
+
+    changelog: ChangelogId
 
     def bounds(self) -> tuple[int, int]:
         """Offsets of the first record there is, and one past the newest."""

@@ -10,7 +10,13 @@ from streamd.events import Schema
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.records import LINE, Entry, Head, Record, decode_value
-from streamd.replica.start import check_follows, has_log, line_before, reconcile
+from streamd.replica.start import (
+    check_changelog,
+    check_follows,
+    has_log,
+    line_before,
+    reconcile,
+)
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import decode_line
@@ -57,6 +63,7 @@ class Follower:
         self._made: dict[str, int] = {}
         self._line_bytes = 0
         self._position = ChangelogPosition(0, 0, 0)
+        check_changelog(data_dir, reader.changelog)
         if has_log(data_dir):
             self._open(Schema())
         elif begin := reader.bounds()[0]:
@@ -77,7 +84,9 @@ class Follower:
             elif last_state(self.data_dir, schema).seq > self._position.seq:
                 take_back(self.data_dir, self._position.seq + 1, self._disk)
 
-        self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
+        self._applier = LogApplier(
+            self.data_dir, schema, self._reader.changelog, self._disk, prepare
+        )
         try:
             self._applier.flush(self._position)
         except BaseException:
@@ -102,8 +111,9 @@ class Follower:
 
     @property
     def lag(self) -> int:
-        """Records of the changelog that are not applied yet. Raises: KafkaError."""
-        return max(0, self._reader.bounds()[1] - self._applied.offset)
+        """Records of the changelog that are not read yet: a commit of which a dead leader sent only
+        some parts is never applied. Raises: KafkaError."""
+        return max(0, self._reader.bounds()[1] - self._reader.position)
 
     def step(self, seconds: float) -> int:
         """Apply what comes within some seconds.
@@ -150,12 +160,12 @@ class Follower:
             if record.seq != 1 or head.schema is None:
                 raise OutOfRange(f"there is no log here, and the changelog has commit {record.seq}")
             schema = _schema_of(record, head)
-            self._applier = LogApplier(self.data_dir, schema, self._disk)
+            self._applier = LogApplier(self.data_dir, schema, self._reader.changelog, self._disk)
         elif self._applier.has_begun:
             # What it has written is cut off and zeroed as after a crash.
             self._applier.flush(self._applied)
             self._applier.close()
-            self._applier = LogApplier(self.data_dir, Schema(), self._disk)
+            self._applier = LogApplier(self.data_dir, Schema(), self._reader.changelog, self._disk)
         self._line.clear()
         self._line_bytes = head.line_bytes
         self._made = dict(head.made)

@@ -35,7 +35,7 @@ def publish_models(settings: Settings, learning_dir: Path) -> StepThread | None:
         return ModelsPublisher(
             kept,
             Registry(kept),
-            KafkaModelsTopic(settings),
+            KafkaModelsTopic(settings, make=True),
             Store(settings.log.store),
             lambda: counted_history(learning_dir / "train" / "checkpoints"),
             settings.data_dir,

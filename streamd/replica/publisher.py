@@ -72,6 +72,7 @@ class ChangelogPublisher:
         self._data_dir = data_dir
         self._producer = producer
         self._reader = reader
+        self.changelog = reader.changelog
         self._position = position
         self._next_offset = position.offset
         self.waiting = waiting

@@ -12,15 +12,18 @@ from streamd.clock import Clock
 from streamd.errors import DiskError, KafkaError, LockedError, StoreError
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.connect import Stopped, open_topic
+from streamd.replica.connect import Stopped, find_changelog
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.start import has_log
+from streamd.segments.changelog_position import UNKNOWN
 from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
@@ -28,9 +31,7 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Pause before what is away is asked again."""
-REPEAT_SECONDS = 300.0
-"""A warning about a lasting reason to wait is logged once, then at this interval."""
-REASONS = ("broker", "manifest", "store", "disk", "lock")
+REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
 """What it may wait for, as the metric's label says."""
 
 
@@ -59,8 +60,10 @@ class FollowLoop:
         self._clock = clock
         self._beat = beat
         self._parts = parts
-        self._warned_at: dict[str, float] = {}
+        self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
+        self._changelog = UNKNOWN
+        """The one that was followed last."""
         self._store = Store(settings.log.store) if settings.log.store else None
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
@@ -95,12 +98,16 @@ class FollowLoop:
         data_dir = self._settings.data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
-            topic = open_topic(self._settings)
-            reader = KafkaReader(self._settings.kafka, topic.name, self._idle)
+            topic = find_changelog(self._settings)
+            if topic is None:
+                self._wait_for_leader()
+                return
+            reader = KafkaReader(self._settings.kafka, topic.changelog, self._idle)
             stack.callback(reader.close)
+            self._changelog = topic.changelog
             finish_bootstrap(data_dir)
             if self._store is not None and not has_log(data_dir):
-                manifest = newest_manifest(self._store)
+                manifest = newest_manifest(self._store, topic.changelog)
                 if manifest is not None:
                     bootstrap(self._store, manifest, data_dir, self._progress)
             follower = Follower(data_dir, reader, before_drop=self._let_servers_pass)
@@ -112,12 +119,21 @@ class FollowLoop:
                 self._step_parts()
                 self._report(follower, reader)
 
+    def _wait_for_leader(self) -> None:
+        """Wait for the topic: made here, one of a wrong name or broker would be waited on for
+        ever."""
+        name = changelog_topic(self._settings.log.name)
+        where = self._settings.kafka.bootstrap_servers
+        self._wait("leader", f"{where} has no topic {name}; the leader makes it")
+
     def _take_manifest(self, why: str) -> None:
         """Start again from the newest manifest, where there is one that is newer than the log
         here."""
         data_dir = self._settings.data_dir
         try:
-            manifest = newest_manifest(self._store) if self._store is not None else None
+            manifest = None
+            if self._store is not None:
+                manifest = newest_manifest(self._store, self._changelog)
             if manifest is None or not is_newer(manifest, data_dir):
                 self._wait("manifest", f"{why}; the store has no newer manifest yet")
                 return
@@ -155,17 +171,15 @@ class FollowLoop:
             part.step()
 
     def _well(self) -> None:
-        self._warned_at.clear()
+        self._failures.over()
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
         """Say what is missing, and wait a little."""
-        now = self._clock.monotonic()
         metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
-        if now - self._warned_at.get(why, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._warned_at[why] = now
+        if self._failures.is_due(why):
             logger.warning("follower_waits", missing=why, error=error)
         self._stop.wait(RETRY_SECONDS)
 

@@ -11,7 +11,12 @@ from streamd.errors import ChangelogError, DivergedError
 from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.records import Claim, Entry, Record
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    ChangelogId,
+    ChangelogPosition,
+    read_position,
+)
 from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.take_back import lines_after, mend, take_back
 from streamd.storage import DISK, Disk
@@ -20,6 +25,18 @@ logger = structlog.get_logger()
 READ_SECONDS = 0.2
 PUBLISH_ANEW = "remove the topic unless it is new, and {}, to publish from the present commit on"
 """What the operator does where the changelog is not that of the log any more."""
+
+
+def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
+    """Check that what a directory read so far is of this changelog. Raises: ChangelogError."""
+    stored = read_position(data_dir)
+    if stored is not None and stored.changelog.is_other(changelog):
+        raise ChangelogError(
+            f"{data_dir} goes with {stored.changelog.shown}, not with {changelog.shown}.",
+            "set log.name and kafka.bootstrap_servers as they were. Where the topic was made anew, "
+            f"remove {data_dir / CHANGELOG} on the leader, to publish from the present commit on, "
+            "and elsewhere start with an empty data_dir once there is a manifest.",
+        )
 
 
 class OwnLines:

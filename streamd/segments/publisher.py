@@ -3,7 +3,7 @@ to readers only when the changelog has it."""
 
 from typing import Any, Protocol
 
-from streamd.segments.changelog_position import ChangelogPosition
+from streamd.segments.changelog_position import ChangelogId, ChangelogPosition
 from streamd.segments.journal import LogState
 
 
@@ -12,8 +12,10 @@ class Publisher(Protocol):
 
     Its methods raise KafkaError where a commit cannot be published any more, and ChangelogError
     where another machine leads. The process then ends, and what it did not show is decided at its
-    next start.
+    next start. changelog: where they go to.
     """
+
+    changelog: ChangelogId
 
     def publish(self, before: LogState, fields: dict[str, Any], line: bytes) -> None:
         """Hand over a commit that is durable: its line of the journal, decoded and as bytes, and

@@ -2,26 +2,35 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import structlog
 
-from streamd.errors import NewerSchemaError, StreamdError
+from streamd.errors import NewerSchemaError, StreamdError, VersionError
 from streamd.gpu import choose_device
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
-from streamd.settings import Settings
+from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
 """Time between two looks at which version is champion: each reads a file."""
+MakeView = Callable[[Settings, LogReader, ModelSettings, str], ServerGraph]
+"""Makes a graph of settings, a log, the settings of a version and the name of a role."""
 SLICE_CHUNKS = 1
 """Chunks that memory advances over before requests are answered again: requests wait meanwhile."""
+
+ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
+INSTEAD = (
+    "the last proven version or the rule answers until another one is champion; this one is tried "
+    "again only when the server starts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +97,13 @@ class Swap:
     Refused last until the next step; the engine takes over what was swapped. Owner: the engine.
     """
 
-    def __init__(self, settings: Settings, registry: Registry) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, make_view: MakeView = ServerGraph
+    ) -> None:
+        """make_view: makes the graphs that versions need of their own."""
         self._settings = settings
         self._registry = registry
+        self._make_view = make_view
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Names of the versions that were tried and cannot serve."""
@@ -118,17 +131,17 @@ class Swap:
         self.state = state
         return state
 
-    def refuse(self, name: str, error: str) -> Refused:
-        """Remember that a version cannot serve, so that it is not tried again."""
+    def refuse(self, name: str, error: Exception) -> Refused:
+        """Remember that a version cannot serve, so that it is not tried again.
+
+        error: why; our own errors say what the operator does.
+        """
+        if not isinstance(error, StreamdError):
+            error = VersionError(f"Version {name} failed: {error}.", ANOTHER)
         if name not in self._refused:
-            logger.error(
-                "version_not_served",
-                version=name,
-                error=error,
-                action="promote another version, or restore this one and start the server again",
-            )
+            logger.error("version_not_served", version=name, error=str(error), meaning=INSTEAD)
         self._refused.add(name)
-        return Refused(name, error)
+        return Refused(name, str(error))
 
     def _look_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
         now = time.monotonic()
@@ -174,7 +187,7 @@ class Swap:
         # The present graph has neither sets nor features that the log got since.
         log = self._opened() if view.log.superseded else view.log
         if name is None:
-            return None, ServerGraph(self._settings, log, view.model, view.retention.name)
+            return None, self._make_view(self._settings, log, view.model, view.retention.name)
         served = LoadedVersion.restored(
             self._registry.load(name),
             log.state.schema,
@@ -194,7 +207,7 @@ class Swap:
                 reason="other model.half_lives_seconds or max_pairs",
             )
         log = self._opened() if log is view.log else log
-        return served, ServerGraph(self._settings, log, model, view.retention.name)
+        return served, self._make_view(self._settings, log, model, view.retention.name)
 
     def _opened(self) -> LogReader:
         reader = LogReader.open(self._settings.data_dir)
@@ -213,7 +226,7 @@ class Swap:
             # A version that should no longer serve may have been dropped meanwhile: no error.
             if state.name is None or self._wanted() != state.name:
                 return Idle()
-            return self.refuse(state.name, str(error))
+            return self.refuse(state.name, error)
         edge = 0 if served is None else served.memory.edge
         return CatchingUp(served, view, state.since, edge)
 
@@ -235,7 +248,12 @@ class Swap:
 
         # Its event may have been dropped by retention while it was loaded, or be of another log.
         if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
-            return self.refuse(served.manifest.name, "its event is not in the log")
+            error = VersionError(
+                f"Version {served.manifest.name} is at event {served.manifest.edge}, the log holds "
+                f"[{log.first_edge}, {log.num_edges}).",
+                ANOTHER,
+            )
+            return self.refuse(served.manifest.name, error)
 
         # Not served before graph, facts and memory are at the log's end.
         if next_view is not view and (next_view.follow()[0] or not next_view.caught_up):

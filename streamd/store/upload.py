@@ -1,7 +1,7 @@
 """Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,13 @@ import structlog
 
 from streamd.errors import StoreError
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    UNKNOWN,
+    ChangelogId,
+    ChangelogPosition,
+    read_position,
+)
 from streamd.segments.holds import read_compacted
 from streamd.segments.journal import LogState
 from streamd.storage import DISK, Disk
@@ -19,7 +25,7 @@ from streamd.store.index import FILE, FileIndex
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
 from streamd.store.marks import UPLOADS, marked, new_owner, wait_for_removals
 from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
-from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, take_snapshot
+from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
 from streamd.store.store import Store
 
 logger = structlog.get_logger()
@@ -62,11 +68,9 @@ def upload(
     owner = owner or new_owner()
     with marked(store, UPLOADS, owner, now) as mark:
         wait_for_removals(store, owner, now, store.sleep)
-        with _placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
+        with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
-            # By the term a deposed leader's archive knows that it writes no manifest any more.
-            term = snapshot.state.term if position is None else position.term
-            earlier = _earlier(store, snapshot, index, term)
+            earlier = _earlier(store, snapshot, index, position)
             wanted = list(wanted_files(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
             done = objects = sent = 0
@@ -87,8 +91,8 @@ def upload(
                 if one.path in snapshot.stats:
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
-            made = _manifest(snapshot, files, term, position, compacted, now())
-            check_there(store, made)
+            made = _manifest(snapshot, files, position, compacted, now())
+            check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             store.put(made.name, manifests.encode(made))
     logger.info("manifest_stored", store=store.shown, seq=made.seq, objects=objects, num_bytes=sent)
@@ -96,15 +100,19 @@ def upload(
 
 
 @contextmanager
-def _placed_snapshot(
-    data_dir: Path, name: str, disk: Disk
+def placed_snapshot(
+    data_dir: Path, name: str, disk: Disk, in_place: bool = False
 ) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
     """Yield a snapshot, a place in the changelog that it holds all commits before, and the newest
-    compaction that was done before it was taken."""
+    compaction that was done before it was taken.
+
+    in_place: without links, of a directory that cannot be written to.
+    """
     # Both are read first: what is published later may only be more.
     position = _position(data_dir)
     done = read_compacted(data_dir)
-    with take_snapshot(data_dir, name, disk) as snapshot:
+    taken = look_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
+    with taken as snapshot:
         if position is not None and position.seq > snapshot.state.seq:
             raise StoreError(
                 f"{data_dir} shows readers commit {snapshot.state.seq}, while the changelog has "
@@ -131,24 +139,25 @@ def _position(data_dir: Path) -> ChangelogPosition | None:
     )
 
 
-def check_there(store: Store, manifest: Manifest) -> None:
-    """Check that the store has every object of a manifest in its size. Raises: StoreError naming
-    one that it has not."""
+def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
+    """Check that the store has every object of some files in its size.
+
+    again: what the operator does where it has not. Raises: StoreError naming one that it has not.
+    """
     sizes = store.sizes(OBJECTS)
-    for name, piece in manifest.objects.items():
-        if sizes.get(name) != piece.size:
-            path = next(f.path for f in manifest.files if name in {p.object for p in f.pieces})
-            raise StoreError(
-                f"{store.shown} has {sizes.get(name, 'nothing')} for {name}, a part of {path} of "
-                f"{piece.size} bytes.",
-                "back up again; if it stays so, take another store.",
-            )
+    for file in files:
+        for piece in file.pieces:
+            if sizes.get(piece.object) != piece.size:
+                raise StoreError(
+                    f"{store.shown} has {sizes.get(piece.object, 'nothing')} for {piece.object}, a "
+                    f"part of {file.path} of {piece.size} bytes.",
+                    again,
+                )
 
 
 def _manifest(
     snapshot: Snapshot,
     files: list[StoredFile],
-    term: int,
     position: ChangelogPosition | None,
     compacted: int,
     created_at: float,
@@ -156,12 +165,14 @@ def _manifest(
     parts = [path.split("/") for path in snapshot.learned]
     checkpoints = {p[2] for p in parts if "/".join(p[:2]) == CHECKPOINTS and len(p) > 2}
     return Manifest(
-        term=term,
+        term=snapshot.state.term,
         seq=snapshot.state.seq,
         created_at=created_at,
         log=snapshot.state.checkpoint(),
         changelog_seq=0 if position is None else position.seq,
         changelog_offset=None if position is None else position.offset,
+        changelog=UNKNOWN if position is None else position.changelog,
+        changelog_term=0 if position is None else position.term,
         compacted=compacted,
         versions=sorted({p[1] for p in parts if p[0] == "models" and len(p) > 2}),
         checkpoint=max(checkpoints, default=""),
@@ -169,14 +180,18 @@ def _manifest(
     )
 
 
-def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> Earlier:
+def _earlier(
+    store: Store, snapshot: Snapshot, index: FileIndex, position: ChangelogPosition | None
+) -> Earlier:
     """What of this log the store has: by its newest manifest, where this log goes on from it.
-    Raises: StoreError where the store is ahead of the log."""
-    _check_newest(store, term, snapshot.state.seq)
+    Raises: StoreError where the store is ahead of the log, or of its leader."""
+    _check_newest(store, snapshot.state.term, snapshot.state.seq)
     objects = store.sizes(OBJECTS)
     newest = manifests.newest(store)
     if newest is None:
         return Earlier(state=None, files={}, index=index, objects=objects)
+    if position is not None:
+        _check_term(store, newest, position)
 
     # The journal has checksums of all rows: a log with the same newest lines has the same rows.
     files = {file.path: file for file in newest.files}
@@ -185,6 +200,17 @@ def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> E
         return Earlier(state=None, files={}, index=index, objects=objects)
     state = LogState.restored(newest.log)
     return Earlier(state=state, files=files, index=index, objects=objects)
+
+
+def _check_term(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
+    """Check that no leader of a higher term has stored a manifest. Raises: StoreError."""
+    is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
+    if not is_other and newest.changelog_term > position.term:
+        raise StoreError(
+            f"{store.shown} holds a manifest of term {newest.changelog_term}, and this machine knows "
+            f"term {position.term}.",
+            "let the machine that leads write it; this one does again when it is leader.",
+        )
 
 
 def _check_newest(store: Store, term: int, seq: int) -> None:

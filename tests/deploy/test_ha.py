@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+from fnmatch import fnmatch
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -52,7 +54,7 @@ def test_a_field_that_kubernetes_does_not_know_is_noticed(documents, kind, name)
 def test_one_pod_leads_and_the_others_follow(documents):
     leader, replica = pod_of(documents, "StatefulSet", "streamd"), pod_of(documents, "Deployment", "streamd-replica")
     assert [c["name"] for c in leader["containers"]] == ["ingest", "train", "archive"]
-    assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES)
+    assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES) - {"score"}, "events are scored where the settings name a topic"
     assert [c["name"] for c in replica["containers"]] == ["follow", "serve"]
     assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"leader"}
     assert {settings_of(documents, c).log.member for c in replica["containers"]} == {"replica"}
@@ -124,6 +126,14 @@ def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
         assert set(replica["secrets"]) <= set(compose["secrets"])
     volumes = [v.split(":")[0] for r in replicas for v in r["volumes"]]
     assert len(set(volumes)) == 5 and set(volumes) <= set(more["volumes"]), "each has a directory of its own, the store is one"
+    # Prometheus looks at each role of each of the machines: of the leader's those that compose.yaml alone does not run.
+    mounted, = (v.split(":") for v in more["services"]["prometheus"]["volumes"])
+    pattern, = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    assert fnmatch(Path(mounted[1]).name, pattern) and Path(mounted[1]).parent == Path("/etc/prometheus")
+    jobs = {job["labels"]["role"]: job["targets"] for job in yaml.safe_load((DEPLOY / mounted[0]).read_text())}
+    ports = {"archive": leader.telemetry.archive_port, "serve": s.server.port, "follow": s.telemetry.ingest_port}
+    assert jobs == {role: [f"{host}:{port}" for host in (["streamd"] if role == "archive" else ["replica-1", "replica-2"])]
+                    for role, port in ports.items()}
     proxy = (DEPLOY / "proxy.conf").read_text()
     assert set(re.findall(r"server (\S+):8000", proxy)) == {"replica-1", "replica-2"}
     assert not re.search(r"events", re.search(r"location ~ (\S+) ", proxy)[1]), "events are sent once"

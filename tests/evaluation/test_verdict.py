@@ -45,6 +45,13 @@ def test_state_is_told_from_nightly_weights_that_see_it_and_not_from_live():
     assert "state does harm" in said(state=of(-0.01))
 
 
+@pytest.mark.parametrize(("effect", "words"), [
+    (of(0.01), "state and learning matter here."), (of(0.002), "state and learning matter little here."),
+    (of(0.001, 0.001), "neither state nor learning makes a clear difference here."), (of(-0.01), "state and learning do harm here.")])
+def test_the_same_effect_of_both_is_said_once(effect, words):
+    assert said(frozen=effect, state=effect).endswith(words)
+
+
 @pytest.mark.parametrize(
     ("by", "words"),
     [
@@ -61,3 +68,4 @@ def test_too_few_windows_tell_nothing():
     few = of(0.2, 0.01, MIN_WINDOWS - 1)
     assert said(frozen=few).startswith(f"{MIN_WINDOWS - 1} windows are too few to tell") and "beats" not in said(frozen=few)
     assert "beats" in said(frozen=of(0.2, 0.01, MIN_WINDOWS))
+    assert said(frozen=of(0.2, 0.01, 1)).startswith("1 window is too few to tell")

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,24 +14,9 @@ from streamd.supervisor import ROLE_REFUSED
 from streamd.telemetry.heartbeat import read_beats, refusals
 from streamd.torchrun import MAX_RESTARTS
 from tests.builders import settings, stream, write_log
+from tests.processes import is_alive, soon
 from tests.ranks import worker
 from tests.ranks.threads import run
-
-
-def is_alive(pid):
-    """Whether a process runs, or is stopped; one that nobody waited for does neither."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def soon(condition, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"after {seconds} s it is not so that {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Group:
@@ -108,10 +91,11 @@ def test_ranks_exchange_as_threads_do_one_that_is_killed_is_started_again_and_no
             for name, value in expected.items():
                 np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
 
-    # Each line names its rank, and the first rank alone is the role for the rest of the world.
+    # Each line names its rank, and each rank has a heartbeat: the first one as the role.
     joined = [line for line in group.lines() if line["event"] == "turns_begin"]
     assert sorted(line["rank"] for line in joined) == [0, 1] and {line["role"] for line in joined} == {"train"}
-    assert [(beat.name, beat.pid, beat.alive) for beat in read_beats(group.settings.data_dir)] == [("train", first[0]["pid"], True)]
+    assert [(beat.name, beat.pid, beat.alive) for beat in read_beats(group.settings.data_dir)] == [
+        ("train", first[0]["pid"], True), ("train-rank-1", first[1]["pid"], True)]
 
     os.kill(first[1]["pid"], signal.SIGKILL)
     soon(lambda: not is_alive(first[0]["pid"]), "the other rank ends too")

@@ -15,6 +15,7 @@ from streamd.replica.kafka_changelog import OVERHEAD_BYTES, KafkaProducer, Kafka
 from streamd.replica.leader import lead
 from streamd.replica.records import HEAD_BYTES
 from streamd.replica.start import published_seq
+from streamd.segments.changelog_position import ChangelogId
 from streamd.segments.log import LogWriter
 from streamd.settings import KafkaSettings
 from tests.replica.rivals import commit
@@ -36,7 +37,7 @@ class FenceMember:
         return {}
 
     def lead(self):
-        reader = KafkaReader(self.kafka, self.topic)
+        reader = KafkaReader(self.kafka, ChangelogId(topic=self.topic))
         producer = KafkaProducer(self.kafka, self.topic, HEAD_BYTES + OVERHEAD_BYTES + self.room)
         try:
             publisher = lead(self.path, producer, reader, member=self.path.name, heartbeat_seconds=HEARTBEAT_SECONDS)
@@ -89,7 +90,7 @@ class FenceMember:
         return {}
 
     def follow(self):
-        reader = KafkaReader(self.kafka, self.topic)
+        reader = KafkaReader(self.kafka, ChangelogId(topic=self.topic))
         try:
             follower = Follower(self.path, reader)
             try:

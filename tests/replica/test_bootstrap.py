@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from streamd.errors import DiskError, DivergedError, JournalError
+from streamd.errors import ChangelogError, DiskError, DivergedError, JournalError
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
@@ -52,6 +52,18 @@ def test_an_empty_directory_takes_the_manifest_and_goes_on(tmp_path, world):
     assert read_position(tmp_path / "b").seq == 6
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_a_manifest_of_a_changelog_that_is_gone_is_not_taken(tmp_path, world):
+    """The topic was made anew: an offset of before would lead anywhere in it."""
+    topic, store = world
+    assert newest_manifest(store, topic.changelog).seq == 6
+    topic.changelog = topic.changelog._replace(topic_id="id-2")
+    assert newest_manifest(store, topic.changelog) is None
+    (tmp_path / "b").mkdir()
+    bootstrap(store, newest_manifest(store), tmp_path / "b")
+    with pytest.raises(ChangelogError, match=r"goes with topic t.changelog \(id id-1\) .* not with topic t.changelog \(id id-2\)"):
+        follow(tmp_path / "b", topic)
 
 
 def test_a_disk_that_is_full_is_said_as_such_and_the_next_try_goes_on(tmp_path, world):

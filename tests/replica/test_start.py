@@ -1,9 +1,11 @@
 """What a member does with its lines at its start, who is fenced, and what is told of a difference."""
 
 import dataclasses
+import struct
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from streamd.errors import ChangelogError, DivergedError, FencedError
 from streamd.events import Schema
@@ -72,6 +74,47 @@ def test_a_directory_that_exists_begins_at_its_present_commit(tmp_path):
     (tmp_path / "a" / CHANGELOG).unlink()
     leader(tmp_path / "a", topic).close()
     assert read_position(tmp_path / "a").offset == topic.end
+
+
+@pytest.mark.parametrize("changed", [{"cluster": "another"}, {"topic_id": "id-2"}, {"topic": "u.changelog"}])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_a_member_is_not_led_into_another_changelog(tmp_path, changed, who):
+    """As by a changed log.name or broker, or a topic that was made anew, though offsets and commits would fit."""
+    topic, other = Topic(), Topic()
+    other.changelog = topic.changelog._replace(**changed)
+    for number, one in enumerate((topic, other)):
+        log = leader(tmp_path / f"leader-{number}", one)
+        life.live(log, 3 + number, housekeeping=False)
+        log.close()
+    path = tmp_path / "leader-0"
+    if who == "follower":
+        path = tmp_path / "b"
+        follow(path, topic)
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(ChangelogError) as error:
+        leader(path, other) if who == "leader" else follow(path, other)
+    assert f"goes with {topic.changelog.shown}, not with {other.changelog.shown}" in str(error.value)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    assert read_position(path).changelog == topic.changelog
+
+    # With the right one it goes on.
+    leader(path, topic).close() if who == "leader" else follow(path, topic)
+
+
+def test_a_position_of_the_release_before_learns_its_changelog_at_the_next_start(tmp_path):
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 3, housekeeping=False)
+    log.close()
+    follow(tmp_path / "b", topic)
+    for name in "ab":
+        place = read_position(tmp_path / name)
+        numbers = struct.pack("<4Q", 1, place.term, place.seq, place.offset)
+        (tmp_path / name / CHANGELOG).write_bytes(numbers + struct.pack("<Q", crc32c(numbers)))
+    leader(tmp_path / "a", topic).close()
+    follow(tmp_path / "b", topic)
+    for name in "ab":
+        assert read_position(tmp_path / name).changelog == topic.changelog and published_seq(tmp_path / name) == 3
 
 
 def copy(old, new):

@@ -3,6 +3,7 @@
 from streamd.errors import KafkaError
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import HEAD_BYTES, Record, decode_record
+from streamd.segments.changelog_position import ChangelogId
 
 
 class TwinReceipt:
@@ -38,6 +39,7 @@ class Topic:
         self.broker, self.sent, self.unacknowledged = broker or Broker(), [], []
         self.part_bytes, self.failed, self.silent, self.hold, self.turns, self.patience = part_bytes, False, False, False, 0, 5
         self.on_turn = lambda: None
+        self.changelog = ChangelogId("cluster", "id-1", "t.changelog")
 
     def line(self):
         """Another member's way to the same broker."""
@@ -128,6 +130,7 @@ class Reader:
 
     def __init__(self, topic):
         self.topic, self.position, self.max_records = topic, 0, 1000
+        self.changelog = topic.changelog
 
     def bounds(self):
         return self.topic.begin, self.topic.end

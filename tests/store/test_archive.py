@@ -10,9 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from streamd.errors import StoreError
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile, read_position
+from streamd.segments.changelog_position import (
+    ChangelogId,
+    ChangelogPosition,
+    PositionFile,
+    read_position,
+)
 from streamd.segments.holds import compact_done, read_compacted
 from streamd.segments.log import LogWriter
 from streamd.segments.verify import verify_log
@@ -35,6 +41,7 @@ from tests.store.test_store import committed, grow, rich_log
 
 SRC, DST, _ = stream(20_000)
 TIME = np.arange(20_000) * SECOND + 10**12
+CHANGELOG_ID = ChangelogId("cluster", "id", "t.changelog")
 BOOTSTRAP, MANIFEST_SECONDS = 1000.0, 600.0
 
 
@@ -45,7 +52,7 @@ class Leader:
         self.path, self.url, self.changelog = path, url, changelog or TwinChangelog()
         self.clock, self.store, self.num = ManualClock(), Store(url, timeout_seconds=1, sleep=lambda s: None), 12
         self.log = rich_log(path, segment_edges=segment_edges)
-        self.position = PositionFile(path)
+        self.position = PositionFile(path, CHANGELOG_ID)
         self.acknowledge()
         self.begin()
 
@@ -86,7 +93,9 @@ class Leader:
         manifest = choose(self.store)
         restore(self.store, manifest, back)
         assert verify_log(back)[1] == []
-        assert read_position(back) == ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        place = read_position(back)
+        assert place == ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        assert place.changelog == CHANGELOG_ID
         if manifest.seq == self.log.state.seq:
             assert committed(back) == committed(self.path)
         return manifest
@@ -410,13 +419,27 @@ def test_a_store_that_is_away_for_an_hour_costs_no_disk_deletes_nothing_and_gets
     assert leader.check(tmp_path / "back").seq == leader.log.state.seq and before & set(leader.store.sizes(OBJECTS))
 
 
-def test_failures_are_said_once_and_tried_again_after_growing_pauses(leader, tmp_path, monkeypatch):
-    said, rounds = [], []
-    monkeypatch.setattr(archives.logger, "error", lambda *a, **k: said.append(k))
-    monkeypatch.setattr(archives, "upload", lambda *a, **k: rounds.append(1) or (_ for _ in ()).throw(StoreError("away")))
-    for _ in range(1200):
-        leader.step(1)
-    assert len(said) == 1 and 10 < len(rounds) < 30
+def test_failures_are_said_each_five_minutes_and_tried_again_after_growing_pauses(leader, monkeypatch):
+    rounds = []
+
+    def away(*_):
+        rounds.append(1)
+        raise StoreError(f"uploads/{len(rounds)} cannot be written to the store")
+
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(archives, "upload", away)
+        for _ in range(1200):
+            leader.step(1)
+    assert [line["error"][:9] for line in logs if line["event"] == "archive_failed"][:1] == ["uploads/1"]
+    assert sum(line["event"] == "archive_failed" for line in logs) == 4 and 10 < len(rounds) < 30
+
+    # The next failure after a round that went well is a new one.
+    with capture_logs() as logs:
+        leader.step(100)
+        monkeypatch.setattr(archives, "upload", away)
+        leader.commit(seal=True)
+        leader.step(100)
+    assert [line["event"] for line in logs if "archive" in line["event"]] == ["archive_goes_on", "archive_failed"]
 
 
 def test_a_broker_that_is_away_stops_no_manifest(leader):
