@@ -20,6 +20,7 @@ from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
     DiskError,
+    FencedError,
     KafkaError,
     LockedError,
     RanksError,
@@ -108,6 +109,9 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         logger.error("refused", error=str(error), kind=type(error).__name__)
         if isinstance(error, SettingsError):
             return REFUSED
+        # A standby's process begins again as a follower, or as a trainer that waits.
+        if isinstance(error, FencedError) and settings.log.member != "leader":
+            return 1
         if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
             return 1
         if place is None or place.rank == 0:
@@ -264,19 +268,22 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 ApiKeys(settings.server).allows,
             )
         if not stop.is_set():
-            # The others stop when the first one says so.
-            ranks = _join(settings, place, device)
-            publisher = None
+            reign = None
             if is_first and settings.log.name:
-                from streamd.replica.parts import publish_models
+                from streamd.replica.parts import begin_training
 
-                publisher = publish_models(settings, learning_dir(settings))
+                reign = begin_training(settings, learning_dir(settings), beat, stop)
             try:
-                _learn(settings, ranks, beat, stop if is_first else threading.Event())
+                # The others stop when the first one says so.
+                ranks = _join(settings, place, device)
+                try:
+                    on_step = (lambda _: None) if reign is None else reign.on_step
+                    _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
+                finally:
+                    ranks.end()
             finally:
-                ranks.end()
-                if publisher is not None:
-                    publisher.close()
+                if reign is not None:
+                    reign.close()
     finally:
         if lock is not None:
             os.close(lock)
@@ -312,8 +319,15 @@ def _join(settings: Settings, place: Place, device: str) -> "Ranks":
     return ranks
 
 
-def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.Event) -> None:
-    """Learn until `stop` is set on the first rank."""
+def _learn(
+    settings: Settings,
+    ranks: "Ranks",
+    beat: Heartbeat,
+    stop: threading.Event,
+    on_step: Callable[[str], None],
+) -> None:
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`. Raises: FencedError
+    where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
@@ -328,7 +342,7 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
-            Trainer(kept, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+            Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)

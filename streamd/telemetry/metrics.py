@@ -198,6 +198,14 @@ models_published = Gauge(
     "When the models topic last had all that the trainer has",
     registry=TRAIN,
 )
+checkpoint_stored = Gauge(
+    "streamd_checkpoint_stored_timestamp_seconds",
+    "When the trainer's newest state was last stored for other machines",
+    registry=TRAIN,
+)
+checkpoint_bytes = Counter(
+    "streamd_checkpoint_stored_bytes", "Bytes of checkpoints sent to the store", registry=TRAIN
+)
 models_followed = Gauge(
     "streamd_models_followed_timestamp_seconds",
     "When this machine last had all of the models topic",
