@@ -35,7 +35,15 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.roles import ARCHIVE, FOLLOW, LOCK, make_folder, server_names, take_over
+from streamd.roles import (
+    ARCHIVE,
+    FOLLOW,
+    LOCK,
+    make_folder,
+    rank_names,
+    server_names,
+    take_over,
+)
 from streamd.settings import Settings, schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
@@ -250,9 +258,10 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
-    # One trainer for each data directory, of which the first rank alone writes and can be asked.
+    # One trainer for each data directory. Of its ranks the first alone can be asked; the others
+    # write nothing but a heartbeat.
     is_first = place.rank == 0
-    beat = Heartbeat(learning_dir(settings) if is_first else None, "train")
+    beat = Heartbeat(learning_dir(settings), "train", rank_names(place.size)[place.rank])
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamd.errors import StreamdError
 from streamd.processes import PYTHON, place_of
-from streamd.roles import ARCHIVE, FOLLOW, roles_of
+from streamd.roles import ARCHIVE, FOLLOW, RANK, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -259,7 +259,8 @@ def _ports(settings: Settings) -> str:
         if not port:
             continue
         # A port is free where it can be bound, as the role would bind it.
-        running = [beat.name for beat in read_beats(settings.data_dir, role) if beat.alive]
+        beats = [beat for beat in read_beats(settings.data_dir, role) if beat.alive]
+        running = [beat.name for beat in beats if not beat.name.startswith(RANK)]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -231,6 +231,7 @@ def backtest_file(
         SHORT_LABEL_TITLES,
         SHORT_TITLES,
         backtest,
+        counted,
     )
     from streamd.evaluation.report import Asked, report_of
 
@@ -242,11 +243,12 @@ def backtest_file(
 
     # The tables and the verdict are for the terminal.
     caption = (
-        f"{result.num_events:,} events in {len(result.windows):,} windows, "
+        f"{result.num_events:,} events in {counted(len(result.windows), 'window')}, "
         "each scored before it was learned"
     )
+    note = result.nightly_note() and f". {result.nightly_note()}"
     title = f"streamd backtest of {file or settings.data_dir}"
-    told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times)]
+    told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times + note)]
     if sets := result.set_table(SHORT_TITLES):
         told.append(_table(sets[0], sets[1:], None, "the same windows"))
     if labels := result.label_table():

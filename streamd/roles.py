@@ -22,6 +22,8 @@ HANDOVER = "handover"
 """Folder of the hold for the trainer's newest stored checkpoint, which is no role."""
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
+RANK = "train-rank-"
+"""How the names of all but the first of several ranks of the trainer begin."""
 COMPACT = "compact"
 """Name under which housekeeping writes its heartbeat, whichever process does it."""
 # What lies in the folder of a role.
@@ -52,6 +54,11 @@ def roles_of(name: str, store: str, member: str) -> tuple[str, ...]:
 def server_names(workers: int) -> tuple[str, ...]:
     """Names of the servers that share one port, in order; the first is called as the role."""
     return ("serve", *(f"{WORKER}{number}" for number in range(1, workers)))
+
+
+def rank_names(num_ranks: int) -> tuple[str, ...]:
+    """Names of the trainer's ranks, in order; the first is called as the role."""
+    return ("train", *(f"{RANK}{number}" for number in range(1, num_ranks)))
 
 
 def folder_of(data_dir: Path, name: str) -> Path:
@@ -88,7 +95,8 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    if name in ("ingest", "train", ARCHIVE, FOLLOW, BACKUP, COMPACT, HANDOVER):
+    others = ("ingest", "train", ARCHIVE, FOLLOW, BACKUP, COMPACT, HANDOVER)
+    if name in others or name.startswith(RANK):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."
         )

@@ -7,7 +7,7 @@ import pytest
 
 from streamd import roles
 from streamd.errors import SettingsError
-from streamd.roles import ROLES, check_name, folder_of, make_folder, names_in, take_over
+from streamd.roles import ROLES, check_name, folder_of, make_folder, names_in, rank_names, take_over
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
@@ -112,6 +112,8 @@ def test_names_that_cannot_be_are_refused(name):
 
 def test_only_servers_take_names(tmp_path):
     check_name("serve", "serve-2")
+    with pytest.raises(SettingsError, match="another part's name"):
+        check_name("serve", rank_names(2)[1])
     assert folder_of(tmp_path, "serve-2") == tmp_path / "roles/serve-2"
     for role in ROLES[:2]:
         with pytest.raises(SettingsError, match="takes no --name"):

@@ -27,6 +27,8 @@ TITLES = {
     "edgebank": "EdgeBank",
     "popularity": "popularity",
 }
+NIGHTLY = ("nightly", "nightly_live")
+"""Those of them that learn at midnight, UTC, of event time."""
 RULES = ("rule", "edgebank", "popularity")
 """Those of them that learn nothing."""
 SHORT_TITLES = {
@@ -126,7 +128,7 @@ class Result:
         rows = [["labels, by the head of", *(LABEL_MEASURES[m] for m in measured)]]
         for name, title in (TITLES | LABEL_RULES).items():
             means_of = [self._label_mean(name, m) for m in measured]
-            if any(m is not None for m in means_of):
+            if name not in self._absent() and any(m is not None for m in means_of):
                 rows.append([title, *("" if m is None else f"{m:.4f}" for m in means_of)])
         return rows
 
@@ -150,7 +152,8 @@ class Result:
         if not measured:
             return []
         titles = titles or TITLES | LABEL_RULES
-        columns = {name: title for name, title in titles.items() if name in scored[0]}
+        absent = self._absent()
+        columns = {n: title for n, title in titles.items() if n in scored[0] and n not in absent}
         head = [f"{LABEL_MEASURES[measured[0]]} by node set", "labels"]
         return _by_set(head, windows, measured[0], columns)
 
@@ -160,17 +163,39 @@ class Result:
         return sum(w.num_labels for w in self.windows)
 
     def difference(self, name: str, other: str) -> Difference:
-        """By how much the MRR of a regime or rule is above that of another."""
-        return mrr_difference(
-            (self.windows, self.name_of(name)), (self.windows, self.name_of(other))
+        """By how much the MRR of a regime or rule is above that of another.
+
+        A nightly model is compared over the windows before which it had learned a day.
+        """
+        is_nightly = name in NIGHTLY or other in NIGHTLY
+        windows = self.nightly_windows if is_nightly else self.windows
+        return mrr_difference((windows, self.name_of(name)), (windows, self.name_of(other)))
+
+    @property
+    def nightly_windows(self) -> list[RegimeWindow]:
+        """The windows before which the nightly models had learned a day."""
+        return [w for w in self.windows if w.nightly_learned]
+
+    def nightly_note(self) -> str:
+        """Over which windows live is compared with the nightly models, where that is not all of
+        them; empty otherwise."""
+        num_left_out = len(self.windows) - len(self.nightly_windows)
+        if "nightly" not in self.windows[0].scores or num_left_out == 0:
+            return ""
+        if num_left_out == len(self.windows):
+            return "There is no nightly model: no midnight (UTC) lies before any of the windows."
+        return (
+            "Nightly models first learn at midnight (UTC): what lies before it, "
+            f"{counted(num_left_out, 'window')}, is left out of live's difference to them."
         )
 
     def verdict(self) -> str:
         """What keeping state and weights up to date brings, in one sentence."""
-        daily = "nightly" in self.names()
+        nightly = self.difference("live", "nightly") if "nightly" in self.names() else None
+        daily = nightly is not None and nightly.is_sure
         rule = max(RULES, key=lambda name: self.mean(name)["mrr"])
         return verdict(
-            nightly=self.difference("live", "nightly") if daily else None,
+            nightly=nightly if daily else None,
             frozen=self.difference("live", "frozen"),
             state=self.difference("nightly_live", "nightly") if daily else None,
             rule=TITLES[rule],
@@ -179,7 +204,13 @@ class Result:
 
     def names(self) -> list[str]:
         """Regimes and rules of the run, in the order of TITLES."""
-        return [n for n in TITLES if self.name_of(n) in self.windows[0].scores]
+        absent = self._absent()
+        scores = self.windows[0].scores
+        return [n for n in TITLES if self.name_of(n) in scores and n not in absent]
+
+    def _absent(self) -> tuple[str, ...]:
+        """Regimes that are not told of: nightly ones that learned nothing."""
+        return () if self.nightly_windows else NIGHTLY
 
     def name_of(self, name: str) -> str:
         """The name of a regime or rule in the windows' scores."""
@@ -203,7 +234,13 @@ class Result:
 
 
 def _cells(mean: Measures) -> list[str]:
-    return [f"{mean[m]:.4f}" for m in MEASURES]
+    """Measures as text, "-" where no event counts."""
+    return ["-" if np.isnan(mean[m]) else f"{mean[m]:.4f}" for m in MEASURES]
+
+
+def counted(number: int, noun: str) -> str:
+    """As "1 window" or "1,200 windows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _by_set(

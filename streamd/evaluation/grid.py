@@ -83,9 +83,10 @@ class GridResult:
         best = max(self.runs, key=lambda run: run.mean["mrr"])
         count = len(best.windows)
         if count < MIN_WINDOWS:
+            windows = "1 window is" if count == 1 else f"{count} windows are"
             return (
-                f"{count} windows are too few to choose by: it takes {MIN_WINDOWS}, so give more "
-                "events or a smaller windows.width_seconds."
+                f"{windows} too few to choose by: it takes {MIN_WINDOWS}, so give more events or a "
+                "smaller windows.width_seconds."
             )
         level = [run for run in self.runs if run is best or best.better_than(run).is_level]
 

@@ -53,6 +53,8 @@ class RegimeWindow:
     seconds: regime -> wall time to score and learn.
     num_labels: scored labels. labels: regime or rule of labels -> measures of them.
     edge_sets, node_sets: as of `scores_of_sets` and, of labels, `label_scores_of_sets`.
+    nightly_learned: whether the nightly models had learned a day before it; until then they answer
+    as the rule does.
     """
 
     window: Window
@@ -64,6 +66,7 @@ class RegimeWindow:
     labels: dict[str, Measures] = field(default_factory=dict)
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
     node_sets: dict[str, SetScores] = field(default_factory=dict)
+    nightly_learned: bool = True
 
 
 class Regimes:
@@ -151,6 +154,7 @@ class Regimes:
             self._begin_alike(window.first_edge)
         self._seconds = dict.fromkeys(self.learners, 0.0)
         self._midnight(window)
+        nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
         # Score the window chunk by chunk, under regimes whose state moves and by the rules.
         parts: dict[str, list[Float32]] = {}
@@ -211,6 +215,7 @@ class Regimes:
             labels=labels.table,
             edge_sets=scores_of_sets(all_scores, known_E, np.concatenate(set_of), self._edge_sets),
             node_sets=labels.node_sets,
+            nightly_learned=nightly_learned,
         )
 
     def _begin_alike(self, edge: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamd.evaluation.backtest import COLUMNS, MEASURES, TITLES, Result, age_text
+from streamd.evaluation.backtest import COLUMNS, MEASURES, TITLES, Result, age_text, counted
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.intervals import Difference
@@ -119,12 +119,15 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         _plot("Seconds a window, to score and learn", result, times, points, learned, _mean_seconds)
     )
 
+    count = counted(len(result.windows), "window")
     about = (
-        f"{result.num_events:,} events in {len(result.windows):,} windows, {_span(result)}, each "
+        f"{result.num_events:,} events in {count}, {_span(result)}, each "
         "scored before it was learned. MRR and Hits@10 are against 100 negatives, AP and AUC "
         "against one; means are weighted by events. Behind ± is half the width of a 95 % interval "
         "by a block bootstrap over windows."
     )
+    if note := result.nightly_note():
+        about += f" {note}"
     return Report(
         title=title,
         verdict=result.verdict(),
@@ -192,7 +195,7 @@ def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
 
 def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
     """The places of the best of some (text of a number, place), as they are shown."""
-    told = [(float(text), place) for text, place in cells if text != "nan"]
+    told = [(float(text), place) for text, place in cells if text != "-"]
     if not told:
         return []
     top = (min if less else max)(value for value, _ in told)

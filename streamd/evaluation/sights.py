@@ -8,8 +8,8 @@ from torch import Tensor
 
 from streamd.events import Float32, Int64, NodeDeletes
 from streamd.graph.live import LiveGraph
+from streamd.graph.negatives import Pools
 from streamd.models import EdgeRows, LinkModel, Memory
-from streamd.training.negatives import Pools
 from streamd.training.recorder import FreshSight
 from streamd.windows import Window
 

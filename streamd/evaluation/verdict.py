@@ -19,11 +19,13 @@ def verdict(
 
     Args, differences in MRR: nightly, frozen: live's over these regimes; state: of nightly weights
     with live state over nightly, as both learn alike; nightly and state are None where windows are
-    a day or longer; rule: the name of the best rule; over_rule: live's over it.
+    a day or longer, or too few of them lie behind a midnight; rule: the name of the best rule;
+    over_rule: live's over it.
     """
     if not frozen.is_sure:
+        count = "1 window is" if frozen.num_windows == 1 else f"{frozen.num_windows} windows are"
         return (
-            f"{frozen.num_windows} windows are too few to tell live from the others: it takes "
+            f"{count} too few to tell live from the others: it takes "
             f"{MIN_WINDOWS}, so give more events or a smaller windows.width_seconds."
         )
 

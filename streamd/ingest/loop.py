@@ -30,6 +30,7 @@ from streamd.ingest.watch import missing_topic
 from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
@@ -47,8 +48,6 @@ RETRY_SECONDS = 0.5
 """Pause after the broker did not answer a poll; the client itself waits longer."""
 CONNECT_SECONDS = 1.0
 """Pause between attempts to find broker and topics, which takes several requests each."""
-REPEAT_SECONDS = 300.0
-"""A warning about a lasting reason to wait is logged once, then at this interval."""
 
 
 class IngestLoop:
@@ -87,7 +86,7 @@ class IngestLoop:
         self._paused: list[int] = []
         self._held: Mapping[int, Sequence[Any]] = {}
         self._resume: list[Position] = []
-        self._warned_at: dict[str, float] = {}
+        self._failures = LastingFailures(clock.monotonic)
         self._offsets = ShownOffsets(log_writer)
         if log_writer.newest_us is not None:
             self._report_log()
@@ -160,10 +159,8 @@ class IngestLoop:
         return not missing
 
     def _warn_seldom(self, event: str, error: str, about: str = "") -> None:
-        """Log why ingest waits, at most every REPEAT_SECONDS for each event and topic."""
-        now = self._clock.monotonic()
-        if now - self._warned_at.get(event + about, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._warned_at[event + about] = now
+        """Log why ingest waits, at most every five minutes for each event and topic."""
+        if self._failures.is_due(event + about):
             logger.warning(event, error=error)
 
     def begin(self, source: KafkaSource) -> bool:
@@ -178,7 +175,7 @@ class IngestLoop:
         except KafkaError as error:
             self._warn_seldom("broker_unavailable", str(error))
             return False
-        self._warned_at.clear()
+        self._failures.over()
 
         # Record a loss of data before anything behind it is read.
         if gaps:

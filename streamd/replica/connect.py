@@ -10,7 +10,7 @@ from streamd.ingest.client import make_admin
 from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
 from streamd.replica.publisher import ChangelogPublisher
-from streamd.replica.topic import TopicState, ensure_topic
+from streamd.replica.topic import TopicState, ensure_topic, find_topic
 from streamd.settings import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
@@ -25,12 +25,27 @@ class Stopped(Exception):  # noqa: N818 - a stop is no error
 
 
 def open_topic(settings: Settings) -> TopicState:
-    """Make the topic where it is missing, and check it. Raises: KafkaError, ChangelogError."""
+    """Make the changelog's topic where it is missing, and check it: the leader alone does. Raises:
+    KafkaError, ChangelogError."""
     admin = make_admin(settings.kafka)
     try:
-        state = ensure_topic(admin, settings.kafka, changelog_topic(settings.log.name))
+        return _told(ensure_topic(admin, settings.kafka, changelog_topic(settings.log.name)))
     finally:
         admin.close()
+
+
+def find_changelog(settings: Settings) -> TopicState | None:
+    """Check the changelog's topic; None where no leader has made it. Raises: KafkaError,
+    ChangelogError."""
+    admin = make_admin(settings.kafka)
+    try:
+        state = find_topic(admin, settings.kafka, changelog_topic(settings.log.name))
+    finally:
+        admin.close()
+    return None if state is None else _told(state)
+
+
+def _told(state: TopicState) -> TopicState:
     for warning in state.warnings:
         logger.warning("changelog_at_risk", topic=state.name, why=warning)
     return state

@@ -21,6 +21,7 @@ from streamd.segments.holds import (
     end_lease,
     read_holds,
 )
+from streamd.segments.tail import events_shown
 from streamd.storage import write_durably
 
 logger = structlog.get_logger()
@@ -79,6 +80,10 @@ class Member:
         """Let the roles store newer state as far as any request needs it, end the holds that stand
         in the way and are over, and answer."""
         waiting = [r for r in state.compactions() if r.id not in state.released]
+        if waiting:
+            # The trainer refuses one that names an event beyond the log's end.
+            num_events = events_shown(self._data_dir)
+            waiting = [r for r in waiting if r.event <= num_events]
         needed = max([state.purged_event, *(r.event for r in waiting)])
         try:
             # For the checkpoint in the store there are no files here.

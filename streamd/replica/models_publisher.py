@@ -27,6 +27,7 @@ from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_compacted
+from streamd.segments.tail import events_shown
 from streamd.settings import Settings
 from streamd.store import checkpoints
 from streamd.store import versions as stored
@@ -40,6 +41,9 @@ from streamd.windows.history import FILE as HISTORY
 logger = structlog.get_logger()
 REQUEST_SECONDS = 3600.0
 """Age at which a request is refused: who asked has long looked for another way."""
+BEYOND_SECONDS = 60.0
+"""Age at which a compaction is refused that names an event beyond the log's end. A replica may show
+a commit some milliseconds before this machine does."""
 
 
 class ModelsPublisher:
@@ -392,12 +396,22 @@ class ModelsPublisher:
         """Let compaction go on here once every member has answered, or its lease ran out; say so,
         and when it is done."""
         self._ask_again()
-        for request in self.state.compactions():
+        requests = self.state.compactions()
+        num_events = events_shown(self._log_dir) if requests else 0
+        for request in requests:
             if request.id in self.state.released:
                 # The request's file is removed once all that was deleted is gone.
                 if asked_to_compact(self._log_dir) is None:
                     self._on_step("compacted")
                     self._append([self._compacted(request.id)])
+                continue
+            # Nothing of the log will ever be past such an event, and all compactions would wait.
+            if request.event > num_events:
+                if self._now() - request.at > BEYOND_SECONDS:
+                    self._refuse(
+                        request.id,
+                        f"Event {request.event:,} is beyond the log's end, {num_events:,}.",
+                    )
                 continue
             late = sorted(self.state.members.keys() - self.state.answers.get(request.id, set()))
             lease = self._settings.holds.lease_seconds

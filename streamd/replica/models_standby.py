@@ -24,14 +24,13 @@ from streamd.segments.tail import JournalTail
 from streamd.settings import Settings
 from streamd.store.store import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 WRITER = ".writer"
 """File in the folder of versions that is locked by who writes there: trainer or follower."""
 LOOK_SECONDS = 0.5
 RETRY_SECONDS = 1.0
-REPEAT_SECONDS = 300.0
-"""A lasting reason to wait is logged once, then at this interval."""
 LEAVE_SECONDS = 10.0
 """How long ingest may be away before its trainer ends: it is started again within seconds, and who
 leads in the meantime claims a term of the trainer too."""
@@ -58,6 +57,12 @@ def lock_writer(registry: Registry) -> int:
     """Lock the folder of versions for its one writer. Returns: the lock's descriptor. Raises:
     LockedError."""
     return lock_directory(registry.folder / WRITER, "none is needed: it ends by itself.")
+
+
+def make_topic(settings: Settings) -> ModelsTopic:
+    """Open the models topic, which a trainer makes where it is missing. Raises: KafkaError,
+    ChangelogError."""
+    return KafkaModelsTopic(settings, make=True)
 
 
 class TrainersReign:
@@ -100,7 +105,7 @@ class Beginning:
         kept: Settings,
         beat: Heartbeat,
         stop: threading.Event,
-        open_topic: Callable[[Settings], ModelsTopic] = KafkaModelsTopic,
+        open_topic: Callable[[Settings], ModelsTopic] = make_topic,
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Args: kept: the settings with the directory of what is learned. on_step: called with the
@@ -115,7 +120,7 @@ class Beginning:
         self._hold = HandoverHold(settings.data_dir)
         self._store = Store(settings.log.store, sleep=lambda seconds: self._pause(seconds))
         self._store.before_try = lambda: beat.touch("taking over")
-        self._warned_at: dict[str, float] = {}
+        self._failures = LastingFailures()
 
     def begin(self) -> TrainersReign | None:
         """Wait until this machine leads, claim, and bring the directory to the newest checkpoint.
@@ -225,9 +230,7 @@ class Beginning:
     def _wait(self, why: str, error: object) -> None:
         """Say what is missing, and wait a little."""
         self._beat.touch(f"waiting for {why}", why=str(error))
-        now = time.monotonic()
-        if now - self._warned_at.get(why, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._warned_at[why] = now
+        if self._failures.is_due(why):
             logger.warning("trainer_waits", missing=why, error=str(error))
         self._stop.wait(RETRY_SECONDS)
 

@@ -9,7 +9,7 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin, make_consumer, make_producer
-from streamd.replica.topic import ensure_topic
+from streamd.replica.topic import ensure_topic, find_topic
 from streamd.settings import Settings
 from streamd.store.changelog import models_topic
 
@@ -39,15 +39,22 @@ class ModelsTopic(Protocol):
 class KafkaModelsTopic:
     """The topic in Kafka. Owner: one thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Make the topic where it is missing. Raises: KafkaError, ChangelogError."""
+    def __init__(self, settings: Settings, make: bool = False) -> None:
+        """make: whether it is made where it is missing, which the trainer alone does. Raises:
+        KafkaError, also where it is missing and not made; ChangelogError."""
         self._kafka = settings.kafka
         self._partition = TopicPartition(models_topic(settings.log.name), 0)
         self._consumer: Any = None
         self._producer: Any = None
         admin = make_admin(settings.kafka)
         try:
-            ensure_topic(admin, settings.kafka, self._partition.topic)
+            if make:
+                ensure_topic(admin, settings.kafka, self._partition.topic)
+            elif find_topic(admin, settings.kafka, self._partition.topic) is None:
+                raise KafkaError(
+                    f"{settings.kafka.bootstrap_servers} has no topic {self._partition.topic}.",
+                    "start the trainer, which makes it; check log.name and the broker if it runs.",
+                )
         finally:
             admin.close()
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Literal
 
-from streamd.errors import VersionError
+from streamd.errors import StreamdError, VersionError
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
@@ -15,6 +15,7 @@ from streamd.replica.members import member_name
 from streamd.replica.models_records import Request, encode
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
+from streamd.segments.tail import events_shown
 from streamd.settings import Settings
 
 POLL_SECONDS = 0.1
@@ -81,14 +82,24 @@ def compact_everywhere(
     """Ask for compaction on all machines, and wait until the leader is done.
 
     Args: event: deletes before it are to become physical. tell: called with whom it waits for.
-    Returns: whether it is done, and what to tell the user. Raises: KafkaError.
+    Returns: whether it is done, and what to tell the user. Raises: KafkaError; StreamdError where
+    the event is beyond the log's end.
     """
+    num_events = events_shown(settings.data_dir)
+    if event > num_events:
+        raise StreamdError(
+            f"Compaction was asked for before event {event:,}, and the log here ends at "
+            f"{num_events:,}.",
+            "name an event that the log has.",
+        )
     request = _request(settings, "compact", "operator", "by hand", event=event)
     topic.append(encode(request))
     state = ModelsState()
     deadline = time.monotonic() + wait_seconds
     while True:
         state.take(topic.read(POLL_SECONDS))
+        if request.id in state.refused:
+            return False, f"the trainer refused it: {state.refused[request.id]}"
         if state.is_done(request.id):
             return True, (
                 "compacted: what was deleted is gone from the leader's log and versions, and from "

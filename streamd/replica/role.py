@@ -12,15 +12,17 @@ from streamd.clock import Clock
 from streamd.errors import DiskError, KafkaError, LockedError, StoreError
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.connect import Stopped, open_topic
+from streamd.replica.connect import Stopped, find_changelog
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.start import has_log, published_seq
 from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
@@ -28,9 +30,7 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Pause before what is away is asked again."""
-REPEAT_SECONDS = 300.0
-"""A warning about a lasting reason to wait is logged once, then at this interval."""
-REASONS = ("broker", "manifest", "store", "disk", "lock")
+REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
 """What it may wait for, as the metric's label says."""
 
 
@@ -59,7 +59,7 @@ class FollowLoop:
         self._clock = clock
         self._beat = beat
         self._parts = parts
-        self._warned_at: dict[str, float] = {}
+        self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
         self._store = Store(settings.log.store) if settings.log.store else None
         for why in REASONS:
@@ -95,7 +95,10 @@ class FollowLoop:
         data_dir = self._settings.data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
-            topic = open_topic(self._settings)
+            topic = find_changelog(self._settings)
+            if topic is None:
+                self._wait_for_leader()
+                return
             reader = KafkaReader(self._settings.kafka, topic.name, self._idle)
             stack.callback(reader.close)
             finish_bootstrap(data_dir)
@@ -111,6 +114,13 @@ class FollowLoop:
                 follower.step(POLL_SECONDS)
                 self._step_parts()
                 self._report(follower, reader)
+
+    def _wait_for_leader(self) -> None:
+        """Wait for the topic: made here, one of a wrong name or broker would be waited on for
+        ever."""
+        name = changelog_topic(self._settings.log.name)
+        where = self._settings.kafka.bootstrap_servers
+        self._wait("leader", f"{where} has no topic {name}; the leader makes it")
 
     def _take_manifest(self, why: str) -> None:
         """Start again from the newest manifest, where there is one that is newer than the log
@@ -155,17 +165,15 @@ class FollowLoop:
             part.step()
 
     def _well(self) -> None:
-        self._warned_at.clear()
+        self._failures.over()
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
         """Say what is missing, and wait a little."""
-        now = self._clock.monotonic()
         metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
-        if now - self._warned_at.get(why, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._warned_at[why] = now
+        if self._failures.is_due(why):
             logger.warning("follower_waits", missing=why, error=error)
         self._stop.wait(RETRY_SECONDS)
 

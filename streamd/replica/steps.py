@@ -1,21 +1,19 @@
 """A thread that does one thing step by step, and waits out what is away."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
 from streamd.errors import FencedError, KafkaError
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 WAIT_SECONDS = 0.5
 """Longest time that a step waits for something to do."""
 RETRY_SECONDS = 2.0
 """Pause before another try."""
-REPEAT_SECONDS = 300.0
-"""A lasting failure is logged once, then at this interval."""
 CLOSE_SECONDS = 5.0
 
 
@@ -41,7 +39,7 @@ class StepThread:
         self._name = name
         self._make = make
         self._stop = threading.Event()
-        self._logged: dict[str, float] = {}
+        self._failures = LastingFailures()
         self.fenced: FencedError | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -52,7 +50,7 @@ class StepThread:
             try:
                 made = made or self._make()
                 made.step(WAIT_SECONDS)
-                self._logged.clear()
+                self._failures.over()
             except FencedError as error:
                 self.fenced = error
                 break
@@ -72,10 +70,8 @@ class StepThread:
             self._log(error)
 
     def _log(self, error: Exception) -> None:
-        now = time.monotonic()
         kind = type(error).__name__
-        if now - self._logged.get(kind, -REPEAT_SECONDS) >= REPEAT_SECONDS:
-            self._logged[kind] = now
+        if self._failures.is_due(kind):
             logger.error("step_failed", thread=self._name, kind=kind, error=str(error))
 
     def step(self) -> None:

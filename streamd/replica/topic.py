@@ -71,6 +71,14 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
     return state
 
 
+def find_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> TopicState | None:
+    """Check a topic; None where it does not exist. Raises: KafkaError, ChangelogError."""
+    try:
+        return look_at_topic(admin, name)
+    except ClientError as error:
+        raise _unanswered(kafka, name, error) from None
+
+
 def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     """Check a topic; None where it does not exist. Raises: ChangelogError where promises would not
     hold, kafka.errors.KafkaError."""

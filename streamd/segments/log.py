@@ -1,7 +1,6 @@
 """The log's one writer turns each batch into a durable commit, in the numbered steps of
 docs/how-it-works.md, and recovers what a crash left."""
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from streamd.segments.commit_rows import append_rows, appended_bytes, read_keys
 from streamd.segments.features import widened
 from streamd.segments.journal import SegmentState, changed_progress, encode_line
 from streamd.segments.layout import FEATURES
-from streamd.segments.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles, disk_error
+from streamd.segments.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles
 from streamd.segments.lookup import EdgeLookup
 from streamd.segments.publisher import Publisher
 from streamd.segments.recovery import drop_journals, finish_replacements, replacement, sweep
@@ -71,14 +70,8 @@ class LogWriter(LogFiles):
         super().__init__(data_dir, schema, disk, has_changelog=publisher is not None)
         self.shown_seq = self.state.seq
         """Newest commit that readers may use."""
-        try:
+        with self._giving_back():
             self._begin(schema)
-        except OSError as error:
-            os.close(self.lock)
-            raise disk_error(data_dir, error) from error
-        except BaseException:
-            os.close(self.lock)
-            raise
 
     def _begin(self, declared: Schema) -> None:
         """Read what commits need of the log, and extend its schema to the one declared."""

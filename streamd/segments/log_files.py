@@ -64,12 +64,21 @@ class LogFiles:
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock")
         """Descriptor of the lock on the directory, held until `close`."""
-        try:
+        with self._giving_back():
             prepare()
             self._open(has_changelog)
+
+    @contextmanager
+    def _giving_back(self) -> Iterator[None]:
+        """Open a part of the log; where that fails, give the lock back, which nobody else can.
+
+        Raises: DiskError in the place of OSError.
+        """
+        try:
+            yield
         except OSError as error:
             os.close(self.lock)
-            raise disk_error(data_dir, error) from error
+            raise disk_error(self.data_dir, error) from error
         except BaseException:
             os.close(self.lock)
             raise

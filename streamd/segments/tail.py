@@ -21,6 +21,13 @@ class _Position(NamedTuple):
     inode: int
 
 
+def events_shown(data_dir: Path) -> int:
+    """How many events readers of a log are shown, those included that were dropped; 0 where there
+    is no log. Raises: JournalError."""
+    tail = JournalTail.open(data_dir)
+    return 0 if tail is None else tail.state.num_edges
+
+
 class JournalTail:
     """Follows the journal of a log. Owner: one thread; it holds no lock and writes nothing.
 

@@ -15,10 +15,11 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import choose_encoder, gzip_accepted
+from starlette.types import Receive, Scope, Send
 
 from streamd import __version__
 from streamd.server import inference, triton
-from streamd.server.around import MAX_STREAMS, follow
+from streamd.server.around import MAX_STREAMS, Streams, follow
 from streamd.server.envelope import Envelope
 from streamd.server.openapi import describe
 from streamd.server.problems import add_handlers
@@ -35,9 +36,20 @@ LOOK_SECONDS = 0.1
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events."""
+    """Server-sent events. It leaves `streams`, which were entered for it, however it ends: a client
+    may go before the first event is made."""
 
     media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], streams: Streams) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-store"})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.leave()
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -155,12 +167,12 @@ def _add_pages(app: FastAPI) -> None:
 
         # Refuse before the answer begins: afterwards its status cannot change.
         look()
-        if state.streams.is_full:
+        if not state.streams.enter():
             raise HTTPException(
                 503, f"{MAX_STREAMS} streams are open, and no more may be", {"Retry-After": "30"}
             )
-        events = follow(look, lambda: state.draining or state.engine.is_stopping, state.streams)
-        return EventStream(events, headers={"Cache-Control": "no-store"})
+        events = follow(look, lambda: state.draining or state.engine.is_stopping)
+        return EventStream(events, state.streams)
 
     # Pages, which hold no data themselves.
     @app.get("/", include_in_schema=False)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,46 +115,41 @@ class Streams:
     def __init__(self) -> None:
         self.num_open = 0
 
-    @property
-    def is_full(self) -> bool:
-        return self.num_open >= MAX_STREAMS
-
-    @contextmanager
-    def opened(self) -> Any:
-        """Count a stream while it is open."""
+    def enter(self) -> bool:
+        """Count a stream from now on. Returns: False where no more may be open."""
+        if self.num_open >= MAX_STREAMS:
+            return False
         self.num_open += 1
-        try:
-            yield
-        finally:
-            self.num_open -= 1
+        return True
+
+    def leave(self) -> None:
+        """Count a stream no longer."""
+        self.num_open -= 1
 
 
 async def follow(
-    look: Callable[[], tuple[int, Callable[[], dict[str, Any]]]],
-    ends: Callable[[], bool],
-    streams: Streams,
+    look: Callable[[], tuple[int, Callable[[], dict[str, Any]]]], ends: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     """Yield server-sent events: what is around a node, whenever it changed.
 
     look: gives the number of events taken in, and what makes the content as of now. ends: whether
     the server is to stop, so that nobody waits for this connection.
     """
-    with streams.opened():
-        begun = said = time.monotonic()
-        edge, sent = -1, b""
-        while not ends() and time.monotonic() - begun < LIFE_SECONDS:
-            now_edge, content = look()
-            if now_edge != edge:
-                edge = now_edge
-                found = content()
-                # The count of events alone is no news.
-                text = msgspec.json.encode({**found, "edge": 0})
-                if text != sent:
-                    sent = text
-                    said = time.monotonic()
-                    yield b"event: around\ndata: " + msgspec.json.encode(found) + b"\n\n"
-            if time.monotonic() - said >= BEAT_SECONDS:
+    begun = said = time.monotonic()
+    edge, sent = -1, b""
+    while not ends() and time.monotonic() - begun < LIFE_SECONDS:
+        now_edge, content = look()
+        if now_edge != edge:
+            edge = now_edge
+            found = content()
+            # The count of events alone is no news.
+            text = msgspec.json.encode({**found, "edge": 0})
+            if text != sent:
+                sent = text
                 said = time.monotonic()
-                yield b": still here\n\n"
-            await asyncio.sleep(LOOK_SECONDS)
-        yield b"event: end\ndata: {}\n\n"
+                yield b"event: around\ndata: " + msgspec.json.encode(found) + b"\n\n"
+        if time.monotonic() - said >= BEAT_SECONDS:
+            said = time.monotonic()
+            yield b": still here\n\n"
+        await asyncio.sleep(LOOK_SECONDS)
+    yield b"event: end\ndata: {}\n\n"

@@ -294,7 +294,7 @@ class Engine:
             manifest = self._registry.manifest(name) if name else None
             return manifest, manifest.model_settings() if manifest else self._settings.model
         except (StreamdError, OSError, ValueError) as error:
-            logger.error("version_not_served", version=name, error=str(error))
+            logger.warning("champion_not_read", version=name, error=str(error))
             return None, self._settings.model
 
     def _follow_log(self, view: ServerGraph) -> int:
@@ -334,7 +334,7 @@ class Engine:
         self.on_schema(state.view.log.state.schema)
         return state.view
 
-    def _stop_serving(self, error: str) -> None:
+    def _stop_serving(self, error: NotFinite) -> None:
         """Answer by the rule until a version other than this one is loaded; this one is not tried
         again."""
         if self._served is not None:
@@ -418,7 +418,7 @@ class Engine:
         try:
             self.status.answered += self._searches.step()
         except NotFinite as error:
-            self._stop_serving(str(error))
+            self._stop_serving(error)
 
     def _answer_now(self, view: ServerGraph, taken: list[PendingBatch]) -> None:
         """Answer batches in one pass, and hand each its share of the answers."""
@@ -455,7 +455,7 @@ class Engine:
         try:
             return self._computed(view, requests)
         except NotFinite as error:
-            self._stop_serving(str(error))
+            self._stop_serving(error)
             return self._computed(view, requests)
 
     def _computed(self, view: ServerGraph, requests: list[Request]) -> list[Answer]:

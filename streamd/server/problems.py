@@ -1,6 +1,8 @@
 """Errors are answered as RFC 9457 problem details, on `/v2` as the Open Inference Protocol asks."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,8 +16,10 @@ from streamd.server.requests import NotReached, NotReady, Overloaded, TooOld
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
 """Header of errors that pass within a second or so."""
-
-
+EITHER = "constrained-"
+"""How pydantic begins the name of one of the types that a value may have, behind its place."""
+OTHER_TYPE = ("int_type", "string_type")
+"""Kinds of errors that a value is of another type."""
 NOT_REACHED = "urn:streamd:position-not-reached"
 """Type of the problem that a view did not come to what a request must have seen."""
 
@@ -112,6 +116,19 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # One error is enough to correct the request, and bounds the answer.
-    first = error.errors()[0]
-    where = ".".join(str(x) for x in first["loc"])
-    return problem(request.url.path, 422, f"{where}: {first['msg']}")
+    return problem(request.url.path, 422, _first_error(error.errors()))
+
+
+def _first_error(errors: Sequence[Any]) -> str:
+    """The first of pydantic's errors in words.
+
+    Of a key, which is an integer or text, there is an error for either: the one counts that is not
+    about being the other.
+    """
+    first = errors[0]
+    place, message = first["loc"], first["msg"]
+    if str(place[-1]).startswith(EITHER):
+        place = place[:-1]
+        own = [e for e in errors if e["loc"][:-1] == place and e["type"] not in OTHER_TYPE]
+        message = own[0]["msg"] if own else "Input should be an integer or text"
+    return f"{'.'.join(str(x) for x in place)}: {message}"

@@ -9,14 +9,15 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import roles_of
+from streamd.roles import RANK, rank_names, roles_of
 from streamd.schema import Schema
+from streamd.segments.changelog_position import read_position
 from streamd.server.engine import Engine
 from streamd.server.headline import headline_of
 from streamd.server.letters import Letters
 from streamd.server.pulse import Pulse
 from streamd.settings import Settings, schema_of
-from streamd.telemetry.heartbeat import read_beats
+from streamd.telemetry.heartbeat import Beat, read_beats
 from streamd.windows.history import HistoryReader, SetScores, WindowRecord
 
 MAX_WINDOWS = 1000
@@ -38,20 +39,30 @@ class StatusPage:
         """The sets of the log, or of the settings before there is one."""
         return self._engine.schema or schema_of(self._settings)
 
+    def _roles(self) -> tuple[int, dict[str, Any]]:
+        """The number of ranks, and the heartbeats of the roles, of each rank and of each server;
+        one that never ran as None."""
+        log = self._settings.log
+        beats = {beat.name: beat for beat in read_beats(self._settings.data_dir)}
+
+        # As many ranks as the trainer says: torchrun may have started others than are set.
+        train = beats.get("train")
+        num_ranks = train.detail.get("ranks", 0) if train else 0
+        num_ranks = num_ranks or self._settings.training.ranks
+        names: list[str] = []
+        for role in roles_of(log.name, log.store, log.member):
+            names += rank_names(num_ranks) if role == "train" else [role]
+
+        # Ranks of an earlier, larger group are gone.
+        names += [n for n in beats if n not in names and not n.startswith(RANK)]
+        return num_ranks, {n: _beat(beats[n]) if n in beats else None for n in names}
+
     def content(self, num_windows: int = MAX_WINDOWS) -> dict[str, Any]:
         """The content of `/status.json`. num_windows: newest ones that are told."""
-        # Heartbeats of the roles, one that never ran as None.
         status = self._engine.status
         log = self._settings.log
-        roles: dict[str, Any] = dict.fromkeys(roles_of(log.name, log.store, log.member))
-        for beat in read_beats(self._settings.data_dir):
-            roles[beat.name] = {
-                "role": beat.role,
-                "state": beat.state,
-                "alive": beat.alive,
-                "age_seconds": round(beat.age_seconds, 1),
-                "detail": beat.detail,
-            }
+        num_ranks, roles = self._roles()
+        position = read_position(self._settings.data_dir) if log.name else None
 
         # What training wrote.
         records = self._history.refresh()
@@ -74,13 +85,14 @@ class StatusPage:
             "memory_edge": status.memory_edge,
             "answered": status.answered,
             "events_per_second": status.events_per_second,
-            # All roles, and the windows, oldest first.
+            # The machines that hold the log, all roles here, and the windows, oldest first.
+            "log": {"name": log.name, "member": log.member, "term": position and position.term},
             "roles": roles,
             "num_windows": len(records),
             "window_seconds": self._settings.windows.width_seconds,
             "headline": headline and {**asdict(headline), "below_rule": headline.is_below_rule},
             "nightly_twin": self._settings.training.nightly_twin,
-            "ranks": self._settings.training.ranks,
+            "ranks": num_ranks,
             "workers": self._settings.server.workers,
             "time_unit": self._settings.stream.time_unit,
             "edge_set_names": list(self._sets().edge_set_names),
@@ -145,6 +157,16 @@ class StatusPage:
                 for m in moves
             ][::-1],
         }
+
+
+def _beat(beat: Beat) -> dict[str, Any]:
+    return {
+        "role": beat.role,
+        "state": beat.state,
+        "alive": beat.alive,
+        "age_seconds": round(beat.age_seconds, 1),
+        "detail": beat.detail,
+    }
 
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from streamd.errors import NewerSchemaError, StreamdError
+from streamd.errors import NewerSchemaError, StreamdError, VersionError
 from streamd.gpu import choose_device
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
@@ -22,6 +22,12 @@ REGISTRY_SECONDS = 0.1
 """Time between two looks at which version is champion: each reads a file."""
 SLICE_CHUNKS = 1
 """Chunks that memory advances over before requests are answered again: requests wait meanwhile."""
+
+ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
+INSTEAD = (
+    "the last proven version or the rule answers until another one is champion; this one is tried "
+    "again only when the server starts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +124,17 @@ class Swap:
         self.state = state
         return state
 
-    def refuse(self, name: str, error: str) -> Refused:
-        """Remember that a version cannot serve, so that it is not tried again."""
+    def refuse(self, name: str, error: Exception) -> Refused:
+        """Remember that a version cannot serve, so that it is not tried again.
+
+        error: why; our own errors say what the operator does.
+        """
+        if not isinstance(error, StreamdError):
+            error = VersionError(f"Version {name} failed: {error}.", ANOTHER)
         if name not in self._refused:
-            logger.error(
-                "version_not_served",
-                version=name,
-                error=error,
-                action="promote another version, or restore this one and start the server again",
-            )
+            logger.error("version_not_served", version=name, error=str(error), meaning=INSTEAD)
         self._refused.add(name)
-        return Refused(name, error)
+        return Refused(name, str(error))
 
     def _look_up(self, view: ServerGraph, serving: str | None) -> Idle | Loading:
         now = time.monotonic()
@@ -213,7 +219,7 @@ class Swap:
             # A version that should no longer serve may have been dropped meanwhile: no error.
             if state.name is None or self._wanted() != state.name:
                 return Idle()
-            return self.refuse(state.name, str(error))
+            return self.refuse(state.name, error)
         edge = 0 if served is None else served.memory.edge
         return CatchingUp(served, view, state.since, edge)
 
@@ -235,7 +241,12 @@ class Swap:
 
         # Its event may have been dropped by retention while it was loaded, or be of another log.
         if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
-            return self.refuse(served.manifest.name, "its event is not in the log")
+            error = VersionError(
+                f"Version {served.manifest.name} is at event {served.manifest.edge}, the log holds "
+                f"[{log.first_edge}, {log.num_edges}).",
+                ANOTHER,
+            )
+            return self.refuse(served.manifest.name, error)
 
         # Not served before graph, facts and memory are at the log's end.
         if next_view is not view and (next_view.follow()[0] or not next_view.caught_up):

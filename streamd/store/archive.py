@@ -32,6 +32,7 @@ from streamd.store.upload import upload
 from streamd.store.versions import FOLDER as VERSIONS
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 NAME = "archive"
@@ -136,6 +137,7 @@ class Archive:
         """Versions that a compaction removed here, and the store still names."""
         self._retry_at = -float("inf")
         self._failures = 0
+        self._lasting = LastingFailures(clock.monotonic)
         self.error = ""
         self._newest: Manifest | None = None
         self._written: dict[str, _Written] | None = None
@@ -165,6 +167,7 @@ class Archive:
             if self._failures:
                 logger.info("archive_goes_on", store=self._store.shown, failures=self._failures)
             self._failures = 0
+            self._lasting.over()
             self.error = ""
             self._retry_at = -float("inf")
 
@@ -330,13 +333,14 @@ class Archive:
         metrics.compaction_waits_since.set(0 if done is None else done.done_at)
 
     def _note_failure(self, error: Exception) -> None:
-        """Say once what is wrong, and try again later."""
+        """Say what is wrong, not each time, and try again later."""
         pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 10))
         self._retry_at = self._clock.monotonic() + pause
         self._failures += 1
         metrics.archive_rounds.labels("failed").inc()
-        if str(error) != self.error:
-            logger.error("archive_failed", error=str(error), kind=type(error).__name__)
+        kind = type(error).__name__
+        if self._lasting.is_due(kind):
+            logger.error("archive_failed", error=str(error), kind=kind)
         self.error = str(error)
 
     def _owners_name(self) -> str:

@@ -18,6 +18,7 @@ from streamd.store.marks import under_way
 from streamd.store.ranges import NO_FILE, Earlier, appended, holds, objects_of
 from streamd.store.restore import write_file
 from streamd.store.store import Store
+from streamd.store.upload import check_there
 from streamd.store.versions import StoredVersion, check
 
 FORMAT = 1
@@ -152,28 +153,15 @@ def upload_checkpoint(
             versions=versions,
         )
 
-        # All objects are there before anything names them.
-        check_there(store, stored)
         data = encode(stored)
         name = f"{FOLDER}/{term:010d}-{uuid.uuid4().hex}.json"
         store.put(name, data)
+        # Before others are told of it all that it names must be there, whatever a sweep removed.
+        check_there(store, files_of(stored), AGAIN)
     return Uploaded(name=name, data=data, stored=stored, objects=objects, num_bytes=num_bytes)
 
 
-def check_there(store: Store, stored: StoredCheckpoint) -> None:
-    """Check that the store has every object of a checkpoint in its size. Raises: StoreError."""
-    sizes = store.sizes(OBJECTS)
-    for file in objects_named(stored):
-        for piece in file.pieces:
-            if sizes.get(piece.object) != piece.size:
-                raise StoreError(
-                    f"{store.shown} has {sizes.get(piece.object, 'nothing')} for {piece.object}, a "
-                    f"part of {file.path} of {piece.size} bytes.",
-                    AGAIN,
-                )
-
-
-def objects_named(stored: StoredCheckpoint) -> Iterable[StoredFile]:
+def files_of(stored: StoredCheckpoint) -> Iterable[StoredFile]:
     """All files that a checkpoint names, those of its versions too."""
     yield from stored.files
     for version in stored.versions:

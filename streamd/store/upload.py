@@ -1,7 +1,7 @@
 """Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ def upload(
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
             made = _manifest(snapshot, files, position, compacted, now())
-            check_there(store, made)
+            check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             store.put(made.name, manifests.encode(made))
     logger.info("manifest_stored", store=store.shown, seq=made.seq, objects=objects, num_bytes=sent)
@@ -129,18 +129,20 @@ def _position(data_dir: Path) -> ChangelogPosition | None:
     )
 
 
-def check_there(store: Store, manifest: Manifest) -> None:
-    """Check that the store has every object of a manifest in its size. Raises: StoreError naming
-    one that it has not."""
+def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
+    """Check that the store has every object of some files in its size.
+
+    again: what the operator does where it has not. Raises: StoreError naming one that it has not.
+    """
     sizes = store.sizes(OBJECTS)
-    for name, piece in manifest.objects.items():
-        if sizes.get(name) != piece.size:
-            path = next(f.path for f in manifest.files if name in {p.object for p in f.pieces})
-            raise StoreError(
-                f"{store.shown} has {sizes.get(name, 'nothing')} for {name}, a part of {path} of "
-                f"{piece.size} bytes.",
-                "back up again; if it stays so, take another store.",
-            )
+    for file in files:
+        for piece in file.pieces:
+            if sizes.get(piece.object) != piece.size:
+                raise StoreError(
+                    f"{store.shown} has {sizes.get(piece.object, 'nothing')} for {piece.object}, a "
+                    f"part of {file.path} of {piece.size} bytes.",
+                    again,
+                )
 
 
 def _manifest(

@@ -3,6 +3,7 @@ doing."""
 
 import json
 import os
+import socket
 import threading
 import time
 import weakref
@@ -21,6 +22,8 @@ STALLED_SECONDS = 60.0
 that."""
 WATCHDOG_SECONDS = 1.0
 """Pause between two looks at the loop, short beside STALLED_SECONDS."""
+HOST = socket.gethostname()
+"""Machine or container of this process: another one's processes cannot be looked for."""
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
@@ -30,7 +33,7 @@ class Beat:
     """A role's last heartbeat, as it was read.
 
     name: under which the role writes. age_seconds: since it was written. alive: whether it was
-    written lately, by a process that exists. detail: what the role added.
+    written lately, by a process that exists, as far as can be told. detail: what the role added.
     """
 
     name: str
@@ -53,8 +56,8 @@ class Heartbeat:
     def __init__(
         self, data_dir: Path | None, role: str, name: str = "", interval_seconds: float = 0.2
     ) -> None:
-        """data_dir: None for a heartbeat that is written nowhere, as of a rank other than the
-        first. name: under which the role writes; the role's own where empty."""
+        """data_dir: None for a heartbeat that is written nowhere. name: under which the role
+        writes; the role's own where empty."""
         self.role = role
         self.name = name or role
         self._path = None if data_dir is None else make_folder(data_dir, self.name) / HEARTBEAT
@@ -76,6 +79,7 @@ class Heartbeat:
             "role": self.role,
             "state": state,
             "pid": os.getpid(),
+            "host": HOST,
             "time": time.time(),
             "detail": detail,
         }
@@ -158,9 +162,11 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
         return None
     age = max(0.0, time.time() - content["time"])
 
-    # Signal 0 only asks whether the process exists; one of another user's may not be asked.
+    # Signal 0 only asks whether the process exists; one of another user's may not be asked, and one
+    # of another machine, which writes to the same volume, cannot be.
     try:
-        os.kill(content["pid"], 0)
+        if content.get("host", HOST) == HOST:
+            os.kill(content["pid"], 0)
         exists = True
     except ProcessLookupError:
         exists = False

@@ -9,6 +9,7 @@ import structlog
 
 from streamd.errors import VersionError
 from streamd.events import Float32, Int64
+from streamd.graph.ranking import ranks
 from streamd.models.memory_files import MemoryReader
 from streamd.models.restored import restored
 from streamd.registry import Registry
@@ -21,7 +22,6 @@ from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
 from streamd.training.nightly import Nightly
 from streamd.training.recorder import Chunk, Recorder
-from streamd.training.scores import ranks
 from streamd.training.shadow import Comparison, Decision, Shadow, judge
 from streamd.windows import Window, next_window
 

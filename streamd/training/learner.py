@@ -18,6 +18,8 @@ from torch import Tensor
 from streamd.errors import RanksError
 from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, lacks_memory, memory_for
+from streamd.graph.negatives import LEARNED, SCORED
+from streamd.graph.ranking import ranks
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.dropout import dropout_key
 from streamd.models.widening import widened_memory, widened_model, widened_optimizer
@@ -27,10 +29,9 @@ from streamd.schema import Schema
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.negatives import LEARNED, SCORED
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
-from streamd.training.scores import LabelScores, Measures, measures, ranks
+from streamd.training.scores import LabelScores, Measures, measures
 from streamd.training.steps import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 
 MORE_EPOCHS = 2

@@ -25,6 +25,7 @@ from safetensors.torch import load, save
 from streamd.errors import CorruptionError, VersionError
 from streamd.events import Float32, Int64
 from streamd.gpu import memory_for
+from streamd.graph.negatives import SCORED
 from streamd.graph.set_facts import SetFacts, beside
 from streamd.models import LinkModel, Memory
 from streamd.models.memory_files import read_memory
@@ -36,7 +37,6 @@ from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.telemetry import metrics
 from streamd.tensors import FORMAT
 from streamd.training.learner import Learner
-from streamd.training.negatives import SCORED
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import Window
 

@@ -14,6 +14,15 @@ from streamd.gpu import choose_device, free_device_memory, make_graph
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
+from streamd.graph.negatives import (
+    LEARNED,
+    LEARNED_SEED,
+    NUM_LEARNED,
+    NUM_SCORED,
+    SCORED,
+    SCORED_SEED,
+    Pools,
+)
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.temporal import TemporalGraph
@@ -24,15 +33,6 @@ from streamd.ranks import ALONE, Ranks
 from streamd.ranks.graph import RankedFeatures, RankedGraph
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
-from streamd.training.negatives import (
-    LEARNED,
-    LEARNED_SEED,
-    NUM_LEARNED,
-    NUM_SCORED,
-    SCORED,
-    SCORED_SEED,
-    Pools,
-)
 from streamd.windows import Window, canonical_chunks
 
 MAX_LABELS = 2_000

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from streamd.events import Float32, NodeDeletes
+from streamd.graph.negatives import SCORED
 from streamd.models import LinkModel, Memory
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
-from streamd.training.negatives import SCORED
 from streamd.training.recorder import Chunk
 
 Decision = Literal["open", "proven", "worse"]

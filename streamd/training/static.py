@@ -22,6 +22,7 @@ from streamd.events import Float32, Int64
 from streamd.gpu import choose_device, make_graph, memory_for
 from streamd.graph.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
+from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.models import (
     ARCHITECTURES,
@@ -36,7 +37,6 @@ from streamd.segments.reader import LogReader
 from streamd.settings import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.training.scores import Measures, measures
 
 SPLIT = (0.7, 0.85)

@@ -492,5 +492,6 @@ class Trainer:
             edge=self.edge,
             version=self.contest.version or RULE,
             lag=self.log.num_edges - self.edge,
+            ranks=self._ranks.size,
             **(reading.fields() if reading else {}),
         )

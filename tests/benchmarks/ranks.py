@@ -80,7 +80,7 @@ class Learning:
 
 
 def mrr_of(ranks, logits: list) -> float:
-    from streamd.training.scores import ranks as rank_of
+    from streamd.graph.ranking import ranks as rank_of
 
     return float((1 / rank_of(ranks.gather(np.concatenate(logits)))).mean())
 

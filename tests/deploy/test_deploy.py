@@ -325,8 +325,9 @@ def test_a_real_prometheus_scrapes_a_role_with_its_key_and_loads_the_rules(tmp_p
     (tmp_path / "key").write_text("sesame\n")
     config = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0] |= {"authorization": {"credentials_file": str(tmp_path / "key")},
-                                    "static_configs": [{"targets": [f"127.0.0.1:{role}"], "labels": {"role": "train"}}]}
+    # The target comes by the file of further ones, as those of replicas do.
+    config["scrape_configs"][0] |= {"authorization": {"credentials_file": str(tmp_path / "key")}, "static_configs": []}
+    (tmp_path / "replicas.yaml").write_text(yaml.safe_dump([{"targets": [f"127.0.0.1:{role}"], "labels": {"role": "train"}}]))
     shutil.copy(DEPLOY / "alerts.yaml", tmp_path)
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
     metrics.trained_until.set(1234)

@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+from fnmatch import fnmatch
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -124,6 +126,14 @@ def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
         assert set(replica["secrets"]) <= set(compose["secrets"])
     volumes = [v.split(":")[0] for r in replicas for v in r["volumes"]]
     assert len(set(volumes)) == 5 and set(volumes) <= set(more["volumes"]), "each has a directory of its own, the store is one"
+    # Prometheus looks at each role of each of the machines: of the leader's those that compose.yaml alone does not run.
+    mounted, = (v.split(":") for v in more["services"]["prometheus"]["volumes"])
+    pattern, = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    assert fnmatch(Path(mounted[1]).name, pattern) and Path(mounted[1]).parent == Path("/etc/prometheus")
+    jobs = {job["labels"]["role"]: job["targets"] for job in yaml.safe_load((DEPLOY / mounted[0]).read_text())}
+    ports = {"archive": leader.telemetry.archive_port, "serve": s.server.port, "follow": s.telemetry.ingest_port}
+    assert jobs == {role: [f"{host}:{port}" for host in (["streamd"] if role == "archive" else ["replica-1", "replica-2"])]
+                    for role, port in ports.items()}
     proxy = (DEPLOY / "proxy.conf").read_text()
     assert set(re.findall(r"server (\S+):8000", proxy)) == {"replica-1", "replica-2"}
     assert not re.search(r"events", re.search(r"location ~ (\S+) ", proxy)[1]), "events are sent once"

@@ -1,5 +1,7 @@
 import html
+import json
 import re
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -8,18 +10,21 @@ import torch
 from streamd.errors import SettingsError, StreamdError
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.regimes import Regimes
+from streamd.evaluation.report_forms import FORMS
 from streamd.evaluation.report_html import as_html
 from streamd.evaluation.sights import StaleSight
 from streamd.events import Schema
 from streamd.exchange.tables import Columns
 from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
+from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.scores import measures
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, settings, stream, write_log
 
 HOURS = 60
+real = Learner.score
 
 
 def world(path, num_edges=900, **values):
@@ -92,14 +97,14 @@ def test_a_report_has_every_regime_every_plot_and_loads_nothing(tmp_path):
 
 
 def test_a_file_is_backtested_without_a_data_directory(tmp_path):
-    src, dst, time = stream(400, hours=30)
+    src, dst, time = stream(400, hours=48)
     rows = "".join(f"{u},{v},{t // 1_000_000}\n" for u, v, t in zip(src.tolist(), dst.tolist(), time.tolist(), strict=True))
     (tmp_path / "events.csv").write_text("who,what,when\n" + rows)
     s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
     (table, verdict), _ = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), lambda *_: None)
     assert re.match(r"Live .*nightly .*frozen weights .*: state .*, learning ", verdict)
     assert table.row_count == 8 and not (tmp_path / "none").exists()
-    assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T05:\S+Z, read as seconds$", str(table.caption))
+    assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T23:\S+Z, read as seconds\. Nightly models first ", str(table.caption))
 
 
 @pytest.mark.parametrize("stale", ["5,x", "-1", "41"])
@@ -143,6 +148,61 @@ def test_windows_of_a_day_are_compared_without_a_nightly_model(tmp_path):
     s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair", windows__width_seconds=86_400)
     result = backtest(s, LogReader.open(tmp_path), Plan())
     assert "nightly" not in result.names() and re.match(r"Live \w+ [^:]*frozen weights [^:]*: learning ", result.verdict())
+
+
+def hours(path, first, last, num_edges=600, **values):
+    """A backtest of the events of some hours of a day and the next one, and its report in each form."""
+    src, dst, time = stream(num_edges, hours=last - first)
+    write_log(path, src, dst, time + first * HOUR, Schema(2, 0, 0))
+    s = settings(path, stream__edge_feature_dim=2, model__name="pair", **values)
+    told, report = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
+    return told, report, {form: write(report) for form, write in FORMS.items()}
+
+
+def test_a_stream_without_a_midnight_has_no_nightly_model(tmp_path):
+    """It would answer as the rule does all along, and live would beat it by what learning anything brings."""
+    told, report, forms = hours(tmp_path, 2, 22)
+    assert re.match(r"Live \w+ [^:]*frozen weights [^:]*: learning ", told[-1]) and "nightly" not in told[-1]
+    assert "no midnight (UTC) lies before any of the windows" in report.about and "no midnight" in told[0].caption
+    assert "nightly" not in json.loads(forms["json"])["means"] and "| nightly" not in forms["md"]
+    assert all("nightly weights" not in text for text in forms.values())
+
+
+def test_live_is_compared_with_nightly_models_that_have_learned(tmp_path):
+    told, report, forms = hours(tmp_path, 0, 50, 900)
+    by = json.loads(forms["json"])["live_better_by_mrr"]
+    assert by["nightly"]["windows"] == by["nightly_live"]["windows"] == 26 < by["frozen"]["windows"]
+    count = by["frozen"]["windows"] - 26
+    assert f"before it, {count} windows, is left out" in report.about and told[-1].count("nightly") == 1
+
+    # Of two hours behind midnight nothing can be told yet.
+    told, _, forms = hours(tmp_path / "short", 4, 26)
+    assert json.loads(forms["json"])["live_better_by_mrr"]["nightly"]["windows"] == 2 and "nightly" not in told[-1]
+
+
+def test_one_window_is_too_few_in_each_form(tmp_path):
+    told, report, forms = hours(tmp_path, 3, 5, 80)
+    assert told[-1].startswith("1 window is too few") and " in 1 window, " in report.about and " in 1 window, " in told[0].caption
+    assert all("1 window is too few" in text and "nan" not in text.lower() and "inf" not in text for text in (forms["md"], forms["json"]))
+    assert "1 window is too few" in forms["html"] and ">nan<" not in forms["html"]
+    assert json.loads(forms["json"])["live_better_by_mrr"]["frozen"] == {"mean": ANY, "radius": None, "windows": 1}
+
+
+def test_what_no_event_counts_for_is_a_dash(tmp_path):
+    """Every destination is new, so that there is no MRR over known ones."""
+    write_log(tmp_path, np.zeros(300, np.int64), np.arange(1, 301), np.arange(300) * HOUR // 10, Schema(2, 0, 0))
+    s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair")
+    _, report = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
+    assert all(row[2] == "-" for row in report.tables[0].rows) and all(np.isfinite(float(row[1])) for row in report.tables[0].rows)
+    assert json.loads(FORMS["json"](report))["means"]["live"]["mrr_known"] is None and "nan" not in FORMS["md"](report)
+
+
+def test_weights_that_are_not_numbers_lose_to_a_rule(tmp_path, monkeypatch):
+    """A score that is NaN ranks last; the sentence has numbers all the same."""
+    monkeypatch.setattr(Learner, "score", lambda self, chunk: np.full_like(real(self, chunk), np.nan))
+    told, report, forms = hours(tmp_path, 0, 50, 900)
+    assert "but live loses to" in told[-1] and "nan" not in told[-1]
+    assert json.loads(forms["json"])["means"]["live"]["mrr"] < 0.02 and "nan" not in forms["md"]
 
 
 def test_too_few_events_are_said(tmp_path):

@@ -61,3 +61,4 @@ def test_too_few_windows_tell_nothing():
     few = of(0.2, 0.01, MIN_WINDOWS - 1)
     assert said(frozen=few).startswith(f"{MIN_WINDOWS - 1} windows are too few to tell") and "beats" not in said(frozen=few)
     assert "beats" in said(frozen=of(0.2, 0.01, MIN_WINDOWS))
+    assert said(frozen=of(0.2, 0.01, 1)).startswith("1 window is too few to tell")

@@ -108,10 +108,11 @@ def test_ranks_exchange_as_threads_do_one_that_is_killed_is_started_again_and_no
             for name, value in expected.items():
                 np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
 
-    # Each line names its rank, and the first rank alone is the role for the rest of the world.
+    # Each line names its rank, and each rank has a heartbeat: the first one as the role.
     joined = [line for line in group.lines() if line["event"] == "turns_begin"]
     assert sorted(line["rank"] for line in joined) == [0, 1] and {line["role"] for line in joined} == {"train"}
-    assert [(beat.name, beat.pid, beat.alive) for beat in read_beats(group.settings.data_dir)] == [("train", first[0]["pid"], True)]
+    assert [(beat.name, beat.pid, beat.alive) for beat in read_beats(group.settings.data_dir)] == [
+        ("train", first[0]["pid"], True), ("train-rank-1", first[1]["pid"], True)]
 
     os.kill(first[1]["pid"], signal.SIGKILL)
     soon(lambda: not is_alive(first[0]["pid"]), "the other rank ends too")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.graph.ranking import ranks as rank_of
 from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import ranks as rank_of
 from streamd.windows import next_window
 from tests.builders import HOUR
 from tests.ranks.test_learner import ONE_AT_A_TIME

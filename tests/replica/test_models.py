@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import msgspec
 import pytest
@@ -194,6 +195,30 @@ def test_while_the_store_is_away_no_move_names_a_version_that_nobody_can_fetch(t
     trainer.settle()
     replica.step()
     assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+def test_a_sweep_by_a_clock_hours_ahead_lets_no_record_name_what_is_gone(trainer, replica, log, monkeypatch):
+    trainer.learn(1)
+    swept = []
+
+    class Swept(Store):
+        def put(self, name, data):
+            # The other machine takes the mark of this upload for that of a killed one.
+            if name.startswith(FOLDER) and not swept:
+                swept.append(remove_unneeded(Store(trainer.url), 1, time.time() + 7200))
+            super().put(name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.replica.models_world.Store", Swept)
+        trainer.start()
+    with pytest.raises(StoreError, match=r"has nothing for objects/.*, a part of .*safetensors"):
+        trainer.settle()
+    assert swept[0][1] > 0 and "version" not in kinds(log)
+
+    # The next step sends what is gone again.
+    trainer.settle()
+    replica.step()
+    assert "version" in kinds(log) and content(replica.settings.data_dir) == content(trainer.settings.data_dir)
 
 
 def test_a_version_is_not_champion_on_a_replica_before_it_is_whole(trainer, replica, tmp_path):
@@ -469,6 +494,39 @@ def test_compaction_waits_until_every_member_answered(trainer, replica, log, tmp
     trainer.settle()
     replica.step()
     assert kinds(log)[-1] == "compacted" and not replica.follower.state.open
+
+
+def test_a_compaction_beyond_the_logs_end_is_refused_and_keeps_no_other_waiting(trainer, replica, log):
+    holds(replica, 100)
+    replica.step()
+    trainer.settle()
+    MemoryTopic(log).append(records.encode(request(id="b" * 32, action="compact", event=601)))
+    trainer.settle()
+    replica.step()
+    assert asked_to_compact(replica.settings.data_dir) is None, "servers would store newer state for ever"
+    assert trainer.publisher.state.refused == {}, "the event may come in a moment"
+
+    # A later one that names what the log has is done.
+    MemoryTopic(log).append(records.encode(request(action="compact", event=600)))
+    replica.step()
+    assert asked_to_compact(replica.settings.data_dir) == 600
+    holds(replica, 600)
+    replica.step()
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) == 600
+    compact_done(trainer.settings.data_dir)
+    trainer.now += 61
+    trainer.settle()
+    assert kinds(log)[-2:] == ["refused", "compacted"] and trainer.publisher.state.open == {}
+    assert trainer.publisher.state.refused == {"b" * 32: "Event 601 is beyond the log's end, 600."}
+
+
+def test_a_compaction_beyond_the_logs_end_is_not_even_waited_for_as_long_as_a_lease(trainer, log):
+    MemoryTopic(log).append(records.encode(request(action="compact", event=10**9)))
+    trainer.settle()
+    trainer.now += trainer.settings.holds.lease_seconds
+    trainer.settle()
+    assert asked_to_compact(trainer.settings.data_dir) is None and kinds(log)[-1] == "refused"
 
 
 def test_a_member_that_does_not_answer_is_left_behind_and_starts_anew(trainer, replica, log):

@@ -2,28 +2,35 @@
 
 import json
 import shutil
+import threading
 import uuid
 from contextlib import ExitStack, closing
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
 
-from streamd.errors import ChangelogError
+from streamd.clock import SystemClock
+from streamd.errors import ChangelogError, KafkaError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.ingest.client import make_admin
+from streamd.replica.connect import open_topic
 from streamd.replica.ends import SourceEnds
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_publisher import ModelsPublisher
 from streamd.replica.models_topic import KafkaModelsTopic
 from streamd.replica.requests import RequestedMoves, compact_everywhere
+from streamd.replica.role import FollowLoop
 from streamd.replica.steps import StepThread
 from streamd.segments.holds import asked_to_compact, compact_done
 from streamd.segments.log import LogWriter
 from streamd.server.lag import Completeness
 from streamd.store.changelog import models_topic
 from streamd.store.store import Store
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.checkpoint import counted_history
 from tests.builders import HOUR, settings, stream, write_log
+from tests.readings import reading
 from tests.replica.models_world import content
 from tests.server.world import SCHEMA, World, ask, wait
 
@@ -40,7 +47,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
 
     def publisher():
         checkpoints = tmp_path / "trainer/train/checkpoints"
-        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings), Store(values["log__store"]), lambda: counted_history(checkpoints), first.path)
+        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings, make=True), Store(values["log__store"]), lambda: counted_history(checkpoints), first.path)
 
     def follower():
         return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
@@ -86,6 +93,27 @@ def test_a_topic_that_would_lose_moves_is_refused(kafka, tmp_path):
         admin.create_topics({models_topic(s.log.name): {"num_partitions": 1, "configs": {"retention.ms": "1000"}}}, wait_for_metadata=True)
     with pytest.raises(ChangelogError, match="retention"):
         KafkaModelsTopic(s)
+
+
+def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tmp_path):
+    s = settings(tmp_path, log__name=uuid.uuid4().hex, log__member="replica", kafka__bootstrap_servers=kafka.bootstrap_servers)
+    beat, stop = Heartbeat(tmp_path, "follow"), threading.Event()
+    thread = threading.Thread(target=FollowLoop(s, SystemClock(), beat).run, args=(stop,))
+    thread.start()
+    try:
+        wait(lambda: (now := read_beat(tmp_path, "follow")) and now.state == "waiting for leader", 20)
+        assert f"no topic {s.log.name}.changelog; the leader makes it" in read_beat(tmp_path, "follow").detail["why"]
+        assert reading(metrics.follow_waiting.labels("leader")) == 1 and reading(metrics.follow_waiting.labels("broker")) == 0
+        with pytest.raises(KafkaError, match=f"no topic {s.log.name}.models"):
+            KafkaModelsTopic(s)
+        with closing(make_admin(s.kafka)) as admin:
+            assert not [name for name in admin.list_topics() if str(name).startswith(s.log.name)]
+        open_topic(s)
+        wait(lambda: read_beat(tmp_path, "follow").state == "following", 20)
+        assert reading(metrics.follow_waiting.labels("leader")) == 0
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):

@@ -1,13 +1,14 @@
 """What a replica's server and command line ask of the trainer, and how the server answers meanwhile."""
 
 import threading
+import time
 
 import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from streamd.cli import app
-from streamd.errors import KafkaError, VersionError
+from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.registry.outcome import Waiting
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.steps import StepThread
@@ -149,6 +150,23 @@ def test_compaction_is_asked_of_all_machines_and_says_whom_it_waits_for(sides):
     with Running(trainer, replica):
         done, text = compact_everywhere(replica.settings, 300, 30, told.append, MemoryTopic(replica.log))
     assert done and text.startswith("compacted")
+
+
+def test_compaction_beyond_the_logs_end_is_not_asked_for(sides):
+    _, replica = sides
+    with pytest.raises(StreamdError, match="before event 601, and the log here ends at 600"):
+        compact_everywhere(replica.settings, 601, 0, lambda _: None, MemoryTopic(replica.log))
+    assert not any(b'"compact"' in value for value in replica.log.values)
+
+
+def test_a_compaction_that_the_trainer_refuses_says_why(sides):
+    trainer, replica = sides
+    (trainer.settings.data_dir / "published").unlink()
+    trainer.now = time.time() + 100
+    trainer.parts = lambda: Parts(trainer.settle)
+    with Running(trainer):
+        done, text = compact_everywhere(replica.settings, 300, 30, lambda _: None, MemoryTopic(replica.log))
+    assert not done and text == "the trainer refused it: Event 300 is beyond the log's end, 0."
 
 
 def test_a_thread_goes_on_after_any_error_and_starts_anew_after_one_of_kafka(monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamd.errors import CorruptionError, DataDirectoryError, JournalError, LockedError
+from streamd.errors import CorruptionError, DataDirectoryError, DiskError, JournalError, LockedError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
 from streamd.segments.layout import FEATURES, LATE
@@ -115,6 +115,20 @@ def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
     files = len(list(Path("/proc/self/fd").iterdir()))
     LogWriter(tmp_path, SCHEMA).close()
     assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+@pytest.mark.parametrize("read", ["streamd.segments.log_files.last_state", "streamd.segments.log.read_keys"])
+@pytest.mark.parametrize(("error", "told"), [(OSError(5, "Input/output error"), DiskError), (JournalError("damaged"), JournalError)])
+def test_a_log_that_cannot_be_opened_gives_its_lock_back(tmp_path, read, error, told):
+    def fail(*_):
+        raise error
+
+    LogWriter(tmp_path, SCHEMA).close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, fail)
+        with pytest.raises(told):
+            LogWriter(tmp_path, SCHEMA)
+    LogWriter(tmp_path, SCHEMA).close()
 
 
 def test_where_the_lock_holds_nobody_back_the_writer_that_came_first_stops_before_it_writes(tmp_path, monkeypatch):

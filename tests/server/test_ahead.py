@@ -5,9 +5,18 @@ import shutil
 from streamd.events import Progress
 from streamd.segments.log import LogWriter
 from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import HOUR, batch, stream, write_log
 from tests.readings import reading
 from tests.server.world import SCHEMA, World, ask, wait
+
+
+def test_readiness_and_metrics_of_a_replica_say_that_its_follower_refused(tmp_path):
+    replica = World(tmp_path, log__name="t", log__member="replica")
+    assert "follow_refused" not in replica.client.get("/readyz").json()
+    Heartbeat(tmp_path, "follow").touch("refused", why="another commit 7")
+    assert replica.client.get("/readyz").json()["follow_refused"] == "another commit 7"
+    assert 'streamd_role_refused{refused="follow"} 1.0' in replica.client.get("/metrics").text
 
 
 def test_a_version_ahead_of_the_log_is_waited_for_and_not_refused(tmp_path):

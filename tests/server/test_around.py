@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import socket
 from contextlib import closing
 
 import numpy as np
@@ -12,9 +13,9 @@ from streamd.events import DELETION, Progress, empty_batch
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server import around
-from streamd.server.around import Streams, follow
+from streamd.server.around import MAX_STREAMS, follow
 from tests.builders import HOUR, declared, sets_stream, settings, stream, write_log, write_sets_log
-from tests.server.world import SCHEMA, World, wait
+from tests.server.world import SCHEMA, World, ask, listening, wait
 
 
 @pytest.fixture
@@ -75,13 +76,12 @@ def test_events_of_several_sets_name_theirs(tmp_path):
 def test_a_stream_sends_what_changed_beats_and_ends_with_the_server(monkeypatch):
     monkeypatch.setattr(around, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(around, "BEAT_SECONDS", 0.02)
-    streams, edge, content, stopping = Streams(), [1], [{"edge": 1, "nodes": ["a"]}], [False]
+    edge, content, stopping = [1], [{"edge": 1, "nodes": ["a"]}], [False]
 
     async def read():
         got = []
-        async for part in follow(lambda: (edge[0], lambda: content[0]), lambda: stopping[0], streams):
+        async for part in follow(lambda: (edge[0], lambda: content[0]), lambda: stopping[0]):
             got.append(part)
-            assert streams.num_open == 1
             if len(got) == 1:
                 edge[0], content[0] = 2, {"edge": 2, "nodes": ["a"]}
             elif len(got) == 2:
@@ -94,7 +94,6 @@ def test_a_stream_sends_what_changed_beats_and_ends_with_the_server(monkeypatch)
     assert first == b'event: around\ndata: {"edge":1,"nodes":["a"]}\n\n'
     assert beat.startswith(b": "), "more events elsewhere are no news"
     assert json.loads(second.split(b"data: ")[1])["nodes"] == ["a", "b"] and end.startswith(b"event: end\n")
-    assert streams.num_open == 0
 
 
 def test_a_line_break_in_a_key_cannot_forge_an_event(monkeypatch):
@@ -102,7 +101,7 @@ def test_a_line_break_in_a_key_cannot_forge_an_event(monkeypatch):
     once = iter([False, True])
 
     async def read():
-        return [part async for part in follow(lambda: (1, lambda: {"key": "a\n\nevent: around\ndata: {}\n\n"}), lambda: next(once), Streams())]
+        return [part async for part in follow(lambda: (1, lambda: {"key": "a\n\nevent: around\ndata: {}\n\n"}), lambda: next(once))]
 
     parts = asyncio.run(read())
     assert len(parts) == 2 and parts[0].count(b"\n\n") == 1
@@ -117,9 +116,41 @@ def test_a_stream_needs_a_key_and_there_are_so_many_of_them(tmp_path, monkeypatc
     answer = world.client.get("/around/n:3", headers=key)
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text == "event: end\ndata: {}\n\n", "a server that drains ends streams at once"
+    assert world.state.streams.num_open == 0
     monkeypatch.setattr(world.state.streams, "num_open", around.MAX_STREAMS)
     full = world.client.get("/around/n:3", headers=key)
-    assert full.status_code == 503 and full.headers["retry-after"] == "30"
+    assert full.status_code == 503 and full.headers["retry-after"] == "30" and world.state.streams.num_open == around.MAX_STREAMS
+    world.stop()
+
+
+@pytest.mark.parametrize(("node", "query", "says"), [
+    ("u" * 10_000, {}, "at most 1024 characters"), ("", {}, "at least 1 character"), ("n:3", {"edge_set": "likes"}, "no edge_set 'likes'"),
+    ("n:3", {"edge_set": "x" * 10_000}, "at most 256 characters"), ("n:3", {"integer": "true"}, "'n:3' is not an integer key"),
+    ("9" * 30, {"integer": "true"}, "does not fit int64")])
+def test_a_question_that_does_not_fit_is_refused_before_the_stream_begins(world, node, query, says):
+    answer = world.client.get(f"/around/{node}", params=query)
+    assert answer.status_code == 422 and says in answer.json()["detail"] and world.state.streams.num_open == 0
+
+
+def test_many_clients_get_a_stream_or_are_told_to_come_again_and_those_who_read_slowly_harm_nobody(tmp_path, monkeypatch):
+    """Five hundred at once, most of whom never read; then all of them go without a word."""
+    monkeypatch.setattr(around, "LOOK_SECONDS", 0.05)
+    write_log(tmp_path, *stream(400), SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path).start()
+    with listening(world) as address:
+        links = [socket.create_connection(address, timeout=30) for _ in range(500)]
+        for link in links:
+            link.sendall(b"GET /around/n:3 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        heads = [link.recv(12) for link in links]
+        assert heads.count(b"HTTP/1.1 200") == MAX_STREAMS and heads.count(b"HTTP/1.1 503") == 500 - MAX_STREAMS
+        assert world.state.streams.num_open == MAX_STREAMS and ask(world)["known"]
+        for link in links:
+            link.close()
+        wait(lambda: world.state.streams.num_open == 0)
+        with socket.create_connection(address, timeout=30) as link:
+            link.sendall(b"GET /around/n:3 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert link.recv(12) == b"HTTP/1.1 200", "there is room again"
+        world.state.draining = True
     world.stop()
 
 

@@ -7,6 +7,7 @@ import pytest
 import structlog
 import torch
 from safetensors.torch import load_file, save
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from streamd.cli import app as cli
@@ -88,6 +89,27 @@ def test_a_champion_that_cannot_be_served_falls_back_to_the_proven_version_with_
         world.registry.promote(champion, "me", "again")
     world.registry.promote(world.registry.names()[0], "me", "it can be read")
     wait(lambda: world.engine.status.version == world.registry.champion() and reading(metrics.champion_not_served) == 0)
+
+
+@pytest.mark.parametrize(("damage", "advice"), [("a newer format", "use the streamd that made it."), ("half of the weights", "remove its folder from models/, or restore it from a backup.")])
+def test_the_log_gives_one_advice_which_is_that_of_the_reason(world, damage, advice):
+    DAMAGES[damage](world.registry.folder / world.registry.champion())
+    with capture_logs() as logs:
+        world.start()
+        wait(lambda: world.engine.status.version == world.registry.shadow())
+    (said,) = [line for line in logs if line["event"] == "version_not_served"]
+    assert said["error"].endswith(f"Operator action: {advice}") and "action" not in said
+    assert "tried again only when the server starts" in said["meaning"]
+
+
+def test_a_version_of_which_retention_dropped_the_event_says_so_and_that_another_is_needed(world):
+    folder = world.registry.folder / world.registry.champion()
+    change_manifest(folder / "manifest.json", edge=10**6)
+    with capture_logs() as logs:
+        world.start()
+        wait(lambda: world.engine.status.version == world.registry.shadow())
+    (said,) = [line for line in logs if line["event"] == "version_not_served"]
+    assert "is at event 1000000, the log holds [0, " in said["error"] and "promote another one" in said["error"]
 
 
 def test_without_any_version_that_can_be_served_the_rule_answers(world):

@@ -11,6 +11,7 @@ import torch
 from streamd.clock import SystemClock
 from streamd.errors import DeviceMemoryError
 from streamd.events import Progress
+from streamd.graph.negatives import SCORED
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
@@ -21,7 +22,6 @@ from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training.negatives import SCORED
 from streamd.training.trainer import Trainer
 from tests.builders import HOUR, batch, settings, stream, write_log
 from tests.readings import reading

@@ -287,6 +287,25 @@ def test_a_pass_takes_a_few_explanations_so_that_others_do_not_wait_for_many(wor
     assert [r for p in asyncio.run(passes(scores + explanations)) for r in p] == scores + explanations
 
 
+@pytest.mark.parametrize(("body", "says"), [
+    ({"src": "u" * 10_000}, "body.src: String should have at most 1024 characters"),
+    ({"dst": ""}, "body.dst: String should have at least 1 character"),
+    ({"dst": 2**64}, "body.dst: Input should be less than or equal to 9223372036854775807"),
+    ({"src": None}, "body.src: Input should be an integer or text"), ({"dst": True}, "body.dst: Input should be an integer or text"),
+    ({"edge_set": "x" * 10_000}, "body.edge_set: String should have at most 256 characters"),
+    ({"time": 1.5}, "body.time: Input should be a valid integer"), ({"k": 0}, "body.k: Extra inputs are not permitted")])
+def test_what_is_wrong_with_a_question_is_said(world, body, says):
+    assert explain(world, status=422, **({"src": "u:3", "dst": "i:0"} | body))["detail"].startswith(says)
+
+
+@pytest.mark.parametrize(("src", "dst"), [("u:3", "u:3"), ("zz", "zz"), ("u" * 1024, "\U0001f600" * 1024), ("\0", -(2**63 - 1))])
+@pytest.mark.parametrize("time_us", [None, 0, 2**62])
+def test_the_strangest_question_that_fits_has_shares_that_add_up(world, src, dst, time_us):
+    """A source as its own candidate, keys as long as they may be, the end of all times."""
+    told = explain(world, src, dst, time=time_us)
+    assert told["baseline"] + sum(g["share"] for g in told["groups"]) == pytest.approx(told["score"], abs=TOLERANCE)
+
+
 def test_what_does_not_fit_is_refused(world):
     assert "no edge_set 'likes'" in explain(world, "u:3", "i:0", 422, edge_set="likes")["detail"]
     for body in ({"src": "u:3"}, {"src": "u:3", "dst": ["i:0"]}, {"src": "u:3", "dst": "i:0", "time": -1}, {"src": "u:3", "dst": ""}):

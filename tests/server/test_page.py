@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 import time
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from streamd.cli import app as cli
 from streamd.clock import SystemClock
 from streamd.events import Progress
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.roles import folder_of
+from streamd.segments.changelog_position import ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.settings import load_settings
-from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.heartbeat import Heartbeat, read_beats
 from streamd.telemetry.progress import Reading
 from streamd.training.trainer import Trainer
 from streamd.windows.history import SetScores
@@ -351,6 +354,56 @@ def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypa
     rows = page.locator("#sets tr").all_inner_texts()
     assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500", "0.250", "0.500"] and "b<i>uys" in rows[2]
     close(page, served)
+
+
+def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypatch):
+    """A leader, a replica that follows, one that waits, and a standby that leads."""
+    alone, page, path = served.world.settings, opened(browser, served), served.world.path
+    assert page.is_hidden("#member") and page.is_hidden("#part")
+    with closing(PositionFile(path)) as file:
+        file.write(ChangelogPosition(4, 1, 9))
+    said = [("leader", "ingest", "running", {}, "leader", "leads the log shop, term 4"),
+            ("replica", "follow", "following", {"lag_records": 1234}, "replica", "follows the log shop, 1,234 records behind"),
+            ("replica", "follow", "following", {"lag_records": 0}, "replica", "follows the log shop, and has all of it"),
+            ("replica", "follow", "waiting for broker", {"why": "<b>away"}, "replica", "is a replica of the log shop: waiting for broker (<b>away)"),
+            ("standby", "ingest", "following", {"lag_records": 1}, "standby", "follows the log shop, 1 record behind"),
+            ("standby", "ingest", "leading", {"term": 5}, "leader", "leads the log shop, term 5")]
+    for member, role, state, detail, short, sentence in said:
+        log = alone.log.model_copy(update={"name": "shop", "store": "/store", "member": member})
+        monkeypatch.setattr(served.world.state.page, "_settings", alone.model_copy(update={"log": log}))
+        for beat in read_beats(path):
+            if beat.role in ("ingest", "follow"):
+                shutil.rmtree(folder_of(path, beat.name))
+        Heartbeat(path, role).touch(state, **detail)
+        page.reload()
+        page.wait_for_selector(f"#part:has-text('This machine {sentence}.')")
+        assert page.inner_text("#member") == short
+    close(page, served)
+
+
+def test_ranks_that_learn_together_are_listed_one_by_one(browser, served, monkeypatch):
+    path, alone = served.world.path, served.world.settings
+    page = opened(browser, served)
+    assert page.locator("#roles th:has-text('rank')").count() == 0
+    monkeypatch.setattr(served.world.state.page, "_settings", alone.model_copy(update={"training": alone.training.model_copy(update={"ranks": 3})}))
+    # What an earlier, larger group left is no rank any more; of this one the last has not come.
+    for name, state in (("train", "waiting"), ("train-rank-1", "learning"), ("train-rank-3", "learning")):
+        Heartbeat(path, "train", name).touch(state)
+    page.wait_for_selector("#roles th:has-text('rank 2')")
+    rows = [row.split("\t")[:2] for row in page.locator("#roles tbody tr").all_inner_texts()]
+    assert [row for row in rows if row[0].startswith("train")] == [["train, rank 0", "waiting"], ["train, rank 1", "learning"], ["train, rank 2", "never ran"]]
+    assert "3 ranks learn together" in page.inner_text("#ranks")
+    close(page, served)
+
+
+def test_a_table_that_is_wider_than_a_phone_says_so(browser, served):
+    wide, narrow = opened(browser, served), opened(browser, served, viewport=PHONE)
+    assert wide.locator(".hint:visible").count() == 0
+    boxes = narrow.eval_on_selector_all(".scroll", "all => all.map(b => [b.scrollWidth > b.clientWidth, !!b.nextElementSibling.offsetHeight])")
+    assert any(scrolls for scrolls, _ in boxes) and all(scrolls == hints for scrolls, hints in boxes)
+    assert narrow.evaluate("window.shift") < 0.02
+    for page in (wide, narrow):
+        close(page, served)
 
 
 def test_the_page_has_one_time_zone_wherever_it_is_read(browser, served):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from streamd.errors import StoreError
 from streamd.segments.changelog_position import ChangelogPosition, PositionFile, read_position
@@ -410,13 +411,27 @@ def test_a_store_that_is_away_for_an_hour_costs_no_disk_deletes_nothing_and_gets
     assert leader.check(tmp_path / "back").seq == leader.log.state.seq and before & set(leader.store.sizes(OBJECTS))
 
 
-def test_failures_are_said_once_and_tried_again_after_growing_pauses(leader, tmp_path, monkeypatch):
-    said, rounds = [], []
-    monkeypatch.setattr(archives.logger, "error", lambda *a, **k: said.append(k))
-    monkeypatch.setattr(archives, "upload", lambda *a, **k: rounds.append(1) or (_ for _ in ()).throw(StoreError("away")))
-    for _ in range(1200):
-        leader.step(1)
-    assert len(said) == 1 and 10 < len(rounds) < 30
+def test_failures_are_said_each_five_minutes_and_tried_again_after_growing_pauses(leader, monkeypatch):
+    rounds = []
+
+    def away(*_):
+        rounds.append(1)
+        raise StoreError(f"uploads/{len(rounds)} cannot be written to the store")
+
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(archives, "upload", away)
+        for _ in range(1200):
+            leader.step(1)
+    assert [line["error"][:9] for line in logs if line["event"] == "archive_failed"][:1] == ["uploads/1"]
+    assert sum(line["event"] == "archive_failed" for line in logs) == 4 and 10 < len(rounds) < 30
+
+    # The next failure after a round that went well is a new one.
+    with capture_logs() as logs:
+        leader.step(100)
+        monkeypatch.setattr(archives, "upload", away)
+        leader.commit(seal=True)
+        leader.step(100)
+    assert [line["event"] for line in logs if "archive" in line["event"]] == ["archive_goes_on", "archive_failed"]
 
 
 def test_a_broker_that_is_away_stops_no_manifest(leader):

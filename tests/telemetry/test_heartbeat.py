@@ -1,9 +1,11 @@
 """What a role says of itself, and what ends it where it can say nothing any more."""
 
+import json
 import signal
 import subprocess
 import sys
 
+from streamd.roles import folder_of
 from streamd.telemetry.heartbeat import Heartbeat, read_beat, refusals
 
 STALLING = """
@@ -43,3 +45,14 @@ def test_a_refusal_is_told_until_the_role_runs_again(tmp_path):
     assert refusals(tmp_path, ("ingest", "train")) == {"ingest": "another cluster"}
     beat.touch("running")
     assert refusals(tmp_path, ("ingest", "train")) == {} and read_beat(tmp_path, "ingest").state == "running"
+
+
+def test_a_process_of_this_machine_must_exist_one_of_another_machine_cannot_be_looked_for(tmp_path):
+    Heartbeat(tmp_path, "train").touch("learning")
+    path = folder_of(tmp_path, "train") / "heartbeat.json"
+    content = json.loads(path.read_text())
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for more, alive in (({}, False), ({"host": "another-pod"}, True), ({"host": "another-pod", "time": content["time"] - 100}, False)):
+        path.write_text(json.dumps(content | {"pid": gone.pid} | more))
+        assert read_beat(tmp_path, "train").alive is alive

@@ -15,6 +15,7 @@ from streamd.clock import SystemClock
 from streamd.evaluation.sights import NightlySight, nightly_memory_step
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.graph.facts import PairFacts
+from streamd.graph.negatives import SCORED
 from streamd.registry import Registry
 from streamd.segments.holds import ask_to_compact
 from streamd.segments.log import LogWriter
@@ -23,7 +24,6 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import nightly
 from streamd.training.learner import Learner
-from streamd.training.negatives import SCORED
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import measures

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
-from streamd.training.scores import average_precision, label_measures, measures, ndcg, ranks
+from streamd.graph.ranking import ranks
+from streamd.training.scores import average_precision, label_measures, measures, ndcg
 
 
 def test_a_constant_scorer_scores_chance():

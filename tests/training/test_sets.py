@@ -16,6 +16,7 @@ from streamd.evaluation.report_html import as_html
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.gpu.device import fix_torch
+from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
@@ -26,7 +27,6 @@ from streamd.server.status import edge_sets
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
-from streamd.training.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import measures

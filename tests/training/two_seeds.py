@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from streamd.demo.streams import STREAMS
+from streamd.graph.negatives import SCORED
+from streamd.graph.ranking import ranks
 from streamd.segments.reader import LogReader
 from streamd.settings import load_settings
 from streamd.training.learner import Learner
-from streamd.training.negatives import SCORED
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import ranks
 from streamd.windows import next_window
 from tests.benchmarks.measure import write_edges
 

@@ -1,7 +1,7 @@
 """Runs the peers' `baselines.py` with negatives from the destinations known before each event.
 
 The peers draw an event's negatives from the destinations known before its window, sorted by id. streamd draws them from those known
-strictly before the event, in order of first sight (`streamd.training.negatives`), so that "never seen" does not mean "true". Only
+strictly before the event, in order of first sight (`streamd.graph.negatives`), so that "never seen" does not mean "true". Only
 this is replaced, so that rows of both stand side by side:
 
 `python tests/benchmarks/peers/protocol.py heur collegemsg`, `... tgn collegemsg --regimes frozen,finetune --out FOLDER`: arguments of

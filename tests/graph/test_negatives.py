@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.graph import PairFacts
-from streamd.training.negatives import Pool
+from streamd.graph.negatives import Pool
 
 
 def plain_negatives(pool, event, dst, seed, count):
