@@ -277,22 +277,17 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 ApiKeys(settings.server).allows,
             )
         if not stop.is_set():
-            reign = None
-            if is_first and settings.log.name:
-                from streamd.replica.parts import begin_training
+            with contextlib.ExitStack() as stack:
+                on_step = None
+                if is_first and settings.log.name:
+                    from streamd.replica.parts import training_in_term
 
-                reign = begin_training(settings, learning_dir(settings), beat, stop)
-            try:
+                    kept_in = learning_dir(settings)
+                    on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
                 # The others stop when the first one says so.
                 ranks = _join(settings, place, device)
-                try:
-                    on_step = (lambda _: None) if reign is None else reign.on_step
-                    _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
-                finally:
-                    ranks.end()
-            finally:
-                if reign is not None:
-                    reign.close()
+                stack.callback(ranks.end)
+                _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
     finally:
         if lock is not None:
             os.close(lock)
@@ -333,10 +328,10 @@ def _learn(
     ranks: "Ranks",
     beat: Heartbeat,
     stop: threading.Event,
-    on_step: Callable[[str], None],
+    on_step: Callable[[str], None] | None,
 ) -> None:
-    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`. Raises: FencedError
-    where it is not this trainer any more."""
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
+    FencedError where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
@@ -351,6 +346,7 @@ def _learn(
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
+            on_step = on_step or (lambda _: None)
             Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
         else:
             beat.touch("waiting")

@@ -120,8 +120,8 @@ class ChangelogError(StreamdError):
 
 
 class FencedError(ChangelogError):
-    """When another process has published commits in the place of this one's, so that two lead. The
-    operator stops one of them, or makes it a replica."""
+    """When another process has published commits in the place of this one's, or claimed the
+    trainer's term, so that two lead. The operator stops one of them, or makes it a replica."""
 
 
 class DivergedError(ChangelogError):

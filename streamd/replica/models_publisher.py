@@ -118,7 +118,7 @@ class ModelsPublisher:
         """Read the topic to its end. Raises: FencedError where a later trainer has claimed; nothing
         more is appended then."""
         self.state.take(self._topic.read(wait_seconds))
-        self._reign.check(self.state)
+        self._reign.check(self._topic, self.state)
 
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""

@@ -100,8 +100,8 @@ class Claimed(Record, frozen=True, kw_only=True, tag="claimed"):
     """A trainer begins. The first claim of the highest term so far and one wins that term: records
     of earlier ones that come behind it do not count.
 
-    member: name of its machine. id: chosen by the trainer at its start, 32 hex digits. at: wall
-    time in seconds.
+    member: its machine's host name. id: chosen by the trainer at its start, 32 hex digits. at:
+    wall time in seconds.
     """
 
     member: str

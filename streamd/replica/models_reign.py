@@ -31,9 +31,12 @@ class Reign:
     the log here was asked for the compactions that an earlier trainer let go on.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        """data_dir: of what is learned."""
+    def __init__(self, data_dir: Path, member: str, now: Callable[[], float] = time.time) -> None:
+        """Args: data_dir: of what is learned. member: name of this machine. now: wall time,
+        seconds."""
         self._data_dir = data_dir
+        self._member = member
+        self._now = now
         self.id = uuid.uuid4().hex
         self.handovers = Handovers(data_dir)
         self.index = FileIndex(data_dir / INDEX)
@@ -42,24 +45,25 @@ class Reign:
         self.has_asked = False
         self._entries = read_mark(data_dir)
 
-    def claim(
-        self,
-        topic: ModelsTopic,
-        state: ModelsState,
-        member: str,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def claim(self, topic: ModelsTopic, state: ModelsState) -> None:
         """Win a term of the models topic, and read the topic to its end. Raises: KafkaError: then
         call again, as whether the claim is in shows in the topic."""
         state.take(topic.read(0.0))
         while state.trainer != self.id:
-            claimed = records.Claimed(term=state.term + 1, member=member, id=self.id, at=now())
+            claimed = records.Claimed(
+                term=state.term + 1, member=self._member, id=self.id, at=self._now()
+            )
             topic.append(records.encode(claimed))
             state.take(topic.read(0.0))
         logger.info("trainer_leads", term=state.term)
 
-    def check(self, state: ModelsState) -> None:
-        """Check that no later trainer has claimed. Raises: FencedError."""
+    def check(self, topic: ModelsTopic, state: ModelsState) -> None:
+        """Check that no later trainer has claimed. Where nobody has, the topic was made anew, and
+        this one claims again. Raises: FencedError, KafkaError."""
+        if not state.trainer:
+            logger.warning("models_topic_made_anew", meaning="all is stored and sent again")
+            self.claim(topic, state)
+            self.handovers.take_again()
         if state.trainer != self.id:
             raise FencedError(
                 f"Another trainer has claimed term {state.term} of the models topic.",

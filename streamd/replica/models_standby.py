@@ -2,6 +2,7 @@
 newest stored checkpoint where its own directory is behind it."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import structlog
 from streamd.errors import FencedError, KafkaError, LockedError, StoreError
 from streamd.registry import Registry
 from streamd.replica.connect import Stopped
-from streamd.replica.members import member_name
 from streamd.replica.models_hold import HandoverHold
+from streamd.replica.models_mark import read_mark
 from streamd.replica.models_publisher import ModelsPublisher
 from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
@@ -130,7 +131,7 @@ class Beginning:
         """
         topic: ModelsTopic | None = None
         lock = -1
-        reign = Reign(self._kept.data_dir)
+        reign = Reign(self._kept.data_dir, socket.gethostname())
         state = ModelsState()
         try:
             while not self._stop.is_set():
@@ -139,7 +140,7 @@ class Beginning:
                         topic, state = self._open_topic(self._settings), ModelsState()
                     if self._is_ready(topic, state):
                         lock = lock if lock >= 0 else lock_writer(self._registry)
-                        reign.claim(topic, state, member_name(self._settings.data_dir))
+                        reign.claim(topic, state)
                         if self._take(reign, topic, state):
                             begun, lock = self._begun(reign, lock), -1
                             return begun
@@ -169,8 +170,8 @@ class Beginning:
         # What was learned here before another trainer went on elsewhere is of no use, and may hold
         # what is deleted.
         newest = state.checkpoints[-1].name if state.checkpoints else ""
-        reign = Reign(self._kept.data_dir)
-        if newest and not reign.has_stored(newest) and has_state(self._kept.data_dir):
+        names = {entry.name for entry in read_mark(self._kept.data_dir)}
+        if newest and newest not in names and has_state(self._kept.data_dir):
             logger.info("trainer_cleared", reason="another trainer has gone on from there")
             clear(self._kept.data_dir)
         self._beat.touch("standby", term=state.term)
@@ -202,7 +203,7 @@ class Beginning:
             seconds=round(time.monotonic() - begun, 3),
         )
         state.take(topic.read(0.0))
-        reign.check(state)
+        reign.check(topic, state)
         return True
 
     def _begun(self, reign: Reign, lock: int) -> TrainersReign:

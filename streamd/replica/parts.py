@@ -1,7 +1,9 @@
 """What runs beside the trainer and beside a follower, each in a thread of its own."""
 
+import contextlib
 import os
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -12,7 +14,6 @@ from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_standby import (
     LOOK_SECONDS,
     Beginning,
-    TrainersReign,
     leads,
     lock_writer,
 )
@@ -53,23 +54,33 @@ class OneWriter:
             os.close(self._lock)
 
 
-def begin_training(
+@contextlib.contextmanager
+def training_in_term(
     settings: Settings, learning_dir: Path, beat: Heartbeat, stop: threading.Event
-) -> TrainersReign | None:
-    """Wait until this machine leads the log; then claim the trainer's term and bring the directory
-    to the newest stored checkpoint.
+) -> Iterator[Callable[[str], None]]:
+    """Wait until this machine leads the log, claim the trainer's term, and bring the directory to
+    the newest stored checkpoint. Then store and send what is learned, until the end.
 
-    learning_dir: of what is learned, which may be elsewhere than the log. Returns: what runs beside
-    the trainer, None where `stop` was set meanwhile, or there is no store.
+    learning_dir: of what is learned, which may be elsewhere than the log. Yields: what the trainer
+    calls with the name of each step; it raises FencedError where this is not its term any more. It
+    may be that `stop` was set before anything was claimed.
     Raises: FencedError, ChangelogError.
     """
     if not settings.log.store:
         logger.warning("models_not_published", meaning=NOT_SENT)
         while not leads(settings) and not stop.wait(LOOK_SECONDS):
             beat.touch("standby")
-        return None
+        yield lambda _: None
+        return
     kept = settings.model_copy(update={"data_dir": learning_dir})
-    return Beginning(settings, kept, beat, stop).begin()
+    reign = Beginning(settings, kept, beat, stop).begin()
+    if reign is None:
+        yield lambda _: None
+        return
+    try:
+        yield reign.on_step
+    finally:
+        reign.close()
 
 
 def follow_models(settings: Settings) -> list[StepThread]:

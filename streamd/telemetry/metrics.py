@@ -199,9 +199,7 @@ models_published = Gauge(
     registry=TRAIN,
 )
 checkpoint_stored = Gauge(
-    "streamd_checkpoint_stored_timestamp_seconds",
-    "When the trainer's newest state was last stored for other machines",
-    registry=TRAIN,
+    "streamd_checkpoint_stored_timestamp_seconds", "When one was last stored", registry=TRAIN
 )
 checkpoint_bytes = Counter(
     "streamd_checkpoint_stored_bytes", "Bytes of checkpoints sent to the store", registry=TRAIN

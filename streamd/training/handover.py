@@ -123,6 +123,11 @@ class Handovers:
         if sent is not None:
             DISK.remove_folder(sent.local.folder)
 
+    def take_again(self) -> None:
+        """Let the next call of `take` link to the state although it may be the same."""
+        with self._lock:
+            self._seen = None
+
     @property
     def is_waiting(self) -> bool:
         """Whether there is a state that was not sent."""

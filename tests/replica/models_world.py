@@ -111,9 +111,9 @@ class TrainerSide:
     def claim(self):
         """Begin as the train process does: claim, and take the newest checkpoint where this directory is behind."""
         self.registry = Registry(self.settings)
-        self.reign, self.state = Reign(self.settings.data_dir), ModelsState()
+        self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now), ModelsState()
         topic = MemoryTopic(self.log)
-        self.reign.claim(topic, self.state, "m", lambda: self.now)
+        self.reign.claim(topic, self.state)
         newest = self.state.checkpoints[-1] if self.state.checkpoints else None
         if newest is not None and not self.reign.has_stored(newest.name):
             Takeover(self.settings.data_dir, self.registry, self.store(), self.on_step).take(newest, self.state)

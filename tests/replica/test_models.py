@@ -369,6 +369,18 @@ def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, replica, log, tm
     assert trainer.publisher.state.champion == "11-1"
 
 
+def test_a_topic_that_was_made_anew_gets_all_again(trainer, replica, log):
+    for n in (1, 2, 3):
+        trainer.learn(n)
+    trainer.settle()
+    log.values.clear()
+    trainer.publish()
+    for _ in range(2):
+        trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir) and kinds(log)[0] == "claimed"
+
+
 def test_a_trainer_restored_from_a_backup_goes_on_from_the_newest_checkpoint(trainer, replica, log, tmp_path):
     trainer.learn(1)
     trainer.settle()

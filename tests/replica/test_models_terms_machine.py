@@ -259,7 +259,7 @@ class Trainers(RuleBasedStateMachine):
         self.the_replica_is_shown_each_window_once()
         self.the_replica_knows_what_the_records_say()
         assert len(self.shown) == trainer.edge
-        stored = [p for p in (self.folder / "store/checkpoints").iterdir()]
+        stored = list((self.folder / "store/checkpoints").iterdir())
         assert len(stored) <= 2, "older checkpoints leave the store"
 
 
