@@ -67,7 +67,7 @@ def run(
     data_dir: DataOption = None,
     role: Annotated[
         str | None,
-        typer.Option(help="Run only ingest, train, serve, archive or follow, in this process."),
+        typer.Option(help="Run only ingest, train, serve, archive, follow or score."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
@@ -374,7 +374,7 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 @app.command()
 def health(
     role: Annotated[
-        str, typer.Option(help="The role to ask: ingest, train, serve, archive or follow.")
+        str, typer.Option(help="The role to ask: ingest, train, serve, archive, follow or score.")
     ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")

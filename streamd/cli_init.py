@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 BROKER = "localhost:9092"
 NONE = "none"
 """The answer that leaves something out."""
+NO_TIME = (
+    "{file} has no time that could be read, and its rows have no Kafka timestamp: they cannot be "
+    "imported until --time names a column of seconds, milliseconds or microseconds since 1970, or "
+    "of ISO 8601 such as 2026-03-01 07:45:12"
+)
 SHOWN = 5
 """Refused records that are shown: the first say what is wrong."""
 
@@ -93,6 +98,9 @@ def init(
         guessed = _asked_for_fields(guessed, partial(guess, name, found.records, clock.now_us()))
     elif time == NONE:
         _take_record_time(guessed)
+    if found.file and guessed.tree["sources"][0]["time"] == "record":
+        guessed.doubts.append(NO_TIME.format(file=found.file))
+        err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
 
     # Nothing is written that does not load, and what it makes of the sample is said.
     text = settings_text(Place(broker=broker, topic=name, sample=found.words), guessed)

@@ -89,8 +89,8 @@ def printable_lines(text: str) -> str:
 
 def make_kernels_ready() -> None:
     """Compile the kernels where that was not done before, with a notice that it takes a while."""
-    from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
+    from streamd.graph.warm_up import warm_up
 
     if notice := compile_notice():
         err.print(notice, soft_wrap=True)

@@ -39,6 +39,7 @@ from streamd.roles import (
     ARCHIVE,
     FOLLOW,
     LOCK,
+    SCORE,
     make_folder,
     rank_names,
     server_names,
@@ -107,6 +108,8 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
             _run_follow(settings, stop)
+        elif role == SCORE:
+            _run_score(settings, stop)
         else:
             _run_ingest(settings, stop)
     except StreamdError as error:
@@ -237,6 +240,24 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
     FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
 
 
+def _run_score(settings: Settings, stop: threading.Event) -> None:
+    """Score each event into the score topic until `stop`. Raises: SettingsError."""
+    from streamd.scoring.role import check_topic, score
+
+    check_topic(settings)
+    lock = lock_name(settings.data_dir, SCORE, stop)
+    if lock is None:
+        return
+    beat = Heartbeat(settings.data_dir, SCORE)
+    open_port(
+        settings.telemetry.score_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    beat.touch("preparing")
+    make_kernels_ready()
+    beat.end_when_stalled()
+    score(settings, beat, lambda: settings.log.member == "leader", stop)
+
+
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
     from streamd.gpu import choose_device, fix_torch, take_gpu
@@ -254,7 +275,8 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    make_kernels_ready()
+    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+        make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
@@ -285,7 +307,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                     kept_in = learning_dir(settings)
                     on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
                 # The others stop when the first one says so.
-                ranks = _join(settings, place, device)
+                ranks = _join(settings, place, device, stop)
                 stack.callback(ranks.end)
                 _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
     finally:
@@ -298,27 +320,36 @@ def learning_dir(settings: Settings) -> Path:
     return settings.training.checkpoint_dir or settings.data_dir
 
 
-def _join(settings: Settings, place: Place, device: str) -> "Ranks":
-    """Join the other ranks. Raises: RanksError."""
+@contextlib.contextmanager
+def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
+    order yet, and sees no signal until they come. stop: set by a signal that came before, which
+    ends the process too."""
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if stop.is_set():
+            sys.exit(0)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
+    """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
 
     if place.size == 1:
         return ALONE
-
-    # Whoever waits for the others has nothing to put in order, and sees no signal until they come.
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        mesh = settings.training.mesh
-        shards = 0 if mesh is None else mesh[1]
-        if mesh is not None and mesh[0] * shards != place.size:
-            raise SettingsError(
-                f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
-                "start as many ranks as the mesh has.",
-            )
+    mesh = settings.training.mesh
+    shards = 0 if mesh is None else mesh[1]
+    if mesh is not None and mesh[0] * shards != place.size:
+        raise SettingsError(
+            f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
+            "start as many ranks as the mesh has.",
+        )
+    with _ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     logger.info("rank_joined", size=ranks.size)
     return ranks
 
@@ -491,8 +522,8 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
 
 def make_kernels_ready() -> None:
     """Compile or load the kernels before the first event needs them."""
-    from streamd.doctor import warm_up
     from streamd.graph.jit import compile_notice
+    from streamd.graph.warm_up import warm_up
 
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)

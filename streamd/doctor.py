@@ -5,19 +5,17 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from streamd.errors import StreamdError
-from streamd.processes import PYTHON, place_of
-from streamd.roles import ARCHIVE, FOLLOW, RANK, roles_of
+from streamd.processes import place_of
+from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings import Settings, schema_of
 from streamd.settings_sources import REGISTRY_FORMATS
@@ -95,6 +93,18 @@ def _changelog(settings: Settings) -> str:
         f"{name} is not there yet: the leader makes it" if state is None else state.shown
         for name, state in zip(names, found, strict=True)
     )
+
+
+def _score_topic(settings: Settings) -> str:
+    """Check the topic to which events are scored, where there is one."""
+    topic = settings.server.score_topic
+    if not topic:
+        return "none is set"
+    from streamd.scoring.role import check_topic
+    from streamd.scoring.topic import look_at_score_topic
+
+    check_topic(settings)
+    return look_at_score_topic(settings.kafka, topic)
 
 
 def _schema_registry(settings: Settings) -> str:
@@ -251,10 +261,11 @@ def _ports(settings: Settings) -> str:
         FOLLOW: ("telemetry.ingest_port", own.ingest_port),
         "train": ("telemetry.train_port", own.train_port),
         ARCHIVE: ("telemetry.archive_port", own.archive_port),
+        SCORE: ("telemetry.score_port", own.score_port),
     }
     log = settings.log
     results = []
-    for role in roles_of(log.name, log.store, log.member):
+    for role in roles_of(log.name, log.store, log.member, settings.server.score_topic):
         name, port = listening[role]
         if not port:
             continue
@@ -367,6 +378,8 @@ def _ranks(settings: Settings) -> str:
 
 def _kernels(_: Settings) -> str:
     """Compile or load the kernels."""
+    from streamd.graph.warm_up import warm_up
+
     seconds = warm_up()
     return f"compiled or loaded in {seconds:.1f} s"
 
@@ -390,6 +403,7 @@ def _roles(settings: Settings) -> str:
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
     "changelog": _changelog,
+    "score topic": _score_topic,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
     "store": _store,
@@ -406,64 +420,3 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
 }
 """Each check by its name, in the order in which they run: it returns what it saw, or raises what is
 wrong."""
-
-
-def warm_up() -> float:
-    """Compile all kernels, or load them where that was done before, in one process at a time.
-
-    Returns: the seconds it took.
-    """
-    from filelock import FileLock
-
-    from streamd.graph.jit import CACHE, note_compiled
-
-    # The roles start together: the first compiles, the others wait and load.
-    begun = time.perf_counter()
-    with FileLock(Path(tempfile.gettempdir()) / f"streamd-kernels-{os.getuid()}.lock"):
-        if CACHE is not None and not list(CACHE.rglob("facts_kernels.advance*")):
-            # numba compiles on one core at a time, so each of two processes does half of it. Not
-            # this one: what a compiler takes of memory is never given back.
-            halves = [
-                subprocess.Popen([*PYTHON, "-c", f"from streamd.doctor import {half}; {half}()"])
-                for half in (warm_graph.__name__, warm_facts.__name__)
-            ]
-            for process in halves:
-                process.wait()
-        warm_graph()
-        warm_facts()
-        note_compiled()
-    return time.perf_counter() - begun
-
-
-def warm_graph() -> None:
-    """Compile the kernels of the graph, by calling each with the types of production."""
-    from streamd.graph import BlockGraph, TemporalSampler
-    from streamd.graph.gather import edge_features
-    from streamd.graph.sampler import Strategy
-    from streamd.segments.columns import EdgeColumns
-
-    # Three nodes and two edges are enough: types decide what is compiled, not sizes.
-    src = np.array([0, 1])
-    dst = np.array([1, 2])
-    when = np.array([1, 2])
-    columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
-    graph = BlockGraph()
-    graph.insert(src, dst)
-    graph.hide(src[:1], dst[:1], src[:1])
-    graph.hide_nodes(src[:1])
-    strategies: tuple[Strategy, ...] = ("recent", "uniform")
-    for strategy in strategies:
-        _, layer = TemporalSampler(graph, [2, 2], strategy, columns=columns).sample(src, when)
-        edge_features(columns, layer.eid, layer.mask)
-
-
-def warm_facts() -> None:
-    """Compile the kernels of the pair facts, by calling each with the types of production."""
-    from streamd.graph import PairFacts
-
-    src = np.array([0, 1])
-    dst = np.array([1, 2])
-    when = np.array([1, 2])
-    facts = PairFacts((1, 2, 3, 4, 5), 10)
-    facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
-    facts.compute(src, when, np.array([[1], [2]]))

@@ -17,8 +17,8 @@ ANSWER_SECONDS = 4.0
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     """Ask a role on this machine whether it is well.
 
-    Args: role: ingest, train, serve, archive or follow; path: /livez or /readyz, which only the
-    server has.
+    Args: role: ingest, train, serve, archive, follow or score; path: /livez or /readyz, which only
+    the server has.
     Returns: whether it answers 200, and its reason.
     Raises: SettingsError where there is nothing to ask under these settings.
     """
@@ -29,6 +29,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         "serve": settings.server.port,
         "archive": settings.telemetry.archive_port,
         "follow": settings.telemetry.ingest_port,
+        "score": settings.telemetry.score_port,
     }
     if role not in ports:
         raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ports)}.")

@@ -14,7 +14,9 @@ ARCHIVE = "archive"
 """The role of a leader that keeps the store for other machines."""
 FOLLOW = "follow"
 """The role that writes the log where another machine leads."""
-ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW)
+SCORE = "score"
+"""The role that scores each event into a topic."""
+ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW, SCORE)
 REPLICA_ROLES = (FOLLOW, "serve")
 BACKUP = "backup"
 """Folder of `streamd backup`, which is no role."""
@@ -43,12 +45,14 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Names that are safe as a folder's and as a label of metrics."""
 
 
-def roles_of(name: str, store: str, member: str) -> tuple[str, ...]:
-    """The roles that `streamd run` starts, by the settings `log.name`, `log.store` and
-    `log.member`."""
+def roles_of(name: str, store: str, member: str, score_topic: str = "") -> tuple[str, ...]:
+    """The roles that `streamd run` starts, by the settings `log.name`, `log.store`, `log.member`
+    and `server.score_topic`."""
     if member == "replica":
         return REPLICA_ROLES
-    return (*ROLES, ARCHIVE) if name and store else ROLES
+    archive = (ARCHIVE,) if name and store else ()
+    score = (SCORE,) if score_topic else ()
+    return (*ROLES, *archive, *score)
 
 
 def server_names(workers: int) -> tuple[str, ...]:
@@ -95,7 +99,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    others = ("ingest", "train", ARCHIVE, FOLLOW, BACKUP, COMPACT, HANDOVER)
+    others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, BACKUP, COMPACT, HANDOVER)
     if name in others or name.startswith(RANK):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."

@@ -61,6 +61,18 @@ class ServerSettings(Branch):
     drain_seconds: Seconds = Field(
         0, description="asked to stop, the server is unready but answers for so long"
     )
+    # Scores of events, as they become visible, in a topic of their own.
+    score_topic: str = Field(
+        "",
+        pattern=r"^([a-zA-Z0-9._-]{1,249})?$",
+        description="topic to which each event is scored as it becomes visible; empty: none",
+    )
+    score_max_age_seconds: float = Field(
+        30,
+        ge=1,
+        le=3600,
+        description="an event visible for longer gets no score any more, and is counted",
+    )
 
 
 class TelemetrySettings(Branch):
@@ -80,6 +92,7 @@ class TelemetrySettings(Branch):
     )
     train_port: Natural = Field(9102, le=65535, description="metrics port of train, 0 for none")
     archive_port: Natural = Field(9099, le=65535, description="metrics port of archive, 0 for none")
+    score_port: Natural = Field(9097, le=65535, description="metrics port of score, 0 for none")
     serve_port: Natural = Field(
         9103,
         le=65500,

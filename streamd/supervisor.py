@@ -78,7 +78,8 @@ class Supervisor:
         """roles: those that the settings ask for where None. read: reads the settings again at
         SIGHUP; without it the signal changes nothing."""
         log = settings.log
-        roles = roles_of(log.name, log.store, log.member) if roles is None else roles
+        asked_for = roles_of(log.name, log.store, log.member, settings.server.score_topic)
+        roles = asked_for if roles is None else roles
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd import doctor
 from streamd.cli import app
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.exchange.tables import count_rows
-from streamd.graph import jit
+from streamd.graph import jit, warm_up
 from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.housekeeper import STEP_SECONDS, Housekeeper
 from streamd.segments.log import LogWriter
@@ -158,17 +157,17 @@ def test_rows_of_a_file_are_counted_before_they_are_read(tmp_path, name, text, r
 
 def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(jit, "CACHE", tmp_path)
-    monkeypatch.setattr(doctor, "warm_graph", lambda: None)
-    monkeypatch.setattr(doctor, "warm_facts", lambda: None)
-    monkeypatch.setattr(doctor.subprocess, "Popen", lambda *_: doctor.subprocess.run(["true"], check=True))
+    monkeypatch.setattr(warm_up, "warm_graph", lambda: None)
+    monkeypatch.setattr(warm_up, "warm_facts", lambda: None)
+    monkeypatch.setattr(warm_up.subprocess, "Popen", lambda *_, **__: warm_up.subprocess.run(["true"], check=True))
     assert jit.compile_notice() == "compiling kernels, once per machine and version: about 12 s on two cores"
     (tmp_path / "kernels.insert-1.nbi").touch()
     assert jit.compile_notice(), "a compilation that was cut short goes on"
     (tmp_path / "facts_kernels.advance-1.nbi").touch()
-    doctor.warm_up()
+    warm_up.warm_up()
     assert jit.compile_notice() is None
     monkeypatch.setattr(jit, "CACHE", None)
-    doctor.warm_up()
+    warm_up.warm_up()
     assert "at every start" in jit.compile_notice()
 
 
@@ -180,7 +179,7 @@ def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, m
 
     warmed = []
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)
-    monkeypatch.setattr(doctor, "warm_up", lambda: warmed.append(True) or 0.0)
+    monkeypatch.setattr(warm_up, "warm_up", lambda: warmed.append(True) or 0.0)
     with capture_logs() as said:
         daemon.make_kernels_ready()
     assert [s["event"] for s in said] == ["compiling_kernels"] * cold + ["kernels_ready"]

@@ -1,6 +1,7 @@
 """One call from its first try to its answer, without any input or output: what to send, and what
 follows from what came back. Both transports drive it."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -210,11 +211,14 @@ def _seconds(retry_after: str | None) -> float | None:
     """Seconds that Retry-After names, by their number or by a date (RFC 9110, section 10.2.3)."""
     if retry_after is None:
         return None
+    # It comes from outside: a number may be larger than any float, a date beyond the calendar.
     try:
         return max(0.0, float(int(retry_after)))
+    except OverflowError:
+        return math.inf
     except ValueError:
         pass
     try:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -32,6 +32,12 @@ KINDS = ("kind", "type", "event", "eventtype", "action", "op", "name", "status")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?")
 """Text that is a number."""
 ROUND = ("payload", "schema")
+BEGINS = {"src": ("start", "from", "orig", "send"), "dst": ("end", "dest", "target", "recv")}
+"""How names of fields begin that often hold an end, as start_station."""
+FEW = 4
+"""A field of so many values or fewer says what kind a record is rather than whom it is about."""
+ENOUGH = 20
+"""Records by which a key is told that never comes back."""
 
 
 @dataclass(slots=True)
@@ -113,7 +119,8 @@ def guess(
             )
     else:
         time, time_form = _time_of(seen, len(rows), now_us, doubts)
-    ends = _ends_of(seen, len(rows), {time}, doubts, (chosen.src, chosen.dst))
+    times = {time} | {path for path, at in seen.items() if _time_form(at, now_us)}
+    ends = _ends_of(seen, len(rows), times, doubts, (chosen.src, chosen.dst))
     mapped: dict[str, Any] = {"src": ends[0], "dst": ends[1]}
     if time:
         mapped["time"] = time
@@ -274,13 +281,15 @@ def _ends_of(
     doubts: list[str],
     chosen: tuple[str, str],
 ) -> tuple[str, str]:
-    """The paths of source and destination. chosen: what is known of them, else empty."""
+    """The paths of source and destination. taken: paths of times. chosen: what is known of the two,
+    else empty."""
     keys = {
         path: at
         for path, at in seen.items()
         if path not in taken | {*chosen}
         and at.types.keys() <= {"int", "str"}
         and 2 * at.count >= count
+        and not _is_fraction(at)
     }
     ends: list[str] = []
     for name, given in zip(("src", "dst"), chosen, strict=True):
@@ -292,12 +301,13 @@ def _ends_of(
         if named:
             ends.append(named[0])
             continue
-        # No name tells: an id that comes back, the one with the most values first.
-        ids = [p for p in keys if p not in ends and _plain(p)[0].endswith(("id", "key", "code"))]
-        rest = ids or [p for p in keys if p not in ends]
-        again = [p for p in rest if len(keys[p].values) < keys[p].count] or rest
-        if again:
-            ends.append(max(again, key=lambda p: len(keys[p].values)))
+        # No whole name tells: its begin, else an id that comes back, else whatever comes back.
+        rest = [p for p in keys if p not in ends]
+        again = [p for p in rest if FEW < len(keys[p].values) < keys[p].count]
+        begin = [p for p in again if _plain(p)[0].startswith(BEGINS[name])]
+        ids = [p for p in again if _plain(p)[0].endswith(("id", "key", "code"))]
+        if likely := begin or ids or again or rest:
+            ends.append(max(likely, key=lambda p: len(keys[p].values)))
             doubts.append(f"{name} is {ends[-1]} only because its values look like keys")
         else:
             ends.append(f"REPLACE_{name}")
@@ -306,10 +316,22 @@ def _ends_of(
         missing = count - seen[path].count if path in seen else 0
         if missing:
             doubts.append(f"{path} ({name}) is missing in {missing} of {count} records")
+        if path in seen and len(seen[path].values) == seen[path].count >= ENOUGH:
+            doubts.append(
+                f"{path} ({name}) is another one in every record: of a key that never comes back "
+                "nothing can be learned"
+            )
     doubts.append(
-        'where keys of both ends may be equal, give one a prefix: {path: .., prefix: "user:"}'
+        f"if a key means one thing as {ends[0]} and another as {ends[1]}, such as user 7 and item "
+        '7, give each a prefix: {path: .., prefix: "user:"}'
     )
     return ends[0], ends[1]
+
+
+def _is_fraction(at: Seen) -> bool:
+    """Whether values are numbers with a point, written as text as in a table: they name nothing."""
+    texts = [v for v in at.values if isinstance(v, str)]
+    return any("." in v for v in texts) and all(NUMBER.fullmatch(v) for v in texts)
 
 
 def _features_of(

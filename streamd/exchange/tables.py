@@ -278,9 +278,9 @@ def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]
         raise misfit.at(f"{path}") from None
     except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
         where = f"behind {word} {number}" if number else "from its start"
-        raise SettingsError(
-            f"{path} cannot be read {where}: {error}.", "write the file again."
-        ) from None
+        is_encoding = isinstance(error, UnicodeDecodeError)
+        action = "save it as UTF-8." if is_encoding else "write the file again."
+        raise SettingsError(f"{path} cannot be read {where}: {error}.", action) from None
 
 
 def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
@@ -299,7 +299,10 @@ def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a CSV file. Raises: Misfit, ValueError or csv.Error."""
     with _open(path, "") as file:
         reader = csv.DictReader(file, strict=True)
-        _check_columns(reader.fieldnames or (), wanted)
+        header = reader.fieldnames or ()
+        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
+            raise Misfit(f"the header has {other[0]!r} and no comma", "separate cells by commas.")
+        _check_columns(header, wanted)
         for row in reader:
             # The reader puts cells beyond the header under None.
             if None in row:

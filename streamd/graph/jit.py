@@ -3,7 +3,9 @@ cache.
 
 numba keeps machine code by the file that calls a kernel and does not see that another file, whose
 functions it inlined, has changed. So the folder of the cache is named by a hash of all sources that
-kernels are made of: after an upgrade nothing old is run.
+kernels are made of: after an upgrade nothing old is run. The hash covers numba's version and the
+place of the sources as well, by which numba keeps machine code too: no installation waits for what
+another one compiles.
 """
 
 import hashlib
@@ -20,8 +22,8 @@ ROOMS = ("graph", "gpu", "exchange/tfgnn")
 
 
 def sources_hash(package: Path) -> str:
-    """A hash of all files that kernels are made of."""
-    found = hashlib.sha256()
+    """A hash of all files that kernels are made of, of where they lie, and of numba's version."""
+    found = hashlib.sha256(f"{package}\0{numba.__version__}\0".encode())
     for room in ROOMS:
         for path in sorted((package / room).glob("*.py")):
             # Names count too: numba keeps machine code by file.
@@ -55,6 +57,8 @@ def cache_folder() -> Path | None:
 CACHE = cache_folder()
 COMPILED = "compiled"
 """A file next to the kernels once all of them are there."""
+LOCK = "lock"
+"""A file next to the kernels that a process locks while it compiles or loads them."""
 COMPILE_TIME = "about 12 s on two cores"
 """As measured with an empty cache (docs/operations.md)."""
 if CACHE is not None:

@@ -36,7 +36,7 @@ class ServerState:
         """moves: who moves the champion; the registry itself where None."""
         self.settings = settings
         log = settings.log
-        roles = roles_of(log.name, log.store, log.member)
+        roles = roles_of(log.name, log.store, log.member, settings.server.score_topic)
         self._other_roles = [role for role in roles if role != "serve"]
         self.engine = engine
         self.registry = registry

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -14,12 +15,14 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
-from streamd.settings import Settings
+from streamd.settings import ModelSettings, Settings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
 """Time between two looks at which version is champion: each reads a file."""
+MakeView = Callable[[Settings, LogReader, ModelSettings, str], ServerGraph]
+"""Makes a graph of settings, a log, the settings of a version and the name of a role."""
 SLICE_CHUNKS = 1
 """Chunks that memory advances over before requests are answered again: requests wait meanwhile."""
 
@@ -94,9 +97,13 @@ class Swap:
     Refused last until the next step; the engine takes over what was swapped. Owner: the engine.
     """
 
-    def __init__(self, settings: Settings, registry: Registry) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, make_view: MakeView = ServerGraph
+    ) -> None:
+        """make_view: makes the graphs that versions need of their own."""
         self._settings = settings
         self._registry = registry
+        self._make_view = make_view
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Names of the versions that were tried and cannot serve."""
@@ -180,7 +187,7 @@ class Swap:
         # The present graph has neither sets nor features that the log got since.
         log = self._opened() if view.log.superseded else view.log
         if name is None:
-            return None, ServerGraph(self._settings, log, view.model, view.retention.name)
+            return None, self._make_view(self._settings, log, view.model, view.retention.name)
         served = LoadedVersion.restored(
             self._registry.load(name),
             log.state.schema,
@@ -200,7 +207,7 @@ class Swap:
                 reason="other model.half_lives_seconds or max_pairs",
             )
         log = self._opened() if log is view.log else log
-        return served, ServerGraph(self._settings, log, model, view.retention.name)
+        return served, self._make_view(self._settings, log, model, view.retention.name)
 
     def _opened(self) -> LogReader:
         reader = LogReader.open(self._settings.data_dir)

@@ -7,39 +7,13 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import version
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 
 from streamd import __version__
 from streamd.telemetry.gauge import Gauge
-
-# One registry for each role, so that a role exports only what it measures.
-INGEST = CollectorRegistry()
-TRAIN = CollectorRegistry()
-SERVE = CollectorRegistry()
-ARCHIVE = CollectorRegistry()
-FOLLOW = CollectorRegistry()
-MODEL = CollectorRegistry()
-"""Metrics of both roles that run a model: train and serve."""
-OWNED = {
-    "ingest": (INGEST,),
-    "train": (TRAIN, MODEL),
-    "serve": (SERVE, MODEL),
-    "archive": (ARCHIVE,),
-    "follow": (FOLLOW,),
-}
-"""Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
-
-
-def exported_by(role: str) -> CollectorRegistry:
-    """Collect what a role exports: the metrics that it owns, and those of every role.
-
-    Others are left out: the zero of a role that measures nothing would look like a measurement.
-    """
-    together = CollectorRegistry()
-    for registry in (REGISTRY, *OWNED[role]):
-        together.register(registry)
-    return together
-
+from streamd.telemetry.registries import ARCHIVE, FOLLOW, INGEST, MODEL, SCORE, SERVE, TRAIN
+from streamd.telemetry.registries import OWNED as OWNED
+from streamd.telemetry.registries import exported_by as exported_by
 
 # Bounds of the histograms' buckets, in seconds.
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
@@ -419,6 +393,28 @@ compaction_waits_since = Gauge(
     "Wall time of the newest compaction while store or changelog may hold what it removed, else 0",
     registry=ARCHIVE,
 )
+# Of the scoring role: events scored into a topic, and those passed over.
+scores_written = Counter(
+    "streamd_scores_written", "Scores that the score topic acknowledged", registry=SCORE
+)
+scores_skipped = Counter(
+    "streamd_scores_skipped", "Events that got no score, for a reason", ["reason"], registry=SCORE
+)
+score_seconds = Histogram(
+    "streamd_score_seconds",
+    "Seconds from the commit that made an event visible until its score was acknowledged",
+    buckets=FRESH,
+    registry=SCORE,
+)
+score_behind = Gauge(
+    "streamd_score_behind_events", "Visible events that are not scored yet", registry=SCORE
+)
+score_waiting = Gauge(
+    "streamd_score_waiting_records", "Scores that the topic has not acknowledged", registry=SCORE
+)
+score_topic_away = Gauge(
+    "streamd_score_topic_away", "1 while the score topic takes nothing, else 0", registry=SCORE
+)
 # Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
@@ -486,6 +482,10 @@ begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
+begin_at_zero(
+    scores_skipped,
+    ("no_version", "behind", "broker", "old", "deleted", "no_candidates", "not_finite"),
+)
 begin_at_zero(archive_rounds, ("stored", "failed"))
 
 

@@ -1,5 +1,6 @@
 """What a call does next, by a clock and a dice of the test's own."""
 
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -44,6 +45,34 @@ def test_retry_after_is_the_least_wait_by_number_or_date():
     assert 28 < e.came(503, {"retry-after": soon}, b"").seconds <= 30
     for strange in ("soon", "-5"):
         assert e.came(503, {"retry-after": strange}, b"").seconds < 1.0
+
+
+@pytest.mark.parametrize("strange", [
+    "9" * 400, "9" * 5000, "inf", "NaN", "1e9", "", "\u0663\u0663", "Mon, 01 Jan 0001 00:00:00 GMT", "Mon, 01 Jan 9999 00:00:00 GMT",
+    "Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 -0000", "Mon, 99 Jan 2026 00:00:00 GMT", "Mon, 01 Jan 99999999999 00:00:00 GMT"])
+def test_a_retry_after_that_is_nonsense_breaks_nothing_and_is_never_waited_for_beyond_the_calls_time(strange):
+    e = exchange(draws=[0.5], timeout=10.0)
+    try:
+        assert 0 <= e.came(503, {"retry-after": strange}, b"").seconds < 10
+    except TryAgain as error:
+        assert error.retry_after is None or error.retry_after >= 0
+
+
+@pytest.mark.parametrize("years", [-30, 30])
+def test_a_wall_clock_that_jumps_changes_no_budget(monkeypatch, years):
+    """The date of Retry-After is measured by it, everything else by a clock that never jumps."""
+    clock = Clock()
+    e = exchange(draws=[0.5, 0.5], timeout=10.0, clock=clock)
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
+    real = time.time
+    monkeypatch.setattr("streamd.client.exchange.time.time", lambda: real() + years * 365 * 86_400)
+    if years < 0:
+        # The date lies decades ahead: that leads nowhere.
+        with pytest.raises(TryAgain):
+            e.came(503, {"retry-after": soon}, b"")
+    else:
+        assert e.came(503, {"retry-after": soon}, b"").seconds < 1
+    assert e.seconds_left == pytest.approx(10.0)
 
 
 def test_no_wait_goes_past_the_calls_time():

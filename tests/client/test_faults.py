@@ -1,6 +1,7 @@
 """A client, blocking and for asyncio, of a server that is overloaded, away, slow, or breaks off."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -35,15 +36,15 @@ EVENT = {"src": "u", "dst": "i"}
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def asked(request):
-    """Makes calls, one after the other, on one client of either kind: asked(url, (name, arguments), ...)."""
-    def blocking(url, *asks, **chosen):
+    """Makes calls, one after the other, on one client of either kind: asked(url, (name, arguments), ...). pause: after each."""
+    def blocking(url, *asks, pause=0.0, **chosen):
         with Client(url, **{"retries": QUICK, "timeout": 5.0} | chosen) as client:
-            return [getattr(client, name)(*args) for name, *args in asks]
+            return [(getattr(client, name)(*args), time.sleep(pause))[0] for name, *args in asks]
 
-    def awaited(url, *asks, **chosen):
+    def awaited(url, *asks, pause=0.0, **chosen):
         async def all_of_them():
             async with AsyncClient(url, **{"retries": QUICK, "timeout": 5.0} | chosen) as client:
-                return [await getattr(client, name)(*args) for name, *args in asks]
+                return [(await getattr(client, name)(*args), await asyncio.sleep(pause))[0] for name, *args in asks]
         return asyncio.run(all_of_them())
 
     return blocking if request.param == "blocking" else awaited
@@ -61,6 +62,30 @@ def test_a_call_that_reads_is_sent_again(asked, first):
         found, = asked(server.url, SCORE)
     assert found.src == "u" and len(server.requests) == 3
     assert len({(path, body) for _, path, _, body in server.requests}) == 1, "the same each time"
+
+
+def old(body, status=200):
+    """An answer as an HTTP/1.0 proxy gives it: without a length, ended by the end of the connection."""
+    return [f"HTTP/1.0 {status} Word\r\ncontent-type: application/json\r\n\r\n".encode() + json.dumps(body).encode(), None]
+
+
+def test_a_proxy_of_http_1_0_closes_after_each_answer(asked):
+    with scripted(old(OK), old(SENT, 202), old({"detail": "full"}, 503), old(OK)) as server:
+        first, sent, last = asked(server.url, SCORE, ("events", [EVENT]), SCORE)
+    assert (first.src, sent.after, last.src) == ("u", "events:3:7", "u") and len(server.requests) == 4
+
+    # What it cuts off cannot be told from an answer that is none.
+    with scripted([old(OK)[0][:-9], None]) as server, pytest.raises(BadAnswer):
+        asked(server.url, SCORE)
+
+
+def test_a_server_that_closes_each_connection_it_promised_to_keep_loses_nothing(asked):
+    """Also events, which are not sent twice: the next call sees that its connection is gone, and opens another."""
+    calls_made = [SCORE, ("events", [EVENT])] * 5
+    kept = [[*answer(), None], [*answer(202, SENT), None]] * 5
+    with scripted(*kept) as server:
+        asked(server.url, *calls_made, pause=0.03)
+    assert len(server.requests) == 10
 
 
 @pytest.mark.parametrize("first", [RESET, problem(503)])

@@ -32,7 +32,8 @@ def running(path):
     daemon = Daemon(
         path / "data", broker.bootstrap_servers, "events", log__name="graph", log__store=f"file://{path}/store",
         ingest__idle_timeout_seconds=1.0, telemetry__ingest_port=free_port(), telemetry__train_port=free_port(),
-        telemetry__archive_port=free_port(), bootstrap__max_events=0, server__max_candidates=10)
+        telemetry__archive_port=free_port(), telemetry__score_port=free_port(),
+        server__score_topic="scores", bootstrap__max_events=0, server__max_candidates=10)
     rows, sent = rows_of(3000), 0
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
 
@@ -62,7 +63,8 @@ def ports(daemon):
     """Where each role exports."""
     telemetry = daemon.settings.telemetry
     return {"serve": daemon.settings.server.port, "ingest": telemetry.ingest_port,
-            "train": telemetry.train_port, "archive": telemetry.archive_port, "follow": telemetry.ingest_port}
+            "train": telemetry.train_port, "archive": telemetry.archive_port, "score": telemetry.score_port,
+            "follow": telemetry.ingest_port}
 
 
 @contextlib.contextmanager

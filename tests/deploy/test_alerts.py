@@ -96,6 +96,9 @@ CASES = {
                               {"follow streamd_follow_caught_up_timestamp_seconds": "0+60x20"}, {},
                               "A follower has not had all of the changelog for 11m 59s."),
     "StreamdModelsWaiting": ("5m", 10, {"train streamd_models_waiting": "2x20"}, {"train streamd_models_waiting": "2x3 0x20"}, {}),
+    "StreamdScoresSkipped": ("1m", 15, {'score streamd_scores_skipped_total{reason="behind"}': "0+5x20"},
+                             {'score streamd_scores_skipped_total{reason="deleted"}': "0+5x20"}, {"reason": "behind"},
+                             "Events get no score in time: behind."),
     "StreamdRetentionBlocked": ("5m", 26, {"ingest streamd_retention_blocked_bytes": "1048576x30"}, {}, INGEST,
                                 "1MiB should be dropped, but a role still needs them."),
 }

@@ -18,8 +18,8 @@ from streamd.registry import Registry
 from streamd.settings import as_environment, load_settings
 from streamd.windows.history import HistoryReader
 from tests.deploy.test_deploy import built, config_map, needs, one
-from tests.ranks.test_kills import SMALL, children
-from tests.ranks.test_start import is_alive, soon
+from tests.processes import children, is_alive, soon
+from tests.ranks.test_kills import SMALL
 from tests.ranks.test_trainer import check_alike
 from tests.ranks.worlds import World
 

@@ -166,6 +166,22 @@ def test_a_guess_finds_fields_by_name_and_says_its_doubts(tmp_path):
     assert any("kind is one of buy, view" in d for d in it.doubts)
 
 
+def test_a_guess_takes_neither_times_nor_ids_of_the_record_itself_for_ends(tmp_path):
+    """A table as others publish it: every cell is text, and no name is one that is known."""
+    rows = [{"ride_id": f"R{i}", "started_at": f"2026-03-01 07:45:{i:02}", "ended_at": f"2026-03-01 08:45:{i:02}", "km": f"{i % 17}.5",
+             "start_station_name": f"s{i % 11}", "end_station_name": f"s{i % 13}", "member": "yes" if i % 2 else "no"} for i in range(50)]
+    it, verdict = guessed([record(v, i) for i, v in enumerate(rows)], tmp_path)
+    fields = it.tree["sources"][0]["fields"]
+    assert (fields["src"], fields["dst"], fields["time"]) == ("start_station_name", "end_station_name", "started_at")
+    assert set(fields["features"]) == {"km", "member"} and verdict.counts == {"edge": 50}
+    assert any("if a key means one thing as start_station_name and another as end_station_name" in d for d in it.doubts)
+
+    # Where nothing comes back it says so.
+    rows = [{"trip_id": f"t{i}", "rider_id": f"r{i}", "at": 1_795_000_000 + i} for i in range(50)]
+    it, _ = guessed([record(v, i) for i, v in enumerate(rows)], tmp_path)
+    assert sum("of a key that never comes back nothing can be learned" in d for d in it.doubts) == 2
+
+
 def test_a_guess_declares_the_set_that_is_named(tmp_path):
     records = [record({"u": i % 3, "v": i % 4, "ts": 1_795_000_000_000 + i, "price": i}, i) for i in range(40)]
     text = guess("t", records, NOW, "buys")

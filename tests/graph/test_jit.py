@@ -44,6 +44,13 @@ def test_the_hash_follows_every_source(tmp_path):
         before = after
 
 
+def test_each_installation_has_kernels_of_its_own(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "graph").mkdir(parents=True)
+        (tmp_path / name / "graph/kernels.py").touch()
+    assert jit.sources_hash(tmp_path / "one") != jit.sources_hash(tmp_path / "two")
+
+
 def test_a_kernel_whose_inlined_function_changed_in_another_file_gives_the_new_answer(tmp_path):
     package = tmp_path / "streamd"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "static", "data"))

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,24 +12,16 @@ from streamd.processes import PYTHON
 from streamd.registry import Registry
 from streamd.settings import as_environment
 from streamd.windows.history import HistoryReader
-from tests.ranks.test_start import is_alive, soon
+from tests.processes import children, is_alive, soon
 from tests.ranks.test_trainer import check_alike
 from tests.ranks.worlds import World
 
 SMALL = {"training__nice": 0, "training__rank_timeout_seconds": 5, "telemetry__log_format": "json"}
 
 
-def children(pid):
-    """Process ids of the children of a process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(stat.parent.name))
-    return sorted(found)
+STARTING = ("spawned", "kernels_ready", "rank_joined", "trainer_started")
+"""Moments of ranks that start: they load libraries and kernels; have kernels, and wait for one another; have not exchanged anything
+yet, and load a checkpoint; have loaded it. All but the first are events of their log."""
 
 
 class Learning:
@@ -38,7 +29,7 @@ class Learning:
 
     def __init__(self, path, size, wanted):
         self.world, self.path, self.size, self.wanted = World(path, training__ranks=size, **SMALL).grow(), path, size, wanted
-        self.agent, self.seen = None, set()
+        self.agent, self.seen, self.said = None, set(), 0
 
     def start(self, size=None):
         """size: how many ranks from now on."""
@@ -55,6 +46,13 @@ class Learning:
         self.seen |= set(found)
         return found
 
+    def wait_to_start(self, moment):
+        """Wait until the ranks that were started last are at one of `STARTING`."""
+        self.ranks()
+        if moment != "spawned":
+            said = f'"event": "{moment}"'.encode()
+            soon(lambda: said in (self.path / "output").read_bytes()[self.said:], f"a rank says {moment}", 180)
+
     def done(self):
         """Windows that are learned and recorded."""
         return len(HistoryReader(self.path).refresh())
@@ -65,6 +63,7 @@ class Learning:
 
     def strike(self, victim, number):
         """Send a signal; a killed agent leaves no rank, and is started again."""
+        self.said = (self.path / "output").stat().st_size
         if is_alive(victim):
             os.kill(victim, number)
         if victim == self.agent.pid:
@@ -85,24 +84,34 @@ class Learning:
         self.agent.wait()
 
 
-def learned_in_spite_of(path, alone, size, rng, kills, number=signal.SIGKILL, what="rank"):
-    """Learn a log by ranks, of which one, or their agent, gets a signal so many times. Returns: seconds from each signal to the next
-    learned window."""
-    learning, seconds = Learning(path, size, wanted=len(HistoryReader(alone.path).refresh())), []
+def learned_in_spite_of(path, alone, size, rng, moments, number=signal.SIGKILL, what="rank"):
+    """Learn a log by ranks, of which one, or their agent, gets a signal at some moments: while they learn, or one of `STARTING`.
+
+    Returns: seconds from each signal to the next learned window."""
+    learning, seconds, struck = Learning(path, size, wanted=len(HistoryReader(alone.path).refresh())), [], []
+
+    def goes_on(count):
+        learning.wait_for(count)
+        seconds.extend(time.monotonic() - begun for begun in struck)
+        struck.clear()
+
     learning.start()
     try:
-        for _ in range(kills):
-            ranks = learning.ranks()
-            # Most are struck in the middle of a window, some while they load.
-            if rng.random() < 0.8:
-                learning.wait_for(learning.done() + 1)
-            time.sleep(rng.uniform(0, 0.4))
-            at, begun = learning.done(), time.monotonic()
+        at = 0
+        for moment in moments:
+            # Ranks that are to be struck while they start may be those that follow others which were.
+            if moment == "learning":
+                goes_on(at + 1)
+            else:
+                learning.wait_to_start(moment)
+            time.sleep(rng.uniform(0, 1.2 if moment == "spawned" else 0.4))
+            at, victim = learning.done(), learning.agent.pid if what == "agent" else rng.choice(learning.ranks())
             if at == learning.wanted:
                 break
-            learning.strike(learning.agent.pid if what == "agent" else rng.choice(ranks), number)
-            learning.wait_for(at + 1)
-            seconds.append(time.monotonic() - begun)
+            struck.append(time.monotonic())
+            learning.strike(victim, number)
+        if struck:
+            goes_on(at + 1)
         learning.wait_for(learning.wanted)
         learning.stop()
     finally:
@@ -129,24 +138,37 @@ def alone(tmp_path_factory):
     return world
 
 
-def test_a_window_is_learned_once_although_a_rank_was_killed(tmp_path, alone):
-    assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), kills=1)) == 1
+def said(what, seconds):
+    load = os.getloadavg()[0]
+    print(f"{what}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s, load {load:.1f}", flush=True)
+
+
+def test_windows_are_learned_once_although_a_rank_was_killed_three_times(tmp_path, alone):
+    moments = ("learning", "rank_joined", "learning")
+    assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), moments)) == 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(int(os.environ.get("KILLS", "100")) // 3 + 1))
+@pytest.mark.parametrize("seed", range(34))
 def test_ranks_killed_at_a_hundred_moments(tmp_path, alone, seed):
-    """Three a run, as often as an agent starts its ranks again; more is its supervisor's."""
+    """Three a run, as often as an agent starts its ranks again; more is its supervisor's. Two of three come while they learn."""
     rng = random.Random(seed)
-    seconds = learned_in_spite_of(tmp_path / "log", alone, rng.choice([2, 2, 3]), rng, kills=3)
-    print(f"seed {seed}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s")
+    size, moments = rng.choice([2, 2, 3]), [rng.choice(["learning", "learning", rng.choice(STARTING)]) for _ in range(3)]
+    said(f"seed {seed}, {size} ranks, {', '.join(moments)}", learned_in_spite_of(tmp_path / "log", alone, size, rng, moments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", STARTING)
+@pytest.mark.parametrize("what", ["rank", "agent"])
+def test_ranks_or_agents_killed_again_and_again_while_ranks_start(tmp_path, alone, moment, what):
+    said(f"{what}, {moment}", learned_in_spite_of(tmp_path / "log", alone, 3, random.Random(5), [moment] * 3, what=what))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "what"), [(signal.SIGSTOP, "rank"), (signal.SIGKILL, "agent")])
 def test_a_frozen_rank_or_a_killed_agent_costs_no_window(tmp_path, alone, number, what):
-    seconds = learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(3), kills=2, number=number, what=what)
-    print(f"{number.name} of a {what}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s")
+    seconds = learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(3), ["learning"] * 2, number=number, what=what)
+    said(f"{number.name} of a {what}", seconds)
 
 
 @pytest.mark.slow

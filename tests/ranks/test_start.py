@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,24 +14,9 @@ from streamd.supervisor import ROLE_REFUSED
 from streamd.telemetry.heartbeat import read_beats, refusals
 from streamd.torchrun import MAX_RESTARTS
 from tests.builders import settings, stream, write_log
+from tests.processes import is_alive, soon
 from tests.ranks import worker
 from tests.ranks.threads import run
-
-
-def is_alive(pid):
-    """Whether a process runs, or is stopped; one that nobody waited for does neither."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def soon(condition, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"after {seconds} s it is not so that {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Group:

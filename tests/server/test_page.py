@@ -17,6 +17,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from streamd.cli import app as cli
+from streamd.client import Client
 from streamd.clock import SystemClock
 from streamd.events import Progress
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
@@ -197,15 +198,16 @@ def test_an_answer_says_why_and_its_graph_follows_the_log(browser, served):
     assert page.get_attribute("#source", "aria-activedescendant") == "key-0"
     page.keyboard.press("Enter")
     page.wait_for_selector("#around circle")
-    want = served.world.client.post("/v1/recommend", json={"src": "n:10", "k": 10}, headers={"X-API-Key": "reader"}).json()["scores"]
-    assert page.locator("#best .key").all_inner_texts() == [str(one["dst"]) for one in want]
+    with Client(served.address, api_key="reader") as client:
+        want = client.recommend("n:10", k=10).scores
+        told = client.explain("n:10", want[0].dst)
+    assert page.locator("#best .key").all_inner_texts() == [str(one.dst) for one in want]
     assert page.locator("#best .badge.on").count() > 0, "known partners are marked"
 
     # Why: the shares are those of the route.
     page.click("#best li:first-child button")
     page.wait_for_selector("#why-0 .share")
-    told = served.world.client.post("/v1/explain", json={"src": "n:10", "dst": want[0]["dst"]}, headers={"X-API-Key": "reader"}).json()
-    assert told["groups"][0]["words"] in page.inner_text("#why-0")
+    assert told.groups[0].words in page.inner_text("#why-0")
     assert page.locator("#around circle").count() <= 50
 
     # A new event appears without a reload.

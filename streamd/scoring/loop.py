@@ -1,0 +1,263 @@
+"""The loop of the scoring role: it follows log and versions, scores what becomes visible while this
+machine leads, and passes over what it has no time for."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import structlog
+
+from streamd.errors import KafkaError
+from streamd.registry import Registry
+from streamd.scoring.arrivals import Arrivals
+from streamd.scoring.outbox import Outbox, Sink
+from streamd.scoring.scorer import Scorer
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+logger = structlog.get_logger()
+NAME = "score"
+POLL_SECONDS = 0.005
+"""Rest while nothing is to be done: so late may an event be noticed."""
+CHECK_SECONDS = 1.0
+"""Time between two looks at whether this machine leads: each reads a file."""
+RETRY_SECONDS = 1.0
+"""Pause before the topic's end is asked for again."""
+KEEP_SECONDS = 1.0
+"""Time between two looks at what should be stored."""
+CLOSE_SECONDS = 5.0
+"""Longest wait at a stop for what was sent."""
+MAX_BACKLOG = 10_000
+"""Events before the newest that are still scored after a restart or a failover: half a minute of a
+busy stream. More would keep the events of now waiting."""
+REASONS = (
+    "no_version",
+    "behind",
+    "broker",
+    "old",
+    "deleted",
+    "no_candidates",
+    "not_finite",
+)
+"""Why an event has no score, as the metric's label says."""
+
+
+class ScoreLoop:
+    """Scores events into a topic until it is stopped. Owner: the scoring role's process.
+
+    leads: whether this machine's server is the one that scores. open_sink, read_end: the topic's
+    two ends, as of `streamd.scoring.topic`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        beat: Heartbeat,
+        leads: Callable[[], bool],
+        open_sink: Callable[[], Sink],
+        read_end: Callable[[], int | None],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._beat = beat
+        self._leads = leads
+        self._read_end = read_end
+        self._max_age = settings.server.score_max_age_seconds
+        self._outbox = Outbox(open_sink, self._written, self._skipped)
+
+        # Whether it scores, since when it asks for the topic's end, and when it last looked.
+        self._leading = False
+        self._looked_at = self._asked_at = self._kept_at = -math.inf
+        self._warned = False
+        self.num_written = 0
+        self.num_skipped = dict.fromkeys(REASONS, 0)
+
+    def run(self, stop: threading.Event) -> None:
+        """Score until `stop`. Raises: StreamdError where the log cannot be read."""
+        begun = self._begin(stop)
+        if begun is None:
+            return
+        scorer, arrivals = begun
+        try:
+            while not stop.is_set():
+                if not self._turn(scorer, arrivals):
+                    stop.wait(POLL_SECONDS)
+        finally:
+            end = time.monotonic() + CLOSE_SECONDS
+            self._outbox.close(lambda: time.monotonic() < end)
+
+    # The beginning
+
+    def _begin(self, stop: threading.Event) -> tuple[Scorer, Arrivals] | None:
+        """Wait for a log and for the topic, find where to go on, and make graph and facts up to
+        there. Returns: None where `stop` was set meanwhile."""
+        while (log := LogReader.open(self._settings.data_dir)) is None:
+            self._beat.touch("waiting for the log")
+            if stop.wait(0.1):
+                return None
+
+        # One that does not lead stays so far behind that it could go on for the one that does.
+        start = max(log.first_edge, log.num_edges - MAX_BACKLOG)
+        while self._leads():
+            if (found := self._start(log.num_edges)) is not None:
+                self._leading = True
+                start = found
+                break
+            if stop.wait(RETRY_SECONDS):
+                return None
+        scorer = Scorer(self._settings, self._registry, log, NAME, self._skipped, start)
+        while scorer.rebuild():
+            self._beat.touch("rebuilding", edges=scorer.position)
+            if stop.is_set():
+                return None
+        if self._leading and scorer.position > start:
+            logger.warning(
+                "scores_begin_later",
+                from_event=scorer.position,
+                instead_of=start,
+                reason="stored facts have seen the events between",
+            )
+        logger.info("scoring_begins", from_event=scorer.position, leading=self._leading)
+        return scorer, Arrivals(log.num_edges, time.monotonic())
+
+    def _start(self, newest: int) -> int | None:
+        """The event from which on scores are due, by what the topic holds; the rest is passed over
+        and counted. newest: one past the log's newest event. Returns: None where the topic cannot
+        be read now."""
+        self._beat.touch("reading the score topic")
+        try:
+            told = self._read_end()
+        except KafkaError as error:
+            if not self._warned:
+                logger.warning("score_topic_not_read", error=str(error))
+            self._warned = True
+            return None
+        self._warned = False
+        if told is None:
+            return newest
+        if told > newest:
+            logger.warning(
+                "score_topic_ahead",
+                topic_event=told,
+                log_event=newest,
+                meaning="it holds scores of another log, or this one is not complete yet",
+            )
+            return newest
+        start = max(told, newest - MAX_BACKLOG)
+        if start > told:
+            self._skipped("old", start - told)
+        return start
+
+    # A turn
+
+    def _turn(self, scorer: Scorer, arrivals: Arrivals) -> bool:
+        """Do a little of everything. Returns: whether there is more to do at once."""
+        now = time.monotonic()
+        self._follow(scorer, arrivals, now)
+        catches_up = scorer.follow_versions()
+        self._look_who_leads(scorer, arrivals, now)
+
+        # Score, or let pass what others score.
+        num_scored = 0
+        before = scorer.position
+        if self._leading:
+            self._pass_late(scorer, arrivals, now)
+            if self._outbox.room:
+                scored = scorer.step(self._outbox.room)
+                num_scored = len(scored)
+                at = [arrivals.at(one.record.event) for one in scored]
+                self._outbox.add(scored, at)
+        else:
+            scorer.pass_over(arrivals.before(now - self._max_age), None)
+        self._outbox.step(time.monotonic(), now - self._max_age)
+        arrivals.forget(self._outbox.complete_before(scorer.position))
+        self._keep(scorer, now)
+        self._report(scorer)
+        return bool(num_scored) or catches_up or scorer.position > before
+
+    def _follow(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
+        """Take in what was committed, and take back what a delete hides."""
+        deleted = scorer.refresh()
+        log = scorer.view.log
+        waited = min(max(0.0, time.time() - log.committed_at), self._max_age)
+        arrivals.note(log.num_edges, now - waited)
+        if deleted and len(self._outbox):
+            gone = log.deletions
+            self._outbox.forget(
+                lambda one: bool(
+                    gone.hides(one.record.event, np.array([one.src]), np.array([one.dst]))[0]
+                )
+            )
+
+    def _look_who_leads(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
+        """Begin to score where this machine leads from now on, and end where it does no more."""
+        if now - self._looked_at < CHECK_SECONDS:
+            return
+        self._looked_at = now
+        leads = self._leads()
+        if self._leading and not leads:
+            logger.warning(
+                "scoring_ends", from_event=scorer.position, reason="another machine leads"
+            )
+            self._leading = False
+            self._outbox.drop()
+        elif leads and not self._leading:
+            start = self._start(scorer.view.log.num_edges)
+            if start is None:
+                return
+            self._leading = True
+            # What the one before it has scored is not scored again.
+            if start < scorer.position:
+                self._skipped("old", scorer.position - start)
+            scorer.pass_over(start, None)
+            logger.info("scoring_begins", from_event=scorer.position, leading=True)
+
+    def _pass_late(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
+        """Where events have waited too long, go on with the newest ones at once: to score each a
+        little too late would help nobody."""
+        newest = scorer.view.log.num_edges
+        at = scorer.position
+        if at >= newest or now - arrivals.at(at) <= self._max_age:
+            return
+        # While the topic takes nothing, those that are not late yet may still be in time.
+        held_up = self._outbox.is_away or not self._outbox.room
+        reason = "broker" if held_up else "behind"
+        until = arrivals.before(now - self._max_age) if held_up else newest
+        scorer.pass_over(until, reason)
+
+    def _keep(self, scorer: Scorer, now: float) -> None:
+        """Store what a restart needs, once the topic has what facts and memory have seen."""
+        if now - self._kept_at < KEEP_SECONDS:
+            return
+        if self._leading and self._outbox.complete_before(scorer.position) < scorer.view.live.edge:
+            return
+        self._kept_at = now
+        scorer.view.retention.keep(scorer.served)
+
+    # What is counted
+
+    def _written(self, visible_at: float) -> None:
+        self.num_written += 1
+        metrics.scores_written.inc()
+        metrics.score_seconds.observe(time.monotonic() - visible_at)
+
+    def _skipped(self, reason: str, number: int) -> None:
+        self.num_skipped[reason] += number
+        metrics.scores_skipped.labels(reason).inc(number)
+
+    def _report(self, scorer: Scorer) -> None:
+        behind = scorer.view.log.num_edges - scorer.position
+        metrics.score_behind.set(behind if self._leading else 0)
+        metrics.score_waiting.set(len(self._outbox))
+        metrics.score_topic_away.set(self._outbox.is_away)
+        self._beat.touch(
+            "scoring" if self._leading else "following",
+            edge=scorer.position,
+            version=scorer.version,
+            waiting=len(self._outbox),
+        )

@@ -1,0 +1,347 @@
+"""The scorer ranks events by the version that serves, as the windows' prequential scores do: among
+the same candidates, by facts strictly before each event, and memory and neighbours as of the
+beginning of its canonical chunk."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from streamd.errors import StreamdError
+from streamd.events import Bools, Float32, Int64, split_key
+from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
+from streamd.graph.ranking import ranks
+from streamd.registry import Registry
+from streamd.scoring.graph import ScoringGraph
+from streamd.scoring.record import ScoreRecord
+from streamd.segments.reader import LogReader
+from streamd.server.loaded_version import LoadedVersion
+from streamd.server.swap import CatchingUp, Swap, Swapped
+from streamd.settings import ModelSettings, Settings
+from streamd.windows import closed_chunks
+
+logger = structlog.get_logger()
+MAX_BATCH = 64
+"""Most events scored in one pass: more save little, and the first of them would wait for the
+last."""
+CHUNKS_AT_ONCE = 20
+"""Most chunks that memory moves over between two signs of life."""
+
+
+class Scored(NamedTuple):
+    """An event's record, with its node ids, by which deletes find it."""
+
+    record: ScoreRecord
+    src: int
+    dst: int
+
+
+class Batch(NamedTuple):
+    """The events [first, end) before they are scored.
+
+    asked_A: ids of those that are scored, int64[A]. src_A: int64[A]. candidates_AC: int64[A, 101],
+    the true destination first. known_A: whether that was a destination before. facts_ACF:
+    float32[A, 101, F].
+    """
+
+    first: int
+    end: int
+    asked_A: Int64
+    src_A: Int64
+    candidates_AC: Int64
+    known_A: Bools
+    facts_ACF: Float32
+
+
+class Scorer:
+    """Owns the role's graph, facts, memory and version. Owner: the role's loop.
+
+    skipped: called with a reason and a number of events that get no score.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        reader: LogReader,
+        name: str,
+        skipped: Callable[[str, int], None],
+        stop_at: int,
+    ) -> None:
+        """name: of the role. stop_at: the event to move to before anything is scored."""
+        self._skipped = skipped
+        self._served: LoadedVersion | None = None
+        self._stop_at = stop_at
+        self._said: set[str] = set()
+        """Versions of which it was said that a score was not finite."""
+
+        def make_view(
+            settings: Settings, reader: LogReader, model: ModelSettings, name: str
+        ) -> ScoringGraph:
+            return ScoringGraph(settings, reader, model, name, lambda: self.position)
+
+        self.view = make_view(settings, reader, _champions_settings(settings, registry), name)
+        self._swap = Swap(settings, registry, make_view)
+
+    @property
+    def position(self) -> int:
+        """Id of the next event to score."""
+        return self.view.position
+
+    @property
+    def version(self) -> str:
+        """Name of the version that scores, empty where there is none."""
+        return "" if self._served is None else self._served.manifest.name
+
+    @property
+    def served(self) -> LoadedVersion | None:
+        return self._served
+
+    def rebuild(self) -> bool:
+        """Do one slice of the way to the event where scoring begins. Returns: whether there is
+        more."""
+        view = self.view
+        view.live.hide_deleted()
+        behind = view.live.graph.next_event < view.live.edge
+        return (behind or self.position < self._stop_at) and view.pass_over(self._stop_at) > 0
+
+    def refresh(self) -> bool:
+        """Take in what was committed. Returns: whether there were deletes."""
+        view = self.view
+        if not view.log.refresh():
+            return False
+        deleted = view.live.hide_deleted()
+        if deleted and self._served is not None:
+            self._served.forget_embeddings()
+        return deleted
+
+    def follow_versions(self) -> bool:
+        """Move the swap of versions on by a slice. Returns: whether it should go on at once."""
+        state = self._swap.step(self.view, self.version or None)
+        if isinstance(state, Swapped):
+            assert isinstance(state.view, ScoringGraph)
+            self._served = state.served
+            self.view = state.view
+            logger.info("scoring_by", version=self.version or "none", from_event=self.position)
+        if not isinstance(state, CatchingUp):
+            return False
+        # A version that has learned what is not scored yet waits for the scorer.
+        return state.served is None or state.served.memory.edge <= self.position
+
+    @property
+    def waits(self) -> bool:
+        """Whether a version comes soon: events wait for the first one."""
+        return self._served is None and self._swap.is_under_way
+
+    def pass_over(self, until: int, reason: str | None) -> None:
+        """Let events pass without a score, in slices. reason: None where they are not counted."""
+        before = self.position
+        while self.position < until and self.view.pass_over(until):
+            pass
+        if reason is not None and self.position > before:
+            self._skipped(reason, self.position - before)
+
+    def step(self, most: int = MAX_BATCH) -> list[Scored]:
+        """Score the next events, at most so many, and move behind them.
+
+        Returns: those that have a score; none where memory has to move on first.
+        """
+        if self._served is None:
+            if not self.waits:
+                self.pass_over(self.view.log.num_edges, "no_version")
+            elif (ahead := self._version_ahead()) > self.position:
+                self.pass_over(ahead, "no_version")
+            return []
+        served = self._served
+        end = min(self.view.log.num_edges, self.position + min(most, MAX_BATCH))
+        if end <= self.position or not self._at_chunk(served):
+            return []
+        batch = self._begin(served, end)
+        scored = self._finish(served, batch) if len(batch.asked_A) else []
+        self.view.move(batch.end)
+        return scored
+
+    def _version_ahead(self) -> int:
+        """The event that a version which is to be the first has its memory at, 0 where it is not
+        loaded yet."""
+        state = self._swap.state
+        if not isinstance(state, CatchingUp) or state.served is None:
+            return 0
+        return min(state.served.memory.edge, self.view.log.num_edges)
+
+    def _at_chunk(self, served: LoadedVersion) -> bool:
+        """Move memory to the beginning of the next event's chunk, and node features with it.
+
+        Returns: False where there is more to move over.
+        """
+        view = self.view
+        # The event closes the chunks before it, as any later one would: its time is enough.
+        now_us = int(view.log.time_of(np.array([self.position]))[0])
+        if served.follow(view.log, self.position + 1, now_us, CHUNKS_AT_ONCE) == CHUNKS_AT_ONCE:
+            return False
+        view.live.take_features(served.memory.edge)
+        return True
+
+    def _begin(self, served: LoadedVersion, end: int) -> Batch:
+        """Draw the candidates of the next events of one chunk and compute their facts, which moves
+        the facts to the newest run of equal times."""
+        view = self.view
+        log = view.log
+        first = self.position
+
+        # Only events of one chunk see the same memory.
+        cut = served.memory.edge
+        times = log.edges(cut, end)[2]
+        width_us = served.manifest.window_seconds * 1_000_000
+        chunks = closed_chunks(times, int(times[-1]), width_us, served.model.settings.memory_chunk)
+        end = min(end, cut + chunks[0][1]) if chunks else end
+
+        # Events that the facts have not taken in although they are before the first one lie in its
+        # run, or in one that ended with it.
+        begin = first
+        if view.live.edge < first and times[first - cut] != times[end - 1 - cut]:
+            begin = view.live.edge
+        elif view.live.edge < first:
+            newest = int(log.time_of(np.array([view.live.edge]))[0])
+            begin = first if newest == times[first - cut] else view.live.edge
+        src_E, dst_E, time_E = log.edges(begin, end)
+
+        # Which of them can be scored: deleted ones are not, nor any before there is a second node.
+        deletions = log.deletions
+        pools = Pools(view.facts, dst_E, time_E, deletions.nodes)
+        known_E = pools.known_before(time_E, dst_E)
+        hidden_E = deletions.hides(begin, src_E, dst_E)
+        possible_E = pools.has_others(dst_E, known_E)
+        own_E = np.arange(len(src_E)) >= first - begin
+        self._count("deleted", hidden_E & own_E)
+        self._count("no_candidates", ~possible_E & ~hidden_E & own_E)
+        asked = np.flatnonzero(possible_E & ~hidden_E & own_E)
+
+        # Candidates by the same hash as the windows', and facts strictly before each event.
+        event, dst, known = begin + asked, dst_E[asked], known_E[asked]
+        drawn = pools.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
+        candidates = np.concatenate([dst[:, None], drawn], 1)
+        is_known = pools.holds(dst, known)
+        facts = self._facts(end, event, src_E[asked], time_E[asked], candidates)
+        return Batch(first, end, event, src_E[asked], candidates, is_known, facts)
+
+    def _facts(
+        self, end: int, event_A: Int64, src_A: Int64, time_A: Int64, candidates_AC: Int64
+    ) -> Float32:
+        """Facts of events below `end`, strictly before each: float32[A, C, F]."""
+        view = self.view
+        at = view.live.edge
+        held = max(view.run_start(end), at)
+        passed = int(np.searchsorted(event_A, held))
+        # Runs that are whole are taken in; what asks in between sees what lies before its run.
+        before = view.live.advance_scoring(
+            *view.log.edges(at, held), event_A[:passed] - at, candidates_AC[:passed]
+        )
+        now = view.live.facts_now(
+            event_A[passed:], src_A[passed:], time_A[passed:], candidates_AC[passed:]
+        )
+        return np.concatenate([before, now])
+
+    def _finish(self, served: LoadedVersion, batch: Batch) -> list[Scored]:
+        """Score a batch, event by event where all together fail."""
+        try:
+            score_AC = self._scores(served, batch)
+        except Exception as error:  # noqa: BLE001 - one event must not keep the others from their scores
+            logger.exception("batch_not_scored", first=batch.first, end=batch.end, error=str(error))
+            score_AC = np.concatenate(
+                [self._one_by_one(served, _row(batch, i)) for i in range(len(batch.asked_A))]
+            )
+
+        # What is no number has no rank.
+        fine = np.asarray(np.isfinite(score_AC).all(1))
+        if not fine.all():
+            self._say_not_finite(batch.asked_A[~fine])
+        self._count("not_finite", ~fine)
+        rank_A = ranks(score_AC)
+        return [self._scored(batch, int(i), score_AC, rank_A) for i in np.flatnonzero(fine)]
+
+    def _scores(self, served: LoadedVersion, batch: Batch) -> Float32:
+        """float32[A, 101] logits."""
+        count, width = batch.candidates_AC.shape
+        facts = batch.facts_ACF.reshape(count * width, -1)
+        src = np.repeat(batch.src_A, width)
+        dst = batch.candidates_AC.ravel()
+        return served.scores(facts, src, dst, self.view.live).reshape(count, width)
+
+    def _one_by_one(self, served: LoadedVersion, batch: Batch) -> Float32:
+        """The scores of one event, NaN where they fail."""
+        try:
+            return self._scores(served, batch)
+        except Exception as error:  # noqa: BLE001 - said, and the others go on
+            logger.error("event_not_scored", event_id=int(batch.asked_A[0]), error=str(error))
+            return np.full(batch.candidates_AC.shape, np.nan, np.float32)
+
+    def _say_not_finite(self, events: Int64) -> None:
+        if self.version in self._said:
+            return
+        self._said.add(self.version)
+        logger.error(
+            "score_not_finite",
+            version=self.version,
+            event_id=int(events[0]),
+            meaning="such events get no score, the others do; said once for each version",
+        )
+
+    def _scored(
+        self,
+        batch: Batch,
+        i: int,
+        score_AC: Float32,
+        rank_A: NDArray[np.float64],
+    ) -> Scored:
+        log = self.view.log
+        served = self._served
+        assert served is not None
+        event = int(batch.asked_A[i])
+        src, dst = int(batch.src_A[i]), int(batch.candidates_AC[i, 0])
+        src_key, dst_key = log.keys[src], log.keys[dst]
+        assert src_key is not None and dst_key is not None, "deleted nodes hide their events"
+        at = np.array([event])
+        record = ScoreRecord(
+            event=event,
+            src=split_key(src_key)[1],
+            dst=split_key(dst_key)[1],
+            edge_set=log.state.schema.edge_set_names[int(log.edge_sets_of(at)[0])],
+            time_us=int(log.time_of(at)[0]),
+            version=served.manifest.name,
+            memory_event=served.memory.edge,
+            known=bool(batch.known_A[i]),
+            score=float(score_AC[i, 0]),
+            rank=float(rank_A[i]),
+            candidates=NUM_SCORED,
+            scored_at=time.time(),
+        )
+        return Scored(record, src, dst)
+
+    def _count(self, reason: str, which: Bools) -> None:
+        if number := int(which.sum()):
+            self._skipped(reason, number)
+
+
+def _champions_settings(settings: Settings, registry: Registry) -> ModelSettings:
+    """Model settings of the champion, since facts of others would be made again for it; the role's
+    own where there is none that can be read, which the swap says."""
+    name = registry.champion()
+    try:
+        return registry.manifest(name).model_settings() if name else settings.model
+    except (StreamdError, OSError, ValueError):
+        return settings.model
+
+
+def _row(batch: Batch, i: int) -> Batch:
+    """One event of a batch."""
+    return batch._replace(
+        asked_A=batch.asked_A[i : i + 1],
+        src_A=batch.src_A[i : i + 1],
+        candidates_AC=batch.candidates_AC[i : i + 1],
+        known_A=batch.known_A[i : i + 1],
+        facts_ACF=batch.facts_ACF[i : i + 1],
+    )

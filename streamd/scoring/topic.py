@@ -1,0 +1,144 @@
+"""The score topic in Kafka: written by an idempotent producer, and read at its end to know where to
+go on."""
+
+import contextlib
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from streamd.errors import KafkaError
+from streamd.ingest.client import asking_about_topics, make_consumer, make_producer
+from streamd.scoring.outbox import Receipt
+from streamd.scoring.record import HEADERS, decode
+from streamd.settings import KafkaSettings
+
+FIXED = {"acks": "all", "enable_idempotence": True}
+"""What the promise rests on, whatever `kafka.client` says."""
+OWN = {
+    # A few milliseconds gather what one pass scores into one request.
+    "linger_ms": 2,
+    # Waits are bounded: the loop has a graph to move meanwhile.
+    "max_block_ms": 2_000,
+    "request_timeout_ms": 5_000,
+    "delivery_timeout_ms": 10_000,
+}
+LAST = 20
+"""Records of each partition that are looked at, newest first: those of others may lie behind
+ours."""
+READ_SECONDS = 5.0
+"""Longest wait for the topic's last records."""
+
+
+class KafkaReceipt:
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def is_written(self) -> bool:
+        if not self._future.is_done:
+            return False
+        if self._future.failed():
+            raise _not_taken(self._future.exception)
+        return True
+
+
+class KafkaSink:
+    """A producer of the topic. Owner: the outbox."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        """Raises: KafkaError where no broker answers, SettingsError."""
+        self._topic = topic
+        self._producer = make_producer(kafka, FIXED, **OWN)
+
+    def send(self, key: bytes, value: bytes) -> Receipt:
+        """Raises: KafkaError."""
+        try:
+            return KafkaReceipt(self._producer.send(self._topic, value, key, list(HEADERS)))
+        except ClientError as error:
+            raise _not_taken(error) from None
+
+    def abandon(self) -> None:
+        # `close` waits for what is not sent, and raises where that takes longer: only the sender
+        # itself can be told to drop it.
+        self._producer._sender.force_close()
+        with contextlib.suppress(ClientError):
+            self._producer.close(timeout=0)
+
+
+def read_end(kafka: KafkaSettings, topic: str) -> int | None:
+    """Read the last records of each partition.
+
+    Returns: the highest event id below which one of them says that nothing is missing; None where
+    the topic has no record of ours. Raises: KafkaError.
+    """
+    consumer = make_consumer(kafka)
+    try:
+        numbers = consumer.partitions_for_topic(topic)
+        parts = [TopicPartition(topic, number) for number in sorted(numbers or ())]
+        begin, end = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        due = {tp for tp in parts if end[tp] > begin[tp]}
+        consumer.assign(sorted(due))
+        for tp in due:
+            consumer.seek(tp, max(begin[tp], end[tp] - LAST))
+
+        # Each partition up to where it ended a moment ago.
+        told = [-1]
+        waits = READ_SECONDS
+        while due and waits > 0:
+            waits -= 0.2
+            for records in consumer.poll(timeout_ms=200).values():
+                found = (decode(record.value) for record in records)
+                told += [one.complete_before for one in found if one is not None]
+            due = {tp for tp in due if consumer.position(tp, timeout_ms=1_000) < end[tp]}
+        if due:
+            raise KafkaError(
+                f"The end of the topic {topic!r} cannot be read.",
+                "check the brokers.",
+            )
+    except ClientError as error:
+        raise KafkaError(
+            f"The end of the topic {topic!r} cannot be read: {error}.",
+            f"check {kafka.bootstrap_servers}, kafka.client and this user's rights.",
+        ) from None
+    finally:
+        consumer.close()
+    return None if max(told) < 0 else max(told)
+
+
+def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:
+    """What the broker says of the topic, in words. Raises: KafkaError where it is not there and may
+    not be made by itself."""
+    with asking_about_topics(kafka) as admin:
+        for found in admin.describe_topics([topic]):
+            if found["name"] == topic and not found["error_code"] and found["partitions"]:
+                return f"{topic} has {len(found['partitions'])} partitions"
+        allowed = _makes_topics(admin)
+    if allowed:
+        return f"{topic} is not there yet: the broker makes it with the first record"
+    raise KafkaError(
+        f"The topic {topic!r} does not exist, and the broker makes none by itself.",
+        "make it, with a retention of your own.",
+    )
+
+
+def _makes_topics(admin: Any) -> bool:
+    """Whether the broker makes a topic that somebody writes to."""
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    name = "auto.create.topics.enable"
+    node = admin.describe_cluster()["brokers"][0]["broker_id"]
+    resource = ConfigResource(ConfigResourceType.BROKER, str(node), configs={name: None})
+    answer = admin.describe_configs([resource], config_filter="all")
+    for configs in answer.values():
+        for values in configs.values():
+            value = values.get(name)
+            if value is not None:
+                return str(value["value"] if isinstance(value, dict) else value) == "true"
+    return False
+
+
+def _not_taken(error: Exception) -> KafkaError:
+    return KafkaError(
+        f"The score topic did not take a record: {type(error).__name__} {error}.",
+        "check the brokers, the topic and this user's right to write it.",
+    )
