@@ -162,6 +162,17 @@ def test_a_follower_that_writes_here_makes_the_next_trainer_take_the_stored_chec
     assert trainer.edge == 2 and trainer.history_bytes() == len("".join(f"{line}\n" for line in trainer.state.windows))
 
 
+def test_a_move_of_the_trainer_waits_for_the_checkpoint_behind_it(trainer, log):
+    for n in (1, 2):
+        trainer.learn(n)
+    trainer.settle()
+    trainer.registry.prove("12-2", "better")
+    trainer.publisher.step()
+    assert trainer.publisher.state.shadow == "11-1"
+    trainer.settle()
+    assert trainer.publisher.state.shadow == "12-2"
+
+
 def test_a_damaged_mark_counts_as_none(tmp_path):
     write_mark(tmp_path, [])
     (tmp_path / MARK).write_text("[{")
